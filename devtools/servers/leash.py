@@ -1,0 +1,62 @@
+"""Child processes that cannot outlive the process that started them, not even when it is killed.
+
+A small watcher leads a process group of its own, runs the command in it and holds the read end of a pipe. The
+starter holds the write end; the kernel closes it however the starter ends, and the watcher then kills the group.
+(PR_SET_PDEATHSIG is tied to the starting thread rather than to the process, and would kill too early.)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def leashed(
+    command: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `command` with its output appended to `log`; SIGKILL to it and all its children on leaving.
+
+    The process yielded is the watcher: it ends, with the command's code, when the command does.
+    """
+    with log.open("ab") as output:
+        watcher = subprocess.Popen(
+            [sys.executable, "-S", str(Path(__file__).resolve()), *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+    try:
+        yield watcher
+    finally:
+        # Not yet waited for, so the id cannot have passed to somebody else, even when the watcher has ended.
+        os.killpg(watcher.pid, signal.SIGKILL)
+        watcher.wait()
+        if watcher.stdin is not None:
+            watcher.stdin.close()
+
+
+def _watch(command: Sequence[str]) -> int:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def kill_when_the_starter_is_gone() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=kill_when_the_starter_is_gone, daemon=True).start()
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(_watch(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""Records of one partition as Arrow columns: what appends carry in, batches hold, and reads hand out.
+
+Only `columns_of`, `records_of` and the conversions of headers loop over records in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
+from llog.model import Header, Record
+
+Buffer = bytes | bytearray | memoryview
+Runs = tuple[tuple[int, int], ...]
+
+COLUMN_BYTES_MAX: Final = (1 << 31) - 1
+"""Arrow's binary arrays have 32-bit offsets."""
+
+HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+class Columns(NamedTuple):
+    """Records of one partition as Arrow columns; all of one length.
+
+    Timestamps are effective: the create time, or the append time where none was given (null there before `stamped`).
+    """
+
+    values: pa.BinaryArray
+    """A null value is a deletion mark."""
+    keys: pa.BinaryArray | None
+    """Null where a record has no key; None: no record has one."""
+    timestamps: pa.Int64Array | None
+    """In ms; None: every record has the append time of its run."""
+    headers: pa.BinaryArray | None
+    """One encoded list per record (`encode_headers`), empty where a record has none; None: no record has any."""
+    append_runs: Runs
+    """((record count, append time in ms), …), which cover all records; () before the append."""
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody needs here
+        return len(self.values)
+
+
+def columns_of(records: Sequence[Record]) -> Columns:
+    """Not yet stamped. Offsets of the records are ignored: an append gives them new ones."""
+    keys = [record.key for record in records]
+    timestamps = [record.timestamp for record in records]
+    headers = [encode_headers(record.headers) for record in records]
+    return Columns(
+        values=_binary([record.payload for record in records]),
+        keys=_binary(keys) if any(key is not None for key in keys) else None,
+        timestamps=_int64(timestamps) if any(ms is not None for ms in timestamps) else None,
+        headers=_binary(headers) if any(headers) else None,
+        append_runs=(),
+    )
+
+
+def stamped(columns: Columns, append_ms: int) -> Columns:
+    """The same records appended at `append_ms`, which becomes the timestamp of those that have none."""
+    timestamps = columns.timestamps
+    if timestamps is not None and timestamps.null_count:
+        timestamps = None if timestamps.null_count == len(timestamps) else timestamps.fill_null(append_ms)
+    return columns._replace(timestamps=timestamps, append_runs=((columns.count, append_ms),) if columns.count else ())
+
+
+def concat(parts: Sequence[Columns]) -> Columns:
+    """The parts one after the other: all of them stamped, or none. Neighbouring runs of one append time become one.
+
+    Raises `RecordTooLarge` if a column would not fit into one Arrow array.
+    """
+    parts = [part for part in parts if part.count]
+    if not parts:
+        return columns_of(())
+    if len(parts) == 1:
+        return parts[0]
+    if len({bool(part.append_runs) for part in parts}) > 1:
+        raise InvalidArgument("columns that were stamped with an append time cannot be joined with some that were not")
+    return Columns(
+        values=_joined([part.values for part in parts]),
+        keys=_joined_optional([(part.keys, part.count) for part in parts], None),
+        timestamps=_joined_timestamps(parts),
+        headers=_joined_optional([(part.headers, part.count) for part in parts], b""),
+        append_runs=_merged(chain.from_iterable(part.append_runs for part in parts)),
+    )
+
+
+def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
+    """Records [start, stop), counted from 0, sharing the memory of `columns`."""
+    if not 0 <= start <= stop <= columns.count:
+        raise InvalidArgument(f"records {start} to {stop} are not within the {columns.count} records there are")
+    if start == 0 and stop == columns.count:
+        return columns
+    length = stop - start
+    runs = []
+    position = 0
+    for count, append_ms in columns.append_runs:
+        kept = min(stop, position + count) - max(start, position)
+        if kept > 0:
+            runs.append((kept, append_ms))
+        position += count
+    return Columns(
+        values=columns.values.slice(start, length),
+        keys=None if columns.keys is None else columns.keys.slice(start, length),
+        timestamps=None if columns.timestamps is None else columns.timestamps.slice(start, length),
+        headers=None if columns.headers is None else columns.headers.slice(start, length),
+        append_runs=tuple(runs),
+    )
+
+
+def effective_timestamps(columns: Columns) -> pa.Int64Array:
+    """The timestamp of every record, in ms."""
+    if columns.timestamps is not None:
+        return columns.timestamps
+    return pa.array(append_times(columns), pa.int64())
+
+
+def append_times(columns: Columns) -> npt.NDArray[np.int64]:
+    """The append time of every record, in ms; `InvalidArgument` if they were not stamped."""
+    if columns.count and not columns.append_runs:
+        raise InvalidArgument("these records have no append time yet: stamp them first")
+    runs = np.array(columns.append_runs, np.int64).reshape(-1, 2)
+    return np.repeat(runs[:, 1], runs[:, 0])
+
+
+def timestamp_bounds(columns: Columns) -> tuple[int, int]:
+    """Lowest and highest effective timestamp of stamped, non-empty columns."""
+    if columns.timestamps is None:
+        times = [append_ms for _, append_ms in columns.append_runs]
+        return min(times), max(times)
+    bounds = pc.min_max(columns.timestamps)
+    return bounds["min"].as_py(), bounds["max"].as_py()
+
+
+def byte_size(columns: Columns) -> int:
+    """Bytes of payload: values, keys and encoded headers, without what a format adds."""
+    return sum(binary_size(array) for array in (columns.values, columns.keys, columns.headers) if array is not None)
+
+
+def binary_size(array: pa.BinaryArray) -> int:
+    """Bytes of all values of a binary array."""
+    if len(array) == 0:
+        return 0
+    if array.null_count:
+        return pc.sum(pc.binary_length(array)).as_py() or 0
+    offsets = binary_offsets(array)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def binary_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    """The n + 1 offsets of a non-empty binary array into its data; a slice's do not start at 0."""
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
+def records_of(columns: Columns, first_offset: int) -> list[Record]:
+    """One object per record, of stamped columns: for reads small enough that this cost does not matter."""
+    count = columns.count
+    keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
+    headers = [b""] * count if columns.headers is None else columns.headers.to_pylist()
+    timestamps = effective_timestamps(columns).to_pylist()
+    return [
+        Record(payload=value, key=key, timestamp=ms, headers=decode_headers(encoded), offset=offset)
+        for offset, (value, key, ms, encoded) in enumerate(
+            zip(columns.values.to_pylist(), keys, timestamps, headers, strict=True), first_offset
+        )
+    ]
+
+
+def encode_headers(headers: Sequence[Header]) -> bytes:
+    """Per header: u32 length and UTF-8 bytes of its key, i32 length (-1: null) and bytes of its value; no count."""
+    if not headers:
+        return b""
+    parts: list[bytes] = []
+    for key, value in headers:
+        try:
+            name = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"header key {key!r} cannot be written as UTF-8") from error
+        parts += (len(name).to_bytes(4, "little"), name)
+        if value is None:
+            parts.append(b"\xff\xff\xff\xff")
+        else:
+            parts += (len(value).to_bytes(4, "little"), value)
+    return b"".join(parts)
+
+
+def decode_headers(data: Buffer) -> tuple[Header, ...]:
+    """The inverse of `encode_headers`; `CorruptBatch` for any other bytes."""
+    if not data:
+        return ()
+    data = bytes(data)
+    headers: list[Header] = []
+    position = 0
+    while position < len(data):
+        length, position = _length_at(data, position)
+        name = _bytes_at(data, position, length)
+        position += length
+        try:
+            key = name.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptBatch(f"header key {name[:80]!r} is not UTF-8") from error
+        length, position = _length_at(data, position)
+        if length == 0xFFFFFFFF:
+            headers.append((key, None))
+            continue
+        headers.append((key, _bytes_at(data, position, length)))
+        position += length
+    return tuple(headers)
+
+
+def headers_to_arrow(headers: pa.BinaryArray | None, count: int) -> pa.ListArray:
+    """As list<struct<key: string, value: binary>>, the list being null where a record has no headers."""
+    if headers is None:
+        return pa.nulls(count, HEADERS_TYPE)
+    keys: list[str] = []
+    values: list[bytes | None] = []
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    for i, encoded in enumerate(headers.to_pylist(), 1):
+        for key, value in decode_headers(encoded or b""):
+            keys.append(key)
+            values.append(value)
+        offsets[i] = len(keys)
+    items = pa.StructArray.from_arrays(
+        [pa.array(keys, pa.string()), _binary(values)], fields=list(HEADERS_TYPE.value_type)
+    )
+    without = pa.array(offsets[1:] == offsets[:-1])
+    return pa.ListArray.from_arrays(pa.array(offsets), items, mask=without)
+
+
+def headers_from_arrow(headers: pa.ListArray) -> pa.BinaryArray | None:
+    """The inverse of `headers_to_arrow`: a null list and an empty one both mean no headers."""
+    encoded = []
+    for items in headers.to_pylist():
+        pairs = []
+        for item in items or ():
+            if item is None or item["key"] is None:
+                raise InvalidArgument("a header has no key: give every header a key, or leave it out")
+            pairs.append((item["key"], item["value"]))
+        encoded.append(encode_headers(pairs))
+    return _binary(encoded) if any(encoded) else None
+
+
+def _length_at(data: bytes, position: int) -> tuple[int, int]:
+    return int.from_bytes(_bytes_at(data, position, 4), "little"), position + 4
+
+
+def _bytes_at(data: bytes, position: int, length: int) -> bytes:
+    if length > len(data) - position:
+        raise CorruptBatch(f"headers of {len(data)} bytes end early: {length} bytes were expected at byte {position}")
+    return data[position : position + length]
+
+
+def _binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    array = pa.array(values, pa.binary())
+    if isinstance(array, pa.ChunkedArray):
+        raise RecordTooLarge(
+            f"{len(values)} records have more than {COLUMN_BYTES_MAX} bytes: append them in smaller groups"
+        )
+    return array
+
+
+def _int64(values: Sequence[int | None]) -> pa.Int64Array:
+    try:
+        return pa.array(values, pa.int64())
+    except (OverflowError, pa.ArrowInvalid) as error:
+        raise InvalidArgument(f"a timestamp is not a number of milliseconds in 64 bits: {error}") from error
+
+
+def _joined(arrays: Sequence[Any]) -> pa.BinaryArray:
+    size = sum(map(binary_size, arrays))
+    if size > COLUMN_BYTES_MAX:
+        raise RecordTooLarge(f"joined records have {size} bytes, more than {COLUMN_BYTES_MAX}: join fewer at a time")
+    return pa.concat_arrays(arrays)
+
+
+def _joined_optional(parts: Sequence[tuple[Any, int]], absent: bytes | None) -> pa.BinaryArray | None:
+    if all(array is None for array, _ in parts):
+        return None
+    filler = pa.scalar(absent, pa.binary())
+    return _joined([pa.repeat(filler, count) if array is None else array for array, count in parts])
+
+
+def _joined_timestamps(parts: Sequence[Columns]) -> pa.Int64Array | None:
+    if all(part.timestamps is None for part in parts):
+        return None
+    return pa.concat_arrays(
+        [
+            effective_timestamps(p) if p.append_runs or p.timestamps is not None else pa.nulls(p.count, pa.int64())
+            for p in parts
+        ]
+    )
+
+
+def _merged(runs: Iterator[tuple[int, int]]) -> Runs:
+    merged: list[tuple[int, int]] = []
+    for count, append_ms in runs:
+        if merged and merged[-1][1] == append_ms:
+            merged[-1] = (merged[-1][0] + count, append_ms)
+        else:
+            merged.append((count, append_ms))
+    return tuple(merged)

@@ -1,0 +1,324 @@
+"""`bytes-batch-v1`: the records of one partition group, as stored in blobs. docs/format.md states every byte.
+
+ 0  4  magic "LLB1"                     16  8  append time of the first record, ms (i64)
+ 4  4  crc32c of bytes 8..              24  8  highest effective timestamp, ms (i64)
+ 8  4  record count n (u32, >= 1)       32  …  sections, each padded with zeros to 8 bytes:
+12  1  codec 0 none 1 lz4 2 zstd               value offsets i32[n+1] · values
+13  1  flags                                   flag 1: key validity bitmap · offsets i32[n+1] · keys
+14  2  zero                                    flag 2: effective timestamps i64[n]
+                                               flag 4: header offsets i32[n+1] · headers
+                                               flag 8: run count u32 r (> 1) · counts i64[r] · append ms i64[r]
+                                               flag 16: value validity bitmap
+
+All numbers are little-endian. With a codec, byte 32 is the u64 length of the sections, which follow compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from awscrt.checksums import crc32c
+
+from llog.batch.columns import Buffer, Columns, Runs, binary_offsets, binary_size, timestamp_bounds
+from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
+
+ENCODING: Final = "bytes-batch-v1"
+MAGIC: Final = b"LLB1"
+BATCH_BYTES_MAX: Final = 1 << 30
+HEADER_BYTES: Final = 32
+JOINED_BYTES_MAX: Final = 64 << 10
+"""A batch up to this size is returned as one part: copying it costs less than handling its parts."""
+
+KEYS: Final = 1
+TIMESTAMPS: Final = 2
+HEADERS: Final = 4
+RUNS: Final = 8
+NULL_VALUES: Final = 16
+_FLAGS_KNOWN: Final = KEYS | TIMESTAMPS | HEADERS | RUNS | NULL_VALUES
+_HEADER: Final = struct.Struct("<4sIIBBHqq")
+
+
+class Codec(StrEnum):
+    """How a batch is compressed. The numbers in `_CODEC_NUMBERS` are stored and must be kept."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+_CODEC_NUMBERS: Final = {Codec.NONE: 0, Codec.LZ4: 1, Codec.ZSTD: 2}
+_CODECS: Final = {number: codec for codec, number in _CODEC_NUMBERS.items()}
+
+
+class BatchHeader(msgspec.Struct, frozen=True):
+    """What a batch says about itself before anything is decompressed or decoded."""
+
+    count: int
+    append_ms: int
+    timestamp_max: int
+    codec: Codec
+    flags: int
+
+
+def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
+    """The parts of the batch, to be written one after the other; large ones are the memory of `columns`, not copies.
+
+    Takes stamped, non-empty columns. Raises `RecordTooLarge` beyond `BATCH_BYTES_MAX` before compression.
+    """
+    count = columns.count
+    _check_stamped(columns)
+    flags = 0
+    sections: list[Buffer] = []
+    sections += _binary_sections(columns.values)
+    if columns.keys is not None and columns.keys.null_count < count:
+        flags |= KEYS
+        sections.append(_bitmap(columns.keys))
+        sections += _binary_sections(columns.keys)
+    if columns.timestamps is not None:
+        flags |= TIMESTAMPS
+        sections.append(_bytes_of(columns.timestamps.to_numpy(zero_copy_only=True)))
+    if columns.headers is not None and binary_size(columns.headers):
+        flags |= HEADERS
+        sections += _binary_sections(columns.headers)
+    if len(columns.append_runs) > 1:
+        flags |= RUNS
+        runs = np.array(columns.append_runs, "<i8")
+        sections += (len(runs).to_bytes(8, "little"), runs.T.tobytes())
+    if columns.values.null_count:
+        flags |= NULL_VALUES
+        sections.append(_bitmap(columns.values))
+
+    parts: list[Buffer] = []
+    size = HEADER_BYTES
+    for section in sections:
+        length = len(section)
+        if length:
+            parts.append(section)
+            if length % 8:
+                parts.append(bytes(-length % 8))
+            size += length + -length % 8
+    if size > BATCH_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a batch of {count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
+        )
+    if codec is not Codec.NONE:
+        compressed = pa.Codec(codec.value).compress(b"".join(parts))
+        parts = [(size - HEADER_BYTES).to_bytes(8, "little"), memoryview(compressed)]
+        size = HEADER_BYTES + 8 + len(compressed)
+
+    first_append_ms = columns.append_runs[0][1]
+    _, timestamp_max = timestamp_bounds(columns)
+    header = _HEADER.pack(MAGIC, 0, count, _CODEC_NUMBERS[codec], flags, 0, first_append_ms, timestamp_max)
+    crc = crc32c(header[8:])
+    for part in parts:
+        crc = crc32c(part, crc)
+    parts = [header[:4] + crc.to_bytes(4, "little") + header[8:], *parts]
+    return [b"".join(parts)] if size <= JOINED_BYTES_MAX else parts
+
+
+def peek(data: Buffer) -> BatchHeader:
+    """What the first 32 bytes say. The checksum is not looked at: `decode` does that."""
+    if len(data) < HEADER_BYTES:
+        raise CorruptBatch(f"a batch has at least {HEADER_BYTES} bytes, this one {len(data)}")
+    magic, _, count, codec, flags, reserved, append_ms, timestamp_max = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptBatch(f"a batch begins with {MAGIC!r}, these bytes with {magic!r}")
+    if codec not in _CODECS or flags & ~_FLAGS_KNOWN or reserved:
+        raise CorruptBatch(
+            f"batch header with codec {codec}, flags {flags} and reserved bytes {reserved}: "
+            "damaged, or written by a newer version"
+        )
+    if count == 0:
+        raise CorruptBatch("a batch has at least one record, this one says 0")
+    return BatchHeader(count, append_ms, timestamp_max, _CODECS[codec], flags)
+
+
+def decode(data: Buffer) -> Columns:
+    """The records of exactly these bytes; `CorruptBatch` if they are not one whole, undamaged batch.
+
+    Uncompressed, the only bytes accepted are those that `encode` makes of the columns returned.
+    Without compression the columns are views into `data`, which must not change while they live. Only numbers that
+    are not aligned in memory are copied. The inside of a record's headers is checked by `decode_headers`.
+    """
+    view = memoryview(data).cast("B")
+    header = peek(view)
+    stored = int.from_bytes(view[4:8], "little")
+    computed = crc32c(view[8:])
+    if computed != stored:
+        raise CorruptBatch(
+            f"a batch of {len(view)} bytes has checksum {computed:08x}, but its header says {stored:08x}"
+        )
+    count, flags = header.count, header.flags
+    sections = _Sections(pa.py_buffer(view).slice(HEADER_BYTES), header.codec)
+
+    value_buffers, value_offsets = sections.binary(count, "values")
+    keys = timestamps = headers = None
+    if flags & KEYS:
+        bitmap, present = sections.bitmap(count, "keys")
+        buffers, offsets = sections.binary(count, "keys")
+        if not present.any():
+            raise CorruptBatch("a batch says that it has keys, but all of them are null")
+        keys = _binary_array(buffers, offsets, bitmap, present, "keys")
+    if flags & TIMESTAMPS:
+        timestamps = pa.Array.from_buffers(pa.int64(), count, [None, sections.numbers(count * 8, "timestamps")], 0)
+    if flags & HEADERS:
+        buffers, offsets = sections.binary(count, "headers")
+        if not offsets[-1]:
+            raise CorruptBatch("a batch says that it has headers, but all of them are empty")
+        headers = pa.Array.from_buffers(pa.binary(), count, [None, *buffers], 0)
+    runs: Runs = ((count, header.append_ms),)
+    if flags & RUNS:
+        runs = sections.runs(count, header.append_ms)
+    if flags & NULL_VALUES:
+        bitmap, present = sections.bitmap(count, "values")
+        if present.all():
+            raise CorruptBatch("a batch says that it has null values, but none of them is")
+        values = _binary_array(value_buffers, value_offsets, bitmap, present, "values")
+    else:
+        values = pa.Array.from_buffers(pa.binary(), count, [None, *value_buffers], 0)
+    sections.end()
+
+    columns = Columns(values, keys, timestamps, headers, runs)
+    _, timestamp_max = timestamp_bounds(columns)
+    if timestamp_max != header.timestamp_max:
+        raise CorruptBatch(
+            f"a batch has timestamps up to {timestamp_max}, but its header says up to {header.timestamp_max}"
+        )
+    return columns
+
+
+class _Sections:
+    """Takes one section after the other, each checked to lie within the batch before it is touched."""
+
+    def __init__(self, region: pa.Buffer, codec: Codec) -> None:
+        self._region = region if codec is Codec.NONE else _decompressed(region, codec)
+        self._bytes = memoryview(self._region)
+        self._position = 0
+
+    def take(self, size: int, what: str) -> pa.Buffer:
+        start, stop = self._position, self._position + size
+        end = stop + -size % 8
+        if end > len(self._bytes):
+            raise CorruptBatch(f"a batch ends early: {what} need {end} bytes of sections, there are {len(self._bytes)}")
+        if any(self._bytes[stop:end]):
+            raise CorruptBatch(f"a batch has bytes other than zero as padding after its {what}")
+        self._position = end
+        return self._region.slice(start, size)
+
+    def numbers(self, size: int, what: str) -> pa.Buffer:
+        """A section that Arrow reads as numbers, which it does from aligned memory only."""
+        section = self.take(size, what)
+        return section if section.address % 8 == 0 else pa.py_buffer(section.to_pybytes())
+
+    def binary(self, count: int, what: str) -> tuple[list[pa.Buffer], npt.NDArray[np.int32]]:
+        """Offsets and data of a binary array, and the offsets as numbers."""
+        section = self.numbers((count + 1) * 4, f"offsets of {what}")
+        offsets = np.frombuffer(section, "<i4")
+        if offsets[0] != 0 or not (offsets[1:] >= offsets[:-1]).all():
+            raise CorruptBatch(f"a batch has {what} whose offsets do not begin at 0 and grow")
+        return [section, self.take(int(offsets[-1]), what)], offsets
+
+    def bitmap(self, count: int, what: str) -> tuple[pa.Buffer, npt.NDArray[np.bool_]]:
+        section = self.take((count + 7) // 8, f"validity bitmap of {what}")
+        bits = np.unpackbits(np.frombuffer(section, np.uint8), bitorder="little")
+        if bits[count:].any():
+            raise CorruptBatch(f"a batch has a validity bitmap of {what} that marks more than its {count} records")
+        return section, bits[:count].view(np.bool_)
+
+    def runs(self, count: int, first_append_ms: int) -> Runs:
+        number = int.from_bytes(memoryview(self.take(8, "append runs")), "little")
+        if not 1 < number <= count:
+            raise CorruptBatch(f"a batch of {count} records has {number} append runs, not 2 to {count}")
+        table = np.frombuffer(self.numbers(number * 16, "append runs"), "<i8").reshape(2, number)
+        counts, times = table
+        # The bounds of each count come first: they keep the sum from overflowing.
+        if counts.min() < 1 or counts.max() > count or int(counts.sum()) != count:
+            raise CorruptBatch(f"a batch of {count} records has append runs that do not add up to them")
+        if times[0] != first_append_ms:
+            raise CorruptBatch(
+                f"a batch has append time {first_append_ms} in its header, but {times[0]} in its first run"
+            )
+        return tuple(zip(counts.tolist(), times.tolist(), strict=True))
+
+    def end(self) -> None:
+        if self._position != len(self._bytes):
+            raise CorruptBatch(f"a batch has {len(self._bytes) - self._position} bytes after its last section")
+
+
+def _decompressed(region: pa.Buffer, codec: Codec) -> pa.Buffer:
+    if region.size < 8:
+        raise CorruptBatch(f"a compressed batch ends early: {region.size} bytes after its header")
+    size = int.from_bytes(memoryview(region)[:8], "little")
+    if size > BATCH_BYTES_MAX:
+        raise CorruptBatch(f"a compressed batch says it has {size} bytes uncompressed, more than {BATCH_BYTES_MAX}")
+    try:
+        # Not Codec.decompress: given a size that is too large, it returns uninitialised memory behind the data.
+        with pa.CompressedInputStream(pa.BufferReader(region.slice(8)), codec.value) as stream:
+            sections = stream.read_buffer(size)
+            rest = stream.read(1)
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptBatch(f"a batch cannot be decompressed as {codec.value}: {error}") from error
+    if sections.size != size or rest:
+        raise CorruptBatch(f"a compressed batch does not have the {size} bytes uncompressed that it says")
+    return sections
+
+
+def _binary_array(
+    buffers: Sequence[pa.Buffer],
+    offsets: npt.NDArray[np.int32],
+    bitmap: pa.Buffer,
+    present: npt.NDArray[np.bool_],
+    what: str,
+) -> pa.BinaryArray:
+    if (offsets[1:] != offsets[:-1])[~present].any():
+        raise CorruptBatch(f"a batch has null {what} with bytes")
+    nulls = len(present) - int(np.count_nonzero(present))
+    return pa.Array.from_buffers(pa.binary(), len(present), [bitmap, *buffers], nulls)
+
+
+def _check_stamped(columns: Columns) -> None:
+    """What `decode` checks on the way back must hold on the way in."""
+    count = columns.count
+    if count == 0:
+        raise InvalidArgument("a batch has at least one record: there is nothing to encode")
+    covered = sum(run[0] for run in columns.append_runs)
+    if covered != count or any(run[0] < 1 for run in columns.append_runs):
+        raise InvalidArgument(f"append runs cover {covered} of {count} records: stamp them first")
+    if columns.timestamps is not None and columns.timestamps.null_count:
+        raise InvalidArgument(f"{columns.timestamps.null_count} records have no timestamp: stamp them first")
+    for name in ("values", "keys", "timestamps", "headers"):
+        array = getattr(columns, name)
+        if array is None:
+            continue
+        wanted = pa.int64() if name == "timestamps" else pa.binary()
+        if array.type != wanted or len(array) != count:
+            raise InvalidArgument(
+                f"{name} of {count} records are {len(array)} of type {array.type}, not of type {wanted}"
+            )
+
+
+def _binary_sections(array: Any) -> tuple[Buffer, Buffer]:
+    """Offsets from 0 on, and the bytes they point to: of a slice, only its own; of null slots, none."""
+    if array.null_count:
+        array = array.fill_null(b"")
+    offsets = binary_offsets(array)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first:
+        offsets = offsets - offsets[0]
+    data = array.buffers()[2]
+    return _bytes_of(offsets), b"" if first == last else memoryview(data)[first:last]
+
+
+def _bitmap(array: Any) -> Buffer:
+    return np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
+
+
+def _bytes_of(numbers: npt.NDArray[Any]) -> memoryview:
+    return numbers.view(np.uint8).data

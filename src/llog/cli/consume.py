@@ -1,0 +1,221 @@
+"""`llog consume`: records of a topic onto standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from llog.cli.common import Invocation, note, partitions_of, with_log
+from llog.errors import InvalidArgument, OffsetOutOfRange
+from llog.model import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from llog.config import Settings
+    from llog.partition.log import Log
+    from llog.partition.reader import Reader
+
+_WAIT_SECONDS = 30.0
+_READ_BYTES = 4 << 20
+
+Format = Callable[[TopicPartition, Record], bytes]
+
+
+@click.command(short_help="Print records of a topic, once or as they come.")
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    metavar="WHERE",
+    default="earliest",
+    show_default=True,
+    help="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z (UTC unless it says otherwise).",
+)
+@click.option("--partition", type=int, help="Only this partition. Default: all of them.")
+@click.option("--max", "max_records", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more instead of stopping at the end; end it with Ctrl-C.")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["value", "json", "kv"]),
+    default="value",
+    show_default=True,
+    help="value: a line of payload each. kv: key, tab, payload. json: everything; bytes that are no text as base64.",
+)
+@click.option("--group", help="Go on where this consumer group stopped, and commit what was printed.")
+@click.pass_obj
+def consume(
+    invocation: Invocation,
+    topic: str,
+    start: str,
+    partition: int | None,
+    max_records: int | None,
+    follow: bool,
+    format_name: str,
+    group: str | None,
+) -> None:
+    """Print the records of TOPIC, each partition in its order, up to the end there is when it begins.
+
+    With --group, partitions in which the group has a position start there, and --from counts for the others. A position is committed
+    after its records were written to stdout: killed in between, they are printed again, never passed over.
+
+    \b
+      llog consume orders --from 2026-01-31T12:00:00Z --format json --max 10
+      llog consume orders --group billing --follow
+    """
+
+    async def consumed(log: Log, _: Settings) -> None:
+        from llog.partition.reader import Reader
+
+        partitions = await partitions_of(log, topic, partition)
+        reader = Reader(log)
+        positions = {tp: await _position(log, reader, tp, start, group) for tp in partitions}
+        printer = _Printer(log, reader, _FORMATS[format_name], max_records, group)
+        if follow:
+            await printer.follow(positions)
+        else:
+            await printer.print_all(positions)
+
+    with_log(invocation, consumed)
+
+
+async def _position(log: Log, reader: Reader, tp: TopicPartition, where: str, group: str | None) -> int:
+    from llog.partition import groups
+
+    committed = None if group is None else await groups.position(log, group, tp)
+    if committed is None:
+        return await start_offset(reader, tp, where)
+    return max(committed, (await reader.bounds(tp)).log_start_offset)
+
+
+async def start_offset(reader: Reader, tp: TopicPartition, where: str) -> int:
+    """The offset that `earliest`, `latest`, an offset or a time means in this partition."""
+    bounds = await reader.bounds(tp)
+    if where == "earliest":
+        return bounds.log_start_offset
+    if where == "latest":
+        return bounds.next_offset
+    if not where.isdecimal():
+        return await reader.offset_for_time(tp, _parse_time_ms(where))
+    offset = int(where)
+    if not bounds.log_start_offset <= offset <= bounds.next_offset:
+        raise OffsetOutOfRange(str(tp), offset, *bounds)
+    return offset
+
+
+def _parse_time_ms(text: str) -> int:
+    """ISO 8601, UTC unless it names another zone; else `InvalidArgument`."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"{text[:40]!r} is no place to start: write earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+class _Printer:
+    def __init__(self, log: Log, reader: Reader, write: Format, max_records: int | None, group: str | None) -> None:
+        self._log = log
+        self._reader = reader
+        self._format = write
+        self._left = max_records
+        self._group = group
+
+    async def print_all(self, positions: dict[TopicPartition, int]) -> None:
+        for tp, offset in positions.items():
+            stop = (await self._reader.bounds(tp)).next_offset
+            await self._print(tp, offset, stop)
+            if self._left == 0:
+                return
+
+    async def follow(self, positions: dict[TopicPartition, int]) -> None:
+        while True:
+            for tp in positions:
+                bounds = await self._reader.bounds(tp)
+                if positions[tp] < bounds.log_start_offset:
+                    note(f"llog: {tp}: offsets {positions[tp]} to {bounds.log_start_offset - 1} are gone, by retention")
+                    positions[tp] = bounds.log_start_offset
+                positions[tp] = await self._print(tp, positions[tp], bounds.next_offset)
+                if self._left == 0:
+                    return
+            await self._any_more(positions)
+
+    async def _any_more(self, positions: dict[TopicPartition, int]) -> None:
+        """Returns when one of the partitions has a record at its position; after a while in any case."""
+        waits = [
+            asyncio.ensure_future(self._reader.wait(tp, offset, _WAIT_SECONDS)) for tp, offset in positions.items()
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for wait in done:
+            wait.result()
+
+    async def _print(self, tp: TopicPartition, offset: int, stop: int) -> int:
+        """Prints up to `stop`, or to the last record wanted; returns the next offset, which the group has then committed."""
+        from llog.batch.columns import records_of, slice_columns
+        from llog.partition import groups
+
+        while offset < stop and self._left != 0:
+            for batch in await self._reader.read(tp, offset, _READ_BYTES):
+                count = min(batch.columns.count, stop - batch.start_offset)
+                if self._left is not None:
+                    count = min(count, self._left)
+                    self._left -= count
+                if count <= 0:
+                    break
+                _write([self._format(tp, each) for each in records_of(slice_columns(batch.columns, 0, count), offset)])
+                offset += count
+                if self._group is not None:
+                    await groups.commit(self._log, self._group, tp, offset)
+        return offset
+
+
+def _write(lines: Sequence[bytes]) -> None:
+    """Onto stdout, and out of this process: a commit after it must not run ahead of what was printed."""
+    sys.stdout.buffer.write(b"".join(lines))
+    sys.stdout.buffer.flush()
+
+
+def _value(_: TopicPartition, record: Record) -> bytes:
+    return (record.payload or b"") + b"\n"
+
+
+def _key_value(_: TopicPartition, record: Record) -> bytes:
+    return (record.key or b"") + b"\t" + (record.payload or b"") + b"\n"
+
+
+def _json(tp: TopicPartition, record: Record) -> bytes:
+    shown = {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": _text(record.key),
+        "value": _text(record.payload),
+    }
+    if record.headers:
+        shown["headers"] = [[name, _text(value)] for name, value in record.headers]
+    return msgspec.json.encode(shown) + b"\n"
+
+
+def _text(data: bytes | None) -> object:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+_FORMATS: dict[str, Format] = {"value": _value, "kv": _key_value, "json": _json}

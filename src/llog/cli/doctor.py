@@ -1,0 +1,245 @@
+"""`llog doctor`: does what the settings name do what llog needs?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from llog.cli.common import Invocation, json_option, print_json, print_table, with_log
+from llog.errors import BlobExists, BlobNotFound, LlogError, VersionMismatch
+from llog.runtime import uuid7
+
+if TYPE_CHECKING:
+    from llog.config import Settings
+    from llog.partition.log import Log
+    from llog.stores.blobs import BlobStore
+    from llog.stores.meta import MetaStore
+
+SCRATCH = "llog-doctor/"
+"""Outside of the log's own names; everything below it is removed at the end."""
+_RIVALS = 8
+_SKEW_MS_MAX = 60_000
+
+
+class Finding(NamedTuple):
+    store: str
+    check: str
+    ok: bool
+    detail: str
+
+
+class _Wrong(Exception):
+    """A store answered, but not what it must."""
+
+
+@click.command(short_help="Check that both stores do what llog needs.")
+@json_option
+@click.pass_obj
+def doctor(invocation: Invocation, as_json: bool) -> None:
+    """Open both stores and try out what llog relies on, with scratch keys and blobs that are removed again.
+
+    Not every store that calls itself compatible is: a blob store that ignores conditions on a put, or a file system
+    without real locks, would lose records. Exit code 1 if a check fails.
+    """
+
+    async def examined(log: Log, settings: Settings) -> tuple[Settings, list[Finding]]:
+        return settings, await examine(log)
+
+    settings, findings = with_log(invocation, examined)
+    if as_json:
+        print_json(
+            {"meta": settings.meta, "blobs": settings.blobs, "checks": [finding._asdict() for finding in findings]}
+        )
+    else:
+        click.echo(f"metadata store {settings.meta}\nblob store     {settings.blobs}\n")
+        rows = [[each.store, each.check, "ok" if each.ok else "FAILED", each.detail] for each in findings]
+        print_table(["STORE", "CHECK", "RESULT", "DETAIL"], rows)
+    if not all(finding.ok for finding in findings):
+        click.get_current_context().exit(1)
+
+
+async def examine(log: Log) -> list[Finding]:
+    """Every check, one after the other; a failed one stops none of the others."""
+    place = SCRATCH + uuid7(log.runtime.now_ms(), log.runtime.random())
+    checks: list[tuple[str, str, Callable[[], Awaitable[str]]]] = [
+        ("meta", "read back what was put", lambda: _meta_read_back(log.meta, f"{place}/read")),
+        ("meta", "compare and swap", lambda: _meta_swap(log.meta, f"{place}/swap")),
+        ("meta", "one create wins under contention", lambda: _meta_contention(log.meta, f"{place}/race")),
+        ("meta", "floor, ceiling and range", lambda: _meta_order(log.meta, f"{place}/order/")),
+        ("meta", "ordered conditional puts in one call", lambda: _meta_put_many(log.meta, f"{place}/many/")),
+        ("meta", "watch wakes on a change", lambda: _meta_watch(log.meta, f"{place}/watch/")),
+        ("blobs", "read back what was put", lambda: _blobs_read_back(log.blobs, f"{place}/read")),
+        ("blobs", "a second create is refused", lambda: _blobs_create(log.blobs, f"{place}/create")),
+        ("blobs", "one create wins under contention", lambda: _blobs_contention(log.blobs, f"{place}/race")),
+        ("blobs", "ranged reads", lambda: _blobs_ranges(log.blobs, f"{place}/range")),
+        ("blobs", "list right after put", lambda: _blobs_list(log.blobs, f"{place}/list/")),
+        ("blobs", "delete", lambda: _blobs_delete(log.blobs, f"{place}/delete")),
+        ("blobs", "its clock is near ours", lambda: _blobs_clock(log, f"{place}/clock")),
+    ]
+    findings = []
+    try:
+        for store, name, check in checks:
+            try:
+                findings.append(Finding(store, name, True, await check()))
+            except (_Wrong, LlogError) as error:
+                findings.append(Finding(store, name, False, f"{error}"))
+    finally:
+        await _clean_up(log, place + "/")
+    return findings
+
+
+async def _clean_up(log: Log, prefix: str) -> None:
+    from llog.stores.meta import after
+
+    try:
+        await log.meta.delete_range(prefix, after(prefix))
+        async for page in log.blobs.list(prefix):
+            await log.blobs.delete_many([blob.name for blob in page])
+    except LlogError:
+        pass  # the checks have told what is wrong
+
+
+async def _meta_read_back(meta: MetaStore, key: str) -> str:
+    version = await meta.put(key, b"value")
+    found = await meta.get(key)
+    _expect(found is not None and found.value == b"value" and found.version == version, "another value came back")
+    return ""
+
+
+async def _meta_swap(meta: MetaStore, key: str) -> str:
+    old = await meta.put(key, b"1")
+    await meta.put(key, b"2", expected=old)
+    try:
+        await meta.put(key, b"3", expected=old)
+    except VersionMismatch:
+        return ""
+    raise _Wrong("a put with an old version was accepted: appends would overwrite one another")
+
+
+async def _meta_contention(meta: MetaStore, key: str) -> str:
+    from llog.stores.meta import ABSENT
+
+    async def create(rival: int) -> bool:
+        try:
+            await meta.put(key, str(rival).encode(), expected=ABSENT)
+        except VersionMismatch:
+            return False
+        return True
+
+    won = [rival for rival, created in enumerate(await asyncio.gather(*map(create, range(_RIVALS)))) if created]
+    found = await meta.get(key)
+    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals were told that they had created it")
+    _expect(found is not None and found.value == str(won[0]).encode(), "another one's value is there than the winner's")
+    return f"{_RIVALS} rivals"
+
+
+async def _meta_order(meta: MetaStore, prefix: str) -> str:
+    from llog.stores.meta import after
+
+    keys = [f"{prefix}{number:020}" for number in (5, 10, 200)]
+    for key in keys:
+        await meta.put(key, b"")
+    floor, ceiling = await meta.floor(f"{prefix}{9:020}"), await meta.ceiling(f"{prefix}{11:020}")
+    _expect(floor is not None and floor.key == keys[0], "floor found another key")
+    _expect(ceiling is not None and ceiling.key == keys[2], "ceiling found another key")
+    _expect(await meta.keys(prefix, after(prefix), 10) == keys, "the range is not in order, or not whole")
+    return ""
+
+
+async def _meta_put_many(meta: MetaStore, prefix: str) -> str:
+    from llog.stores.meta import ABSENT, Put
+
+    first, second, third = await meta.put_many(
+        [Put(prefix + "a", b"1", ABSENT), Put(prefix + "a", b"2", ABSENT), Put(prefix + "b", b"3", ABSENT)]
+    )
+    _expect(isinstance(second, VersionMismatch), "a put that did not match was accepted")
+    _expect(isinstance(first, int) and isinstance(third, int), "a put that matched was refused")
+    return ""
+
+
+async def _meta_watch(meta: MetaStore, prefix: str) -> str:
+    changes = meta.watch(prefix)
+    await anext(changes)
+    await meta.put(prefix + "key", b"")
+    try:
+        async with asyncio.timeout(10):
+            await anext(changes)
+    except TimeoutError:
+        raise _Wrong("a change was not noticed within 10 s: followers would hang") from None
+    return ""
+
+
+async def _blobs_read_back(blobs: BlobStore, name: str) -> str:
+    await blobs.put(name, [b"one ", b"two"])
+    _expect(bytes(await blobs.get(name)) == b"one two", "other bytes came back")
+    return ""
+
+
+async def _blobs_create(blobs: BlobStore, name: str) -> str:
+    await blobs.put(name, [b"first"])
+    try:
+        await blobs.put(name, [b"second"])
+    except BlobExists:
+        return ""
+    raise _Wrong("a blob was replaced: this store ignores If-None-Match")
+
+
+async def _blobs_contention(blobs: BlobStore, name: str) -> str:
+    async def create(rival: int) -> bool:
+        try:
+            await blobs.put(name, [str(rival).encode()])
+        except BlobExists:
+            return False
+        return True
+
+    won = [rival for rival, created in enumerate(await asyncio.gather(*map(create, range(_RIVALS)))) if created]
+    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals were told that they had created it")
+    _expect(bytes(await blobs.get(name)) == str(won[0]).encode(), "another one's bytes are there than the winner's")
+    return f"{_RIVALS} rivals"
+
+
+async def _blobs_ranges(blobs: BlobStore, name: str) -> str:
+    data = bytes(range(256)) * 16
+    await blobs.put(name, [data])
+    _expect(bytes(await blobs.get_range(name, 100, 300)) == data[100:400], "a range gave other bytes")
+    ranges = await blobs.get_ranges(name, [(0, 10), (4000, 96)])
+    _expect([bytes(each) for each in ranges] == [data[:10], data[4000:]], "several ranges gave other bytes")
+    return ""
+
+
+async def _blobs_list(blobs: BlobStore, prefix: str) -> str:
+    names = [f"{prefix}{number}" for number in range(3)]
+    for name in names:
+        await blobs.put(name, [b"x"])
+    listed = [blob.name async for page in blobs.list(prefix) for blob in page]
+    _expect(listed == names, f"{len(listed)} of {len(names)} blobs were listed, or in another order")
+    return ""
+
+
+async def _blobs_delete(blobs: BlobStore, name: str) -> str:
+    await blobs.put(name, [b"x"])
+    await blobs.delete_many([name])
+    _expect(await blobs.head(name) is None, "a deleted blob is still there")
+    try:
+        await blobs.get(name)
+    except BlobNotFound:
+        return ""
+    raise _Wrong("a deleted blob can still be read")
+
+
+async def _blobs_clock(log: Log, name: str) -> str:
+    await log.blobs.put(name, [b"x"])
+    found = await log.blobs.head(name)
+    _expect(found is not None, "a blob that was put is not there")
+    assert found is not None
+    skew = found.modified_ms - log.runtime.now_ms()
+    _expect(abs(skew) <= _SKEW_MS_MAX, f"{skew / 1000:.0f} s apart: raise LLOG_COLLECT_GRACE_MS, or set the clock")
+    return f"{skew / 1000:+.1f} s"
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _Wrong(otherwise)

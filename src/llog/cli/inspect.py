@@ -1,0 +1,105 @@
+"""`llog inspect`: what is stored for a partition, or in a blob, as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from llog.cli.common import Invocation, json_option, partitions_of, print_json, print_table, shown_time, with_log
+from llog.errors import InvalidArgument
+from llog.units import format_size
+
+if TYPE_CHECKING:
+    from llog.config import Settings
+    from llog.partition.describe import BlobDescription, PartitionDescription
+    from llog.partition.log import Log
+
+
+@click.command(short_help="Show control record, compaction and index entries of partitions, or a blob.")
+@click.argument("topic", required=False)
+@click.option("--partition", type=int, help="Only this partition. Default: all of them.")
+@click.option("--from-offset", type=int, default=0, help="Show index entries from the one that covers this offset on.")
+@click.option(
+    "--entries", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many index entries each."
+)
+@click.option("--blob", metavar="NAME", help="Show what this blob says about itself instead.")
+@json_option
+@click.pass_obj
+def inspect(
+    invocation: Invocation,
+    topic: str | None,
+    partition: int | None,
+    from_offset: int,
+    entries: int,
+    blob: str | None,
+    as_json: bool,
+) -> None:
+    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries.
+
+    \b
+      llog inspect orders --partition 0 --from-offset 1000
+      llog inspect --blob llog/wal-shared/01936b7e-0000-7000-8000-000000000000
+    """
+    if (topic is None) == (blob is None):
+        raise InvalidArgument("name either a TOPIC or a --blob")
+    if blob is not None:
+        print_json(with_log(invocation, lambda log, _: _blob(log, blob)))
+        return
+
+    async def found(log: Log, _: Settings) -> list[PartitionDescription]:
+        from llog.partition.describe import describe_partition
+
+        return [
+            await describe_partition(log, tp, entries, from_offset=from_offset)
+            for tp in await partitions_of(log, topic, partition)
+        ]
+
+    described = with_log(invocation, found)
+    if as_json:
+        print_json(described)
+        return
+    for number, each in enumerate(described):
+        if number:
+            click.echo()
+        _show(each)
+
+
+async def _blob(log: Log, name: str) -> BlobDescription:
+    from llog.partition.describe import describe_blob
+
+    return await describe_blob(log, log.blob_name(name))
+
+
+def _show(partition: PartitionDescription) -> None:
+    control = partition.control
+    click.echo(f"{partition.topic}/{partition.partition}: {control.log_state}, in directory {partition.directory}")
+    click.echo(f"  offsets     {control.log_start_offset} up to, without, {control.sequence_counter}")
+    click.echo(f"  newest      {shown_time(control.max_timestamp_ms) or 'none'}")
+    if control.pending is not None:
+        click.echo(f"  pending     offsets {control.pending.start_offset} to {control.pending.end_offset}")
+    click.echo(f"  compacted   up to, without, offset {partition.cursor}")
+    if partition.compaction is not None:
+        run = partition.compaction
+        click.echo(f"  compaction  {run.state}, offsets {run.start_offset} to {run.end_offset}, blob {run.blob}")
+    if partition.claim is not None:
+        click.echo("  claim       a compactor is at it")
+    if control.producers:
+        click.echo(f"  producers   {len(control.producers)}")
+    if partition.entries:
+        columns = ["FIRST", "LAST", "KIND", "BYTES", "ENCODING", "APPENDED", "BLOB"]
+        rows = [
+            [
+                each.start_offset,
+                each.end_offset,
+                each.entry.kind,
+                format_size(each.entry.byte_length),
+                each.entry.encoding,
+                shown_time(each.entry.append_ms),
+                each.entry.data_uri,
+            ]
+            for each in partition.entries
+        ]
+        print_table(columns, rows, numbers=["FIRST", "LAST", "BYTES"])
+    if partition.more_from is not None:
+        click.echo(f"more index entries from offset {partition.more_from} on: --from-offset {partition.more_from}")

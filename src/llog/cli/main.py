@@ -1,0 +1,121 @@
+"""The command `llog`: top-level options, and what failures look like from outside.
+
+A new command is one line in `COMMANDS`; its module is imported when it is used or listed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from llog.cli.common import Invocation
+from llog.errors import (
+    ConfigurationError,
+    InvalidArgument,
+    LlogError,
+    MissingExtra,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    RecordTooLarge,
+    TopicExists,
+    TopicNotFound,
+    WrongStore,
+)
+
+COMMANDS: Final = {
+    "topics": "llog.cli.topics:topics",
+    "produce": "llog.cli.produce:produce",
+    "consume": "llog.cli.consume:consume",
+    "groups": "llog.cli.groups:groups",
+    "inspect": "llog.cli.inspect:inspect",
+    "compact": "llog.cli.upkeep:compact",
+    "retain": "llog.cli.upkeep:retain",
+    "collect": "llog.cli.upkeep:collect",
+    "verify": "llog.cli.verify:verify",
+    "doctor": "llog.cli.doctor:doctor",
+}
+
+BAD_INPUT: Final = (
+    ConfigurationError,
+    InvalidArgument,
+    MissingExtra,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    RecordTooLarge,
+    TopicExists,
+    TopicNotFound,
+    WrongStore,
+)
+EXIT_FAILURE: Final = 1
+EXIT_BAD_INPUT: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+
+
+class Commands(click.Group):
+    """Loads commands when they are needed, and turns what they raise into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except LlogError as error:
+            click.echo(f"llog: {' '.join(str(error).split())}", err=True)
+            ctx.exit(EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has enough. The interpreter flushes stdout once more at its end: into nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_BROKEN_PIPE)
+        return result
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="leaderless-log", prog_name="llog")
+@click.option("--data-dir", metavar="DIR", help="Directory of a local log (LLOG_DATA_DIR; default ./llog-data).")
+@click.option("--meta", metavar="URL", help="Metadata store, e.g. sqlite:///var/llog/meta.sqlite (LLOG_META).")
+@click.option(
+    "--blobs", metavar="URL", help="Blob store, e.g. s3://bucket/prefix or file:///var/llog/blobs (LLOG_BLOBS)."
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML file with settings (LLOG_CONFIG; default ./llog.toml if there is one).",
+)
+@click.pass_context
+def main(ctx: click.Context, data_dir: str | None, meta: str | None, blobs: str | None, config: Path | None) -> None:
+    """A diskless, leaderless event log.
+
+    Record bytes live in object storage, their order in a small key-value store. Without any settings the log is in ./llog-data: a
+    SQLite file and a directory of blobs. Options go before the environment (LLOG_…), that before the TOML file.
+
+    \b
+      llog topics create orders --partitions 3
+      printf 'k1:first\\nk2:second\\n' | llog produce orders --key-separator :
+      llog consume orders --format json
+
+    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 130 interrupted.
+    """
+    ctx.obj = Invocation({"data_dir": data_dir, "meta": meta, "blobs": blobs}, config)
+
+
+if __name__ == "__main__":
+    main()

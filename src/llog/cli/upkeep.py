@@ -1,0 +1,160 @@
+"""`llog compact`, `llog retain` and `llog collect`: what keeps a log small and quick.
+
+All may run beside writers, readers and one another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from llog.cli.common import (
+    DURATION,
+    Invocation,
+    json_option,
+    note,
+    partitions_of,
+    print_json,
+    print_table,
+    progress,
+    with_log,
+)
+from llog.errors import LlogError
+from llog.units import format_size
+
+if TYPE_CHECKING:
+    from llog.config import Settings
+    from llog.model import TopicPartition
+    from llog.partition.collector import CollectionResult
+    from llog.partition.compactor import CompactionResult
+    from llog.partition.log import Log
+    from llog.partition.retention import RetentionResult
+
+_PASSES_MAX = 10_000
+
+
+@click.command(short_help="Join the small pieces of partitions into few large blobs.")
+@click.argument("topic", required=False)
+@click.option("--partition", type=int, help="Only this partition of TOPIC.")
+@json_option
+@click.pass_obj
+def compact(invocation: Invocation, topic: str | None, partition: int | None, as_json: bool) -> None:
+    """Compact TOPIC, or all topics, until nothing is left that is worth it.
+
+    Offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs afterwards.
+    The newest append of a partition is left alone, and so are partitions that another compactor is at. Exit code 1 if
+    a partition failed or is damaged.
+    """
+
+    async def compacted(log: Log, settings: Settings) -> list[CompactionResult]:
+        from llog.opening import compactor_options
+        from llog.partition.compactor import Compactor
+
+        compactor = Compactor(log, compactor_options(settings))
+        left = await partitions_of(log, topic, partition)
+        runs: list[CompactionResult] = []
+        with progress("partitions to compact", total=len(left)) as bar:
+            for _ in range(_PASSES_MAX):
+                results = await compactor.compact_many(left)
+                runs += [each for each in results if each.end_offset is not None or each.damaged or each.error]
+                before = len(left)
+                left = [
+                    tp for tp, each in zip(left, results, strict=True) if each.end_offset is not None and not each.error
+                ]
+                bar.advance(bar.task_ids[0], before - len(left))
+                if not left:
+                    break
+        return runs
+
+    runs = with_log(invocation, compacted)
+    if as_json:
+        print_json([_run(each) for each in runs])
+    elif runs:
+        columns = ["TOPIC", "PARTITION", "OFFSETS", "RECORDS", "ENTRIES", "READ", "WRITTEN"]
+        print_table(columns, [_row(each) for each in runs], numbers=columns[1:])
+    else:
+        note("nothing to compact")
+    failures = [
+        f"{each.topic}/{each.partition}: {what}" for each in runs for what in (*each.damaged, each.error) if what
+    ]
+    for failure in failures:
+        note(f"llog: {failure}")
+    if failures:
+        click.get_current_context().exit(1)
+
+
+@click.command(short_help="Drop records that their topics need not keep.")
+@json_option
+@click.pass_obj
+def retain(invocation: Invocation, as_json: bool) -> None:
+    """Apply every topic's retention: drop what is older or more than its limits.
+
+    Whole pieces are dropped, so a little more than the limit may stay. Space comes back with the next `llog collect`.
+    Topics without limits are left alone (`llog topics set-retention`). Exit code 1 if a partition failed.
+    """
+
+    async def retained(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:
+        from llog.partition.retention import retain_all
+
+        return await retain_all(log)
+
+    results = with_log(invocation, retained)
+    trimmed = {tp: each for tp, each in results.items() if not isinstance(each, LlogError)}
+    if as_json:
+        print_json(
+            [{"topic": tp.topic, "partition": tp.partition, **msgspec.structs.asdict(r)} for tp, r in trimmed.items()]
+        )
+    else:
+        columns = ["TOPIC", "PARTITION", "LOG START", "RECORDS DROPPED", "BYTES DROPPED"]
+        rows = [[tp.topic, tp.partition, r.new_start, r.records, format_size(r.bytes)] for tp, r in trimmed.items()]
+        print_table(columns, rows, numbers=columns[1:])
+    failed = {tp: each for tp, each in results.items() if isinstance(each, LlogError)}
+    for tp, error in failed.items():
+        note(f"llog: {tp}: {error}")
+    if failed:
+        click.get_current_context().exit(1)
+
+
+@click.command(short_help="Delete blobs that nothing names any more.")
+@click.option(
+    "--grace",
+    type=DURATION,
+    help="Leave blobs younger than this alone, e.g. 1h: longer than any append or compaction takes (LLOG_COLLECT_GRACE_MS).",
+)
+@json_option
+@click.pass_obj
+def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
+    """Delete the blobs that no record lies in any more: compacted, trimmed, of deleted topics, or left by a crash.
+
+    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs.
+    """
+
+    async def collected(log: Log, settings: Settings) -> CollectionResult:
+        from llog.opening import collector_options
+        from llog.partition.collector import Collector
+
+        options = collector_options(settings)
+        if grace is not None:
+            options = msgspec.structs.replace(options, grace_ms=grace)
+        return await Collector(log, options).collect_once()
+
+    result = with_log(invocation, collected)
+    if as_json:
+        print_json(result)
+        return
+    click.echo(
+        f"deleted {result.deleted} blobs ({format_size(result.deleted_bytes)}) of {result.listed}; "
+        f"{result.referenced} old ones are in use, {result.waiting} wait for readers"
+    )
+
+
+def _row(run: CompactionResult) -> list[object]:
+    offsets = "" if run.end_offset is None else f"{run.start_offset}-{run.end_offset}"
+    sizes = [format_size(run.bytes_read), format_size(run.bytes_written)]
+    return [run.topic, run.partition, offsets, run.records, run.entries, *sizes]
+
+
+def _run(run: CompactionResult) -> dict[str, object]:
+    return {**msgspec.structs.asdict(run), "error": None if run.error is None else str(run.error)}

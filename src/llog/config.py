@@ -1,0 +1,434 @@
+"""Every setting, declared once: its name, type, bounds, default and what it is for.
+
+A setting comes from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, its default. An unknown
+name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Meta
+
+from llog.errors import ConfigurationError, InvalidArgument
+from llog.units import parse_duration_ms, parse_size
+
+PREFIX: Final = "LLOG_"
+CONFIG_VARIABLE: Final = "LLOG_CONFIG"
+CONFIG_FILE: Final = "llog.toml"
+_NOT_SETTINGS: Final = (CONFIG_VARIABLE, "LLOG_REQUIRE_SERVERS", "LLOG_HYPOTHESIS_PROFILE")
+_NOT_SETTINGS_PREFIX: Final = "LLOG_TEST_"
+_CREDENTIALS: Final = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """Text that must not be shown: neither `repr` nor `str` does."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    __str__ = __repr__
+
+
+class Address(NamedTuple):
+    """A store's URL, taken apart. `authority` is the bucket, container or name; `path` the file, directory or prefix."""
+
+    scheme: str
+    authority: str
+    path: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one process, checked when made and complete: paths are absolute, the stores' URLs are filled in.
+
+    They pickle, and `as_environment` carries them to another process.
+    """
+
+    data_dir: Annotated[
+        str,
+        Meta(
+            description="Directory of a local log: `meta.sqlite` and `blobs/` lie in it unless LLOG_META and LLOG_BLOBS say "
+            "otherwise. Relative to the current directory."
+        ),
+    ] = "./llog-data"
+    meta: Annotated[
+        str,
+        Meta(
+            description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, or `memory://` (gone with the "
+            "process).",
+            extra={"default": "`meta.sqlite` in LLOG_DATA_DIR"},
+        ),
+    ] = ""
+    blobs: Annotated[
+        str,
+        Meta(
+            description="Blob store: `file:///absolute/dir`, `file://./relative/dir`, `s3://bucket/prefix`, "
+            "`gs://bucket/prefix`, `az://container/prefix`, or `memory://` (gone with the process).",
+            extra={"default": "`blobs/` in LLOG_DATA_DIR"},
+        ),
+    ] = ""
+    s3_endpoint_url: Annotated[
+        str | None,
+        Meta(
+            description="Address of an S3-compatible server, `http(s)://host:port`; leave it out for AWS.",
+            extra={"fallbacks": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")},
+        ),
+    ] = None
+    s3_region_name: Annotated[
+        str | None,
+        Meta(description="Region of the bucket.", extra={"fallbacks": ("AWS_REGION", "AWS_DEFAULT_REGION")}),
+    ] = None
+    s3_access_key_id: Annotated[
+        str | None,
+        Meta(
+            description="Access key of the bucket. The three credentials are taken from one place: when none of them is set "
+            "here, from the AWS variables.",
+            extra={"fallbacks": ("AWS_ACCESS_KEY_ID",)},
+        ),
+    ] = None
+    s3_secret_access_key: Annotated[
+        Secret | None,
+        Meta(description="Secret of the access key; never shown.", extra={"fallbacks": ("AWS_SECRET_ACCESS_KEY",)}),
+    ] = None
+    s3_session_token: Annotated[
+        Secret | None,
+        Meta(
+            description="Token that temporary credentials come with; never shown.",
+            extra={"fallbacks": ("AWS_SESSION_TOKEN",)},
+        ),
+    ] = None
+    session_timeout_ms: Annotated[
+        int,
+        Meta(
+            description="How long the claims of a process that died stay: its compactions wait so long for a successor.",
+            ge=1000,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 10_000
+    codec: Annotated[
+        Literal["none", "lz4", "zstd"], Meta(description="How the records that this process writes are compressed.")
+    ] = "none"
+    compactor_max_offsets_per_run: Annotated[
+        int, Meta(description="Most records that one compaction joins into a blob.", ge=1, le=100_000_000)
+    ] = 1_000_000
+    compactor_max_bytes_per_run: Annotated[
+        int,
+        Meta(
+            description="Most bytes that one compaction joins into a blob; it holds about twice as much in memory.",
+            ge=1 << 10,
+            le=1 << 30,
+            extra={"unit": "size"},
+        ),
+    ] = 64 << 20
+    collect_grace_ms: Annotated[
+        int,
+        Meta(
+            description="How old a blob that nothing names must be to be collected: longer than any append or compaction takes.",
+            ge=0,
+            extra={"unit": "duration"},
+        ),
+    ] = 3_600_000
+    batch_max_bytes: Annotated[
+        int,
+        Meta(
+            description="A batching writer puts a blob as soon as this much waits.",
+            ge=1,
+            le=256 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 8 << 20
+    batch_max_delay_ms: Annotated[
+        int,
+        Meta(
+            description="A batching writer puts a blob when its oldest record has waited this long: fewer, larger blobs against "
+            "quicker answers.",
+            ge=0,
+            le=60_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 500
+    batch_max_buffer_bytes: Annotated[
+        int,
+        Meta(
+            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers wait.",
+            ge=1,
+            extra={"unit": "size"},
+        ),
+    ] = 64 << 20
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS.values():
+            _check(setting, getattr(self, setting.field))
+        directory = Path(self.data_dir).absolute()
+        complete = {
+            "data_dir": str(directory),
+            "meta": _normal(SETTINGS["meta"], self.meta or f"sqlite://{quote(str(directory / 'meta.sqlite'))}"),
+            "blobs": _normal(SETTINGS["blobs"], self.blobs or f"file://{quote(str(directory / 'blobs'))}"),
+        }
+        for field, value in complete.items():
+            msgspec.structs.force_setattr(self, field, value)
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
+            missing = "s3_access_key_id" if self.s3_access_key_id is None else "s3_secret_access_key"
+            raise ConfigurationError(
+                f"{SETTINGS[missing].variable} is missing: an access key and its secret go together"
+            )
+        if self.batch_max_buffer_bytes < self.batch_max_bytes:
+            raise ConfigurationError(
+                f"LLOG_BATCH_MAX_BUFFER_BYTES is {self.batch_max_buffer_bytes}, less than one batch "
+                f"(LLOG_BATCH_MAX_BYTES is {self.batch_max_bytes}): raise it, or lower the other"
+            )
+
+    def as_environment(self) -> dict[str, str]:
+        """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them."""
+        values = {setting: getattr(self, setting.field) for setting in SETTINGS.values()}
+        return {
+            setting.variable: value.value if isinstance(value, Secret) else str(value)
+            for setting, value in values.items()
+            if value is not None
+        }
+
+
+class Setting(NamedTuple):
+    """The declaration of one setting, as read off `Settings`."""
+
+    field: str
+    kind: type
+    """str, int or Secret."""
+    choices: tuple[str, ...]
+    optional: bool
+    default: object
+    doc: str
+    low: int | None
+    high: int | None
+    unit: str | None
+    fallbacks: tuple[str, ...]
+    default_doc: str | None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.field.upper()
+
+    @property
+    def accepts(self) -> str:
+        """What may be written, for people."""
+        if self.choices:
+            return " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
+        if self.kind is not int:
+            return "text"
+        what = {
+            "duration": "a duration such as 500ms, 10s or 1h",
+            "size": "a size such as 64MiB",
+            None: "a whole number",
+        }
+        bounds = [
+            f"from {self.low}" if self.low is not None else "",
+            f"to {self.high}" if self.high is not None else "",
+        ]
+        return " ".join([what[self.unit], *filter(None, bounds)])
+
+
+def _declared() -> dict[str, Setting]:
+    hints = get_type_hints(Settings, include_extras=True)
+    return {info.name: _declaration(info, hints[info.name]) for info in msgspec.structs.fields(Settings)}
+
+
+def _declaration(info: msgspec.structs.FieldInfo, annotated: Any) -> Setting:
+    kind, meta = get_args(annotated)
+    alternatives = [each for each in get_args(kind) if each is not type(None)]
+    choices: tuple[str, ...] = ()
+    if get_origin(kind) is Literal:
+        choices, plain = tuple(alternatives), str
+    else:
+        plain = alternatives[0] if alternatives else kind
+    extra = meta.extra or {}
+    return Setting(
+        field=info.name,
+        kind=plain,
+        choices=choices,
+        optional=not choices and bool(alternatives),
+        default=info.default,
+        doc=meta.description,
+        low=meta.ge,
+        high=meta.le,
+        unit=extra.get("unit"),
+        fallbacks=extra.get("fallbacks", ()),
+        default_doc=extra.get("default"),
+    )
+
+
+SETTINGS: Final[Mapping[str, Setting]] = _declared()
+"""By field name, in the order of declaration."""
+
+
+def load_settings(
+    overrides: Mapping[str, str | int | Secret | None] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> Settings:
+    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ` unless given.
+
+    `config_file` goes before the file that LLOG_CONFIG names, and that before `llog.toml` in the current directory.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = _from_file(config_file, environment)
+    values |= _from_environment(environment)
+    for field, value in (overrides or {}).items():
+        if field not in SETTINGS:
+            raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
+        if value is not None:
+            values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
+    return Settings(**(_fallbacks(values, environment) | values))
+
+
+def parse_address(setting: Setting, url: str) -> Address:
+    """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
+    schemes = {"meta": ("sqlite", "memory"), "blobs": ("file", "s3", "gs", "az", "memory")}[setting.field]
+    scheme, separator, rest = url.partition("://")
+    if scheme == "oxia":
+        raise ConfigurationError(
+            f"{setting.variable} is {_shown(url)!r}, but this version of llog has no Oxia adapter: use sqlite:///path"
+        )
+    if not separator or scheme not in schemes:
+        raise ConfigurationError(
+            f"{setting.variable} is {_shown(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
+        )
+    authority, slash, path = rest.partition("/")
+    if "@" in authority:
+        raise ConfigurationError(
+            f"{setting.variable} is {_shown(url)!r}, with credentials in it: put them into LLOG_S3_ACCESS_KEY_ID and "
+            "LLOG_S3_SECRET_ACCESS_KEY"
+        )
+    if scheme in ("sqlite", "file"):
+        if authority not in ("", ".") or not slash or not path.strip("/"):
+            raise ConfigurationError(
+                f"{setting.variable} is {url!r}: write {scheme}:///absolute/path or {scheme}://./relative/path"
+            )
+        located = Path("/" if not authority else ".", unquote(path).lstrip("/")).absolute()
+        return Address(scheme, "", str(located))
+    if scheme == "memory":
+        return Address(scheme, rest, "")
+    if not authority:
+        raise ConfigurationError(
+            f"{setting.variable} is {url!r}, which names no bucket: write {scheme}://bucket/prefix"
+        )
+    return Address(scheme, authority, path.strip("/"))
+
+
+def _normal(setting: Setting, url: str) -> str:
+    scheme, authority, path = parse_address(setting, url)
+    if scheme in ("sqlite", "file"):
+        return f"{scheme}://{quote(path)}"
+    return f"{scheme}://{authority}/{path}" if path else f"{scheme}://{authority}"
+
+
+def _shown(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    named = config_file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    path = named or Path(CONFIG_FILE)
+    if named is None and not path.is_file():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the configuration file {path} cannot be read ({error.strerror}): check --config or {CONFIG_VARIABLE}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the configuration file {path} is not valid TOML: {error}") from error
+    unknown = next((key for key in found if key not in SETTINGS), None)
+    if unknown is not None:
+        raise ConfigurationError(f"the configuration file {path} has an unknown key {unknown!r}: {_known(unknown)}")
+    return {key: _parsed(SETTINGS[key], value, f"{key} in {path}") for key, value in found.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or variable.startswith(_NOT_SETTINGS_PREFIX):
+            continue
+        field = variable.removeprefix(PREFIX).lower()
+        if field not in SETTINGS or SETTINGS[field].variable != variable:
+            raise ConfigurationError(f"the environment has an unknown variable {variable}: {_known(field)}")
+        if text:
+            values[field] = _parsed(SETTINGS[field], text, variable)
+    return values
+
+
+def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the AWS variables say of settings that nobody made. Credentials count as one: half of them would fit nobody's other half."""
+    found: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        text = next((environment[name] for name in setting.fallbacks if environment.get(name)), None)
+        if text is not None and setting.field not in values:
+            found[setting.field] = _parsed(setting, text, setting.fallbacks[0])
+    own = any(field in values for field in _CREDENTIALS)
+    if own or any(field not in found for field in _CREDENTIALS[:2]):
+        found = {field: value for field, value in found.items() if field not in _CREDENTIALS}
+    return found
+
+
+def _parsed(setting: Setting, value: object, source: str) -> str | int | Secret:
+    """The typed value of what was written; `source` is named if it is malformed."""
+    shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
+    try:
+        if setting.kind is int and isinstance(value, str):
+            value = _number(setting, value)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"{source} is {shown}: it must be {setting.accepts}") from error
+    if setting.kind is Secret and isinstance(value, str):
+        value = Secret(value)
+    _check(setting, value, source)
+    assert isinstance(value, str | int | Secret)
+    return value
+
+
+def _number(setting: Setting, text: str) -> int:
+    if setting.unit == "duration":
+        return parse_duration_ms(text)
+    if setting.unit == "size":
+        return parse_size(text)
+    if not text.strip().isdecimal():
+        raise InvalidArgument(f"{text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _check(setting: Setting, value: object, source: str | None = None) -> None:
+    """Type and bounds, which hold however the settings were made."""
+    if value is None and setting.optional:
+        return
+    fits = isinstance(value, setting.kind) and not isinstance(value, bool)
+    if fits and isinstance(value, int):
+        fits = (setting.low is None or value >= setting.low) and (setting.high is None or value <= setting.high)
+    if fits and setting.choices:
+        fits = value in setting.choices
+    if not fits:
+        shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
+        raise ConfigurationError(f"{source or setting.variable} is {shown}: it must be {setting.accepts}")
+    if setting.field == "s3_endpoint_url" and (not str(value).startswith(("http://", "https://")) or "@" in str(value)):
+        raise ConfigurationError(
+            f"{source or setting.variable} is {_shown(str(value))!r}: it must be http://host:port or https://host:port"
+        )
+
+
+def _known(unknown: str) -> str:
+    """What was probably meant, or everything there is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(unknown.lower(), SETTINGS, n=1)
+    if close:
+        return f"did you mean {close[0]} ({SETTINGS[close[0]].variable})?"
+    return f"there are {', '.join(SETTINGS)}"

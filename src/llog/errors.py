@@ -1,0 +1,189 @@
+"""Every error a caller can meet, one class each, with a stable code.
+
+A message names what was wrong, with which value, and what to do. None of them ever carries a secret.
+"""
+
+from __future__ import annotations
+
+
+class LlogError(Exception):
+    """Base of all errors that llog raises on purpose. `code` is stable: programs may compare it."""
+
+    code = "error"
+
+
+class ConfigurationError(LlogError):
+    """A setting, an option or an address is missing, unknown or malformed."""
+
+    code = "configuration"
+
+
+class InvalidArgument(LlogError):
+    """A value handed to a call is out of its bounds."""
+
+    code = "invalid_argument"
+
+
+# --- stores
+
+
+class StoreUnavailable(LlogError):
+    """A store cannot be reached or opened. Nothing was changed by the call."""
+
+    code = "store_unavailable"
+
+
+class OutcomeUnknown(LlogError):
+    """The answer of a write was lost: it may have happened."""
+
+    code = "outcome_unknown"
+
+
+class VersionMismatch(LlogError):
+    """A conditional write found another version of the key than the one expected."""
+
+    code = "version_mismatch"
+
+
+class BlobExists(LlogError):
+    """A blob of that name is already there; blobs are immutable."""
+
+    code = "blob_exists"
+
+
+class BlobNotFound(LlogError):
+    """The blob is not in the store."""
+
+    code = "blob_not_found"
+
+
+class WrongStore(LlogError):
+    """A store is not llog's, was written by a newer version, or does not belong to the other store."""
+
+    code = "wrong_store"
+
+
+# --- batches
+
+
+class CorruptBatch(LlogError):
+    """Bytes are not the batch they should be: damaged, cut short, or of an unknown encoding."""
+
+    code = "corrupt_batch"
+
+
+class RecordTooLarge(LlogError):
+    """A record or an append is larger than the limit."""
+
+    code = "record_too_large"
+
+
+# --- topics and partitions
+
+
+class TopicNotFound(LlogError):
+    """No topic of that name is in the catalog."""
+
+    code = "topic_not_found"
+
+
+class TopicExists(LlogError):
+    """A topic of that name is already in the catalog."""
+
+    code = "topic_exists"
+
+
+class PartitionNotInitialized(LlogError):
+    """The topic has no such partition."""
+
+    code = "partition_not_initialized"
+
+
+class PartitionFenced(LlogError):
+    """The partition accepts no appends until it is unfenced."""
+
+    code = "partition_fenced"
+
+
+class OffsetOutOfRange(LlogError):
+    """The offset is outside the partition's bounds, which the error carries."""
+
+    code = "offset_out_of_range"
+
+    def __init__(self, what: str, offset: int, log_start_offset: int, next_offset: int) -> None:
+        super().__init__(
+            f"offset {offset} of {what} is outside its bounds: "
+            f"the log starts at {log_start_offset} and the next offset is {next_offset}"
+        )
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.next_offset = next_offset
+
+
+class InconsistentReadState(LlogError):
+    """Index and blobs do not agree: a gap, a missing blob, or a record count that differs."""
+
+    code = "inconsistent_read_state"
+
+
+class OutOfOrderSequence(LlogError):
+    """A producer's sequence is neither its next one nor one of its last."""
+
+    code = "out_of_order_sequence"
+
+
+class UnknownProducer(LlogError):
+    """The partition has forgotten this producer: whether its append happened cannot be told."""
+
+    code = "unknown_producer"
+
+
+class PartlyAppended(LlogError):
+    """Some groups of one append were appended and others were not; `results` has the result or the error of each."""
+
+    code = "partly_appended"
+
+    def __init__(self, appended: int, results: list[object], first: LlogError) -> None:
+        super().__init__(
+            f"{appended} of {len(results)} groups were appended; do not append those again. The first failure: {first}"
+        )
+        self.results = results
+
+
+class Contention(LlogError):
+    """Other writers won every race within the attempts allowed. Nothing was appended; try again."""
+
+    code = "contention"
+
+
+# --- sinks and the pipeline
+
+
+class StaleWrite(LlogError):
+    """A sink has moved on: this writer is a leftover of an older attempt, and wrote nothing."""
+
+    code = "stale_write"
+
+
+class BlobCollected(LlogError):
+    """An upload waited longer than the grace period and may be collected: write it again."""
+
+    code = "blob_collected"
+
+
+class DataLoss(LlogError):
+    """Records that were asked for are gone, by retention, deletion or damage."""
+
+    code = "data_loss"
+
+
+class JavaNotFound(LlogError):
+    """Spark needs Java 17 or newer, and none was found."""
+
+    code = "java_not_found"
+
+
+class MissingExtra(LlogError):
+    """A feature needs packages that are not installed."""
+
+    code = "missing_extra"

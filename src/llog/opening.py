@@ -1,0 +1,157 @@
+"""From settings to an open log: the one place that knows which adapter an address means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llog.batch.format import Codec
+from llog.config import SETTINGS, Address, Secret, Settings, parse_address
+from llog.errors import ConfigurationError, InvalidArgument, LlogError, StoreUnavailable, WrongStore
+from llog.partition.collector import CollectorOptions
+from llog.partition.compactor import CompactorOptions
+from llog.partition.keys import LOG_ID
+from llog.partition.log import Log, tie_together
+from llog.partition.writer import WriterOptions
+from llog.runtime import Runtime, SystemRuntime
+from llog.stores.blobs import BlobStore
+from llog.stores.meta import MetaStore
+
+if TYPE_CHECKING:
+    from llog.stores.blobs_memory import MemoryBlobs
+    from llog.stores.meta_memory import MemoryMeta
+
+# Stores in memory live as long as the process, so that whoever opens the same name there meets the same log.
+_memory_meta: dict[str, MemoryMeta] = {}
+_memory_blobs: dict[str, MemoryBlobs] = {}
+
+
+async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log:
+    """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
+
+    Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
+    """
+    meta_address, blobs_address = addresses(settings)
+    with _blaming("meta", settings.meta):
+        meta = await _open_meta(meta_address, settings)
+    try:
+        with _blaming("blobs", settings.blobs):
+            blobs = _open_blobs(blobs_address, settings)
+        log = Log(meta, blobs, runtime or SystemRuntime())
+        try:
+            with _blaming("meta", settings.meta):
+                await meta.get(LOG_ID)
+            with _blaming("blobs", settings.blobs):
+                await tie_together(log)
+        except BaseException:
+            await blobs.close()
+            raise
+    except BaseException:
+        await meta.close()
+        raise
+    return log
+
+
+async def close_log(log: Log) -> None:
+    """Ends the session and lets go of connections and threads. Idempotent."""
+    try:
+        await log.meta.close()
+    finally:
+        await log.blobs.close()
+
+
+@asynccontextmanager
+async def opened_log(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Log]:
+    log = await open_log(settings, runtime=runtime)
+    try:
+        yield log
+    finally:
+        await close_log(log)
+
+
+def writer_options(settings: Settings) -> WriterOptions:
+    return WriterOptions(codec=Codec(settings.codec))
+
+
+def compactor_options(settings: Settings) -> CompactorOptions:
+    return CompactorOptions(
+        codec=Codec(settings.codec),
+        max_offsets=settings.compactor_max_offsets_per_run,
+        max_bytes=settings.compactor_max_bytes_per_run,
+    )
+
+
+def collector_options(settings: Settings) -> CollectorOptions:
+    return CollectorOptions(grace_ms=settings.collect_grace_ms)
+
+
+def addresses(settings: Settings) -> tuple[Address, Address]:
+    """Where metadata and blobs are; refuses a pair of which one outlives the other, for that loses acknowledged records."""
+    meta = parse_address(SETTINGS["meta"], settings.meta)
+    blobs = parse_address(SETTINGS["blobs"], settings.blobs)
+    if (meta.scheme == "memory") != (blobs.scheme == "memory"):
+        raise ConfigurationError(
+            f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process and the other "
+            "kept. Use memory:// for both or for neither"
+        )
+    return meta, blobs
+
+
+async def _open_meta(address: Address, settings: Settings) -> MetaStore:
+    if address.scheme == "memory":
+        from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+
+        return MemoryMetaStore(_memory_meta.setdefault(address.authority, MemoryMeta()))
+    from llog.stores.meta_sqlite import SqliteMetaStore
+
+    return await asyncio.to_thread(
+        SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.session_timeout_ms
+    )
+
+
+def _open_blobs(address: Address, settings: Settings) -> BlobStore:
+    if address.scheme == "memory":
+        from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+
+        return MemoryBlobStore(_memory_blobs.setdefault(address.authority, MemoryBlobs()), uri=settings.blobs)
+    if address.scheme == "file":
+        from llog.stores.blobs_file import FileBlobStore
+
+        return FileBlobStore(Path(address.path))
+    from llog.stores.blobs_object import ObjectBlobStore
+
+    if address.scheme == "gs":
+        return ObjectBlobStore.gcs(address.authority, address.path)
+    if address.scheme == "az":
+        return ObjectBlobStore.azure(address.authority, address.path)
+    return ObjectBlobStore.s3(
+        address.authority,
+        address.path,
+        endpoint=settings.s3_endpoint_url,
+        region=settings.s3_region_name,
+        access_key_id=settings.s3_access_key_id,
+        secret_access_key=_revealed(settings.s3_secret_access_key),
+        session_token=_revealed(settings.s3_session_token),
+    )
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return None if secret is None else secret.value
+
+
+@contextmanager
+def _blaming(field: str, value: str) -> Iterator[None]:
+    """Puts the setting's name in front of what its store says; settings can be changed, stores only be talked to."""
+    try:
+        yield
+    except (StoreUnavailable, WrongStore, ConfigurationError) as error:
+        raise type(error)(_blame(field, value, error)) from error
+    except InvalidArgument as error:
+        raise ConfigurationError(_blame(field, value, error)) from error
+
+
+def _blame(field: str, value: str, error: LlogError) -> str:
+    return f"{SETTINGS[field].variable} is {value}: {error}"

@@ -1,0 +1,180 @@
+"""The topic catalog: which topics there are, and under which directory their keys live.
+
+Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
+Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from llog.errors import InvalidArgument, PartitionNotInitialized, TopicExists, TopicNotFound, VersionMismatch
+from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TopicPartition, check_topic_name
+from llog.partition.keys import TOPICS, PartitionKeys, directory_name, topic_key
+from llog.partition.log import Log
+from llog.partition.records import Control, Cursor, LogState, TimestampType, Topic, decode, encode
+from llog.stores.meta import ABSENT, Put, after, scan
+
+ENGINE = "object"
+_INITIALIZE_PAGE = 500
+
+
+class Catalog:
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        engine: str = ENGINE,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        timestamp_type: TimestampType = TimestampType.CREATE,
+    ) -> Topic:
+        """Creates the topic with all its partitions; `TopicExists` if there is one of that name."""
+        check_topic_name(name)
+        _check_partitions(partitions)
+        _check_retention(retention_ms, retention_bytes)
+        if engine != ENGINE:
+            raise InvalidArgument(f"engine {engine!r} is unknown: this version has {ENGINE!r}")
+        found = await self._log.meta.get(topic_key(name))
+        incarnation, expected = 1, ABSENT
+        if found is not None:
+            old = decode(Topic, found.value, found.key)
+            if not old.deleted:
+                raise TopicExists(f"topic {name!r} already exists with {old.partitions} partitions")
+            incarnation, expected = old.incarnation + 1, found.version
+        topic = Topic(
+            name=name,
+            partitions=partitions,
+            incarnation=incarnation,
+            directory=directory_name(name, incarnation),
+            engine=engine,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            timestamp_type=timestamp_type,
+            created_ms=self._log.runtime.now_ms(),
+        )
+        await self._initialize(topic, range(partitions))
+        try:
+            await self._log.meta.put(topic_key(name), encode(topic), expected=expected)
+        except VersionMismatch:
+            raise TopicExists(f"topic {name!r} was created by somebody else at the same time") from None
+        return topic
+
+    async def get(self, name: str) -> Topic:
+        found = await self._log.meta.get(topic_key(check_topic_name(name)))
+        topic = None if found is None else decode(Topic, found.value, found.key)
+        if topic is None or topic.deleted:
+            raise TopicNotFound(f"there is no topic {name!r}: create it with `llog topics create {name}`")
+        return topic
+
+    async def partition(self, tp: TopicPartition) -> PartitionKeys:
+        """The keys of a partition that the catalog names."""
+        topic = await self.get(tp.topic)
+        if not 0 <= tp.partition < topic.partitions:
+            raise PartitionNotInitialized(
+                f"topic {tp.topic!r} has no partition {tp.partition}: it has {topic.partitions}, counted from 0"
+            )
+        return PartitionKeys(topic.directory, tp.partition)
+
+    async def topics(self) -> list[Topic]:
+        """All topics, by name, tombstones left out."""
+        return [topic for topic in await self._entries() if not topic.deleted]
+
+    async def add_partitions(self, name: str, partitions: int) -> Topic:
+        """Grows the topic to `partitions`; records with keys may then go to other partitions than before."""
+        _check_partitions(partitions)
+        while True:
+            topic = await self.get(name)
+            if partitions < topic.partitions:
+                raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+            await self._initialize(topic, range(topic.partitions, partitions))
+            if await self._replace(topic, msgspec.structs.replace(topic, partitions=partitions)):
+                return await self.get(name)
+
+    async def set_retention(self, name: str, retention_ms: int | None, retention_bytes: int | None) -> Topic:
+        _check_retention(retention_ms, retention_bytes)
+        while True:
+            topic = await self.get(name)
+            changed = msgspec.structs.replace(topic, retention_ms=retention_ms, retention_bytes=retention_bytes)
+            if await self._replace(topic, changed):
+                return changed
+
+    async def delete(self, name: str) -> None:
+        """Deletes the topic; its blobs go with the next collection. Its name may be used again at once."""
+        while True:
+            topic = await self.get(name)
+            tombstone = msgspec.structs.replace(topic, deleted=True)
+            if await self._replace(topic, tombstone):
+                await self._sweep(tombstone)
+                return
+
+    async def finish_deletions(self) -> None:
+        """Closes the partitions of topics whose deletion was interrupted."""
+        for topic in await self._entries():
+            if topic.deleted and not topic.swept:
+                await self._sweep(topic)
+
+    async def _entries(self) -> list[Topic]:
+        return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]
+
+    async def _replace(self, old: Topic, new: Topic) -> bool:
+        """Replaces the catalog entry if it still is `old`."""
+        found = await self._log.meta.get(topic_key(old.name))
+        if found is None or decode(Topic, found.value, found.key) != old:
+            return False
+        try:
+            await self._log.meta.put(topic_key(old.name), encode(new), expected=found.version)
+        except VersionMismatch:
+            return False
+        return True
+
+    async def _initialize(self, topic: Topic, partitions: range) -> None:
+        control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
+        for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
+            puts = []
+            for partition in range(first, min(first + _INITIALIZE_PAGE, partitions.stop)):
+                keys = PartitionKeys(topic.directory, partition)
+                puts += [Put(keys.cursor, cursor, ABSENT), Put(keys.control, control, ABSENT)]
+            await self._log.meta.put_many(puts)
+
+    async def _sweep(self, tombstone: Topic) -> None:
+        for partition in range(tombstone.partitions):
+            keys = PartitionKeys(tombstone.directory, partition)
+            await self._close(keys)
+            await self._log.meta.delete_range(keys.index, after(keys.index))
+            for key in (keys.compaction, keys.cursor):
+                await self._log.meta.delete(key)
+        await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
+
+    async def _close(self, keys: PartitionKeys) -> None:
+        """Leaves a DELETED control record behind, for good: a stalled writer's CAS must find it.
+
+        It keeps the producers, so that an append whose answer was lost can still be told from one that never happened.
+        """
+        while True:
+            found = await self._log.meta.get(keys.control)
+            if found is None:
+                return
+            control = decode(Control, found.value, found.key)
+            if control.log_state is LogState.DELETED:
+                return
+            closed = msgspec.structs.replace(control, log_state=LogState.DELETED, pending=None)
+            try:
+                await self._log.meta.put(keys.control, encode(closed), expected=found.version)
+            except VersionMismatch:
+                continue
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+
+
+def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:
+    for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
+        if value is not None and value < 0:
+            raise InvalidArgument(f"{name} must not be negative: {value}")

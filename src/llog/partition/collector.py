@@ -1,0 +1,343 @@
+"""The collector: deletes blobs that nothing names and nothing can come to name.
+
+1. Deletions of topics that were interrupted are finished, and leftover index entries swept.
+2. Listed: the blobs whose stamp and whose age in the store are below the threshold T. Those that something names are struck off by a
+   first mark, which saves work and decides nothing.
+3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS: a writer that stalled
+   before its commit now loses its CAS, sees its blob below the floor, and uploads it again.
+4. The last mark reads references in the order in which they move: sink manifests, then per partition `pending`, the
+   compaction's breadcrumb, the index. What it does not find is not named, and never will be.
+5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name waits for the pins
+   alive when it was first found here, however they started, for their clocks are not ours. Later pins do not matter to it.
+6. The rest is deleted.
+
+Clocks decide when a blob goes, never whether that is safe. Cost of a run: one listing, one scan of the control records and the index
+per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per partition. Memory: at most
+two chunks of names, about 150 bytes each, and the waiting ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+
+import msgspec
+
+from llog.errors import OutcomeUnknown, VersionMismatch
+from llog.model import TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
+from llog.partition.log import Log
+from llog.partition.pins import alive_pins
+from llog.partition.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode, encode
+from llog.runtime import stamp_of
+from llog.stores.blobs import BlobInfo
+from llog.stores.meta import Entry, after, scan
+
+GRACE_MS = 3_600_000
+SINK_OPEN_MS = 86_400_000
+_DELETE_PAGE = 1000
+_INDEX_PAGE = 5000
+_CONCURRENCY = 32
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+_SHAPE = re.compile(rf"{ROOT}(?:wal-shared|sink/[^/]+|[^/]+/partitions/[0-9]+/data/compacted)/{_UUID}")
+
+
+class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    grace_ms: int = GRACE_MS
+    """How long a blob is left alone after its upload: longer than an append takes, or appends upload twice."""
+    sink_open_ms: int = SINK_OPEN_MS
+    """How long a sink's batch may take from its first upload to its commit."""
+    chunk_names: int = 200_000
+    waiting_max: int = 100_000
+
+
+class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`candidates` are old enough; of those, `referenced` are in use, and `waiting` held back by pins."""
+
+    listed: int
+    candidates: int
+    referenced: int
+    waiting: int
+    deleted: int
+    deleted_bytes: int
+
+
+class Waiting:
+    """Unreferenced names that pins hold back, with the pins alive when each was first found; beyond `names_max` they start anew."""
+
+    def __init__(self, names_max: int = 100_000) -> None:
+        self._names_max = names_max
+        self._before: dict[str, frozenset[str]] = {}
+        self._now: dict[str, frozenset[str]] = {}
+
+    def begin_run(self) -> None:
+        """Forgets the names that the run before did not meet again."""
+        self._before, self._now = self._now, {}
+
+    def free(self, names: Iterable[str], alive: frozenset[str]) -> list[str]:
+        """Those of the names that no pin holds back; the others wait."""
+        released = []
+        still: dict[frozenset[str], frozenset[str]] = {}
+        for name in names:
+            pins = self._before.get(name, alive)
+            pins = still.setdefault(pins, pins & alive)
+            if not pins:
+                released.append(name)
+            elif len(self._now) < self._names_max:
+                self._now[name] = pins
+        return released
+
+
+class Collector:
+    """Collects one log. Two may run at once; each remembers for itself which names wait for which pins."""
+
+    def __init__(self, log: Log, options: CollectorOptions | None = None) -> None:
+        self._log = log
+        self._options = options or CollectorOptions()
+        self._waiting = Waiting(self._options.waiting_max)
+
+    async def collect_once(self) -> CollectionResult:
+        await Catalog(self._log).finish_deletions()
+        for keys in await partitions(self._log):
+            await sweep_partition(self._log, keys)
+        limit = threshold(self._log, self._options.grace_ms)
+        self._waiting.begin_run()
+        listing = Listing()
+        waiting = deleted = deleted_bytes = spared = 0
+        async for names in unreferenced(self._log, limit, listing, self._options.chunk_names):
+            found = len(names)
+            await self._mark_last(names, limit)
+            gone = await delete_unreferenced(self._log, names, self._waiting)
+            spared += found - len(names)
+            waiting += len(names) - len(gone)
+            deleted += len(gone)
+            deleted_bytes += sum(names[name] for name in gone)
+        return CollectionResult(
+            listed=listing.listed,
+            candidates=listing.candidates,
+            referenced=listing.referenced + spared,
+            waiting=waiting,
+            deleted=deleted,
+            deleted_bytes=deleted_bytes,
+        )
+
+    async def _mark_last(self, names: dict[str, int], limit: int) -> None:
+        """Leaves those in `names` that may go, pins aside."""
+        enumerated = await partitions(self._log)
+        await raise_floors(self._log, enumerated, limit)
+        floors = await raise_sink_floors(self._log, limit, self._options.sink_open_ms)
+        for name in [name for name in names if is_open_upload(name, floors)]:
+            del names[name]
+        await strike_off(self._log, enumerated, names)
+
+
+def threshold(log: Log, grace_ms: int = GRACE_MS) -> int:
+    """T: what is stamped at or above it stays."""
+    return log.runtime.now_ms() - grace_ms
+
+
+def is_candidate(info: BlobInfo, limit: int) -> bool:
+    """Whether it is one of our blobs, and old by its name as well as by the store's clock."""
+    stamp = stamp_of(info.name)
+    return stamp is not None and stamp < limit and info.modified_ms < limit and _SHAPE.fullmatch(info.name) is not None
+
+
+def is_open_upload(name: str, floors: dict[str, int]) -> bool:
+    """Whether a batch of its sink may still come to name it; `floors` are those that `raise_sink_floors` returned.
+
+    A sink that is not among them was forgotten: uploads follow the sink's record, and the listing follows the uploads.
+    """
+    if not name.startswith(SINK_BLOBS):
+        return False
+    floor = floors.get(name.removeprefix(SINK_BLOBS).split("/", 1)[0])
+    stamp = stamp_of(name)
+    return floor is not None and (stamp is None or stamp >= floor)
+
+
+async def partitions(log: Log) -> list[PartitionKeys]:
+    """Every partition of every topic that is not deleted."""
+    return [
+        PartitionKeys(topic.directory, partition)
+        for topic in await Catalog(log).topics()
+        for partition in range(topic.partitions)
+    ]
+
+
+class Listing:
+    """Counts of one listing, complete when it is."""
+
+    def __init__(self) -> None:
+        self.listed = 0
+        self.candidates = 0
+        self.referenced = 0
+
+
+async def unreferenced(
+    log: Log, limit: int, listing: Listing, chunk_names: int = 200_000
+) -> AsyncIterator[dict[str, int]]:
+    """Candidates that nothing named when looked for, with their sizes; safe to delete only after a last mark."""
+    chunk: dict[str, int] = {}
+    suspects: dict[str, int] = {}
+
+    async def settle() -> None:
+        candidates = len(chunk)
+        if chunk:
+            await strike_off(log, await partitions(log), chunk)
+        listing.candidates += candidates
+        listing.referenced += candidates - len(chunk)
+        suspects.update(chunk)
+        chunk.clear()
+
+    async for page in log.blobs.list(ROOT):
+        listing.listed += len(page)
+        chunk.update((info.name, info.size) for info in page if is_candidate(info, limit))
+        if len(chunk) >= chunk_names:
+            await settle()
+        if len(suspects) >= chunk_names:
+            yield suspects
+            suspects = {}
+    await settle()
+    if suspects:
+        yield suspects
+
+
+async def strike_off(log: Log, enumerated: Sequence[PartitionKeys], names: dict[str, int]) -> None:
+    """A mark: removes from `names` what something names."""
+    async for name in sink_references(log):
+        names.pop(name, None)
+    async for name in references(log, enumerated):
+        names.pop(name, None)
+
+
+async def sink_references(log: Log) -> AsyncIterator[str]:
+    """The blobs that sink manifests name. To be read before those of the partitions, to which they move."""
+    async for found in scan(log.meta, SINKS):
+        manifest = decode(Sink, found.value, found.key).manifest
+        if manifest is not None:
+            for blob in manifest.blobs:
+                yield blob
+
+
+async def references(log: Log, enumerated: Sequence[PartitionKeys]) -> AsyncIterator[str]:
+    """The blobs that these partitions name, some more than once. A reference that moves meanwhile is met at least once."""
+    for keys in enumerated:
+        found = await log.meta.get(keys.control)
+        if found is not None:
+            pending = decode(Control, found.value, found.key).pending
+            for entry in pending.entries if pending else ():
+                yield log.blob_name(entry.data_uri)
+        found = await log.meta.get(keys.compaction)
+        if found is not None:
+            yield decode(Compaction, found.value, found.key).blob
+        async for found in scan(log.meta, keys.index):
+            yield log.blob_name(decode(IndexEntry, found.value, found.key).data_uri)
+
+
+async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], limit: int) -> None:
+    """From now on, no writer commits a blob stamped below `limit` to these partitions. Floors never go back."""
+    for first in range(0, len(enumerated), _CONCURRENCY):
+        await asyncio.gather(*(_raise_floor(log, keys, limit) for keys in enumerated[first : first + _CONCURRENCY]))
+
+
+async def _raise_floor(log: Log, keys: PartitionKeys, limit: int) -> None:
+    while True:
+        found = await log.meta.get(keys.control)
+        if found is None:
+            return
+        control = decode(Control, found.value, found.key)
+        if control.log_state is LogState.DELETED or control.blob_floor_ms >= limit:
+            return
+        raised = encode(msgspec.structs.replace(control, blob_floor_ms=limit))
+        try:
+            await log.meta.put(keys.control, raised, expected=found.version)
+        except (VersionMismatch, OutcomeUnknown):
+            continue
+        return
+
+
+async def raise_sink_floors(log: Log, limit: int, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, int]:
+    """Every sink's floor after it was raised to `limit`: uploads stamped below it can no longer be committed.
+
+    The floor of a sink in use stops short of the batch it may be working on, which can then take longer than the grace period.
+    """
+    floors = {}
+    async for found in scan(log.meta, SINKS):
+        floor = await _raise_sink_floor(log, found.key, limit, sink_open_ms)
+        if floor is not None:
+            floors[found.key.removeprefix(SINKS)] = floor
+    return floors
+
+
+async def _raise_sink_floor(log: Log, key: str, limit: int, sink_open_ms: int) -> int | None:
+    while True:
+        found = await log.meta.get(key)
+        if found is None:
+            return None
+        sink = decode(Sink, found.value, key)
+        in_use = sink.touched_ms + sink_open_ms > log.runtime.now_ms()
+        floor = min(limit, sink.finished_ms + 1) if in_use else limit
+        if sink.blob_floor_ms >= floor:
+            return sink.blob_floor_ms
+        raised = encode(msgspec.structs.replace(sink, blob_floor_ms=floor))
+        try:
+            await log.meta.put(key, raised, expected=found.version)
+        except (VersionMismatch, OutcomeUnknown):
+            continue
+        return floor
+
+
+async def delete_unreferenced(log: Log, names: Collection[str], waiting: Waiting) -> list[str]:
+    """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted."""
+    alive = frozenset(pin_id for pin_id, _ in await alive_pins(log))
+    free = waiting.free(names, alive)
+    for first in range(0, len(free), _DELETE_PAGE):
+        await log.blobs.delete_many(free[first : first + _DELETE_PAGE])
+    return free
+
+
+async def sweep(log: Log, tp: TopicPartition) -> int:
+    """Deletes index entries that a stalled writer left where nobody needs them; returns how many."""
+    return await sweep_partition(log, await Catalog(log).partition(tp))
+
+
+async def sweep_partition(log: Log, keys: PartitionKeys) -> int:
+    """As `sweep`: entries that end below the log start, and WAL entries wholly inside a COMPACTED one."""
+    found = await log.meta.get(keys.control)
+    if found is None:
+        return 0
+    # The log start never goes back: what is below the one read here is never needed again.
+    log_start = decode(Control, found.value, found.key).log_start_offset
+    swept = 0
+    async for found in _entries(log, keys.index, keys.entry(log_start)):
+        swept += await _delete_at_version(log, found)
+    previous_end = log_start - 1
+    async for found in _entries(log, keys.entry(log_start), after(keys.index)):
+        entry, end = decode(IndexEntry, found.value, found.key), end_offset_of(found.key)
+        start = end - entry.msg_count + 1
+        if entry.kind is Kind.COMPACTED and max(start, log_start) <= previous_end:
+            async for inner in _entries(log, keys.entry(start), found.key):
+                leftover = decode(IndexEntry, inner.value, inner.key)
+                inside = end_offset_of(inner.key) - leftover.msg_count + 1 >= start
+                if leftover.kind is Kind.WAL and inside:
+                    swept += await _delete_at_version(log, inner)
+        previous_end = end
+    return swept
+
+
+async def _entries(log: Log, start: str, end: str) -> AsyncIterator[Entry]:
+    while True:
+        page = await log.meta.range(start, end, _INDEX_PAGE)
+        for found in page:
+            yield found
+        if len(page) < _INDEX_PAGE:
+            return
+        start = page[-1].key + "\x00"
+
+
+async def _delete_at_version(log: Log, found: Entry) -> int:
+    try:
+        return int(await log.meta.delete(found.key, expected=found.version))
+    except VersionMismatch:
+        return 0

@@ -1,0 +1,45 @@
+"""Fencing: stops all appends to a partition, whoever makes them, without stopping readers.
+
+The fence is in the control record, whose CAS is the commit point of every append: one that was under way loses its CAS, reads the
+record again and is refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from llog.errors import OutcomeUnknown, PartitionNotInitialized, VersionMismatch
+from llog.model import TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.records import Control, LogState, decode, encode
+
+
+async def fence(log: Log, tp: TopicPartition) -> None:
+    """Once this returned, no append to the partition commits until it is unfenced. Fencing twice is no error."""
+    await _change_state(log, tp, LogState.FENCED)
+
+
+async def unfence(log: Log, tp: TopicPartition) -> None:
+    """Lets appends in again."""
+    await _change_state(log, tp, LogState.OPEN)
+
+
+async def _change_state(log: Log, tp: TopicPartition, state: LogState) -> None:
+    keys = await Catalog(log).partition(tp)
+    while True:
+        found = await log.meta.get(keys.control)
+        control = None if found is None else decode(Control, found.value, found.key)
+        if found is None or control is None:
+            raise PartitionNotInitialized(f"partition {tp} has no control record")
+        if control.log_state is LogState.DELETED:
+            raise PartitionNotInitialized(f"partition {tp} was deleted")
+        if control.log_state is state:
+            return
+        try:
+            await log.meta.put(
+                keys.control, encode(msgspec.structs.replace(control, log_state=state)), expected=found.version
+            )
+        except (VersionMismatch, OutcomeUnknown):
+            continue  # what the record says now is what counts
+        return

@@ -1,0 +1,102 @@
+"""Every key and blob name of the leaderless log; none is spelled anywhere else.
+
+Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{topic}~2` … when re-created):
+
+| key | value | written by | when it exists |
+| --- | --- | --- | --- |
+| `topics/{topic}` | `Topic`: the catalog entry | admin | from the first creation on; deleting leaves a tombstone |
+| `{dir}/partitions/{p:010}/meta/control` | `Control` | writers, fencing, retention, collector (CAS) | from initialisation on |
+| `{dir}/partitions/{p:010}/index/{end:020}` | `IndexEntry` | writers, compactors | while the offsets are kept |
+| `{dir}/partitions/{p:010}/meta/compaction-cursor` | `Cursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
+| `{dir}/partitions/{p:010}/meta/compaction` | `Compaction`: breadcrumb of a running compaction | compactors | while one runs |
+| `{dir}/partitions/{p:010}/meta/compactor-claim` | ephemeral: who compacts now | compactors | while they do |
+| `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
+| `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
+| `groups/{group}/{dir}/{p:010}` | `GroupOffset` | consumers | from the first commit on |
+| `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
+
+Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
+`{dir}/partitions/{p}/data/compacted/{uuid7}`. A directory never has the name of one of ours (`RESERVED`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+ROOT: Final = "llog/"
+LOG_ID: Final = ROOT + "log-id"
+TOPICS: Final = ROOT + "topics/"
+SINKS: Final = ROOT + "sinks/"
+PINS: Final = ROOT + "pins/"
+GROUPS: Final = ROOT + "groups/"
+WAL: Final = ROOT + "wal-shared/"
+SINK_BLOBS: Final = ROOT + "sink/"
+RESERVED: Final = frozenset({"topics", "sinks", "pins", "groups", "wal-shared", "sink", "log-id"})
+
+
+class PartitionKeys(msgspec.Struct, frozen=True):
+    """The keys of one partition of a topic's directory."""
+
+    directory: str
+    partition: int
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}{self.directory}/partitions/{self.partition:010}/"
+
+    @property
+    def control(self) -> str:
+        return self.prefix + "meta/control"
+
+    @property
+    def cursor(self) -> str:
+        return self.prefix + "meta/compaction-cursor"
+
+    @property
+    def compaction(self) -> str:
+        return self.prefix + "meta/compaction"
+
+    @property
+    def claim(self) -> str:
+        return self.prefix + "meta/compactor-claim"
+
+    @property
+    def index(self) -> str:
+        return self.prefix + "index/"
+
+    def entry(self, end_offset: int) -> str:
+        return f"{self.prefix}index/{end_offset:020}"
+
+    def compacted(self, uuid: str) -> str:
+        return f"{ROOT}{self.directory}/partitions/{self.partition}/data/compacted/{uuid}"
+
+
+def end_offset_of(key: str) -> int:
+    """The end offset in an index key."""
+    return int(key[-20:])
+
+
+def topic_key(topic: str) -> str:
+    return TOPICS + topic
+
+
+def sink_key(sink: str) -> str:
+    return SINKS + sink
+
+
+def pin_key(pin_id: str) -> str:
+    return PINS + pin_id
+
+
+def group_key(group: str, directory: str, partition: int) -> str:
+    """By directory, so that a group starts anew when a topic of the same name is created again."""
+    return f"{GROUPS}{group}/{directory}/{partition:010}"
+
+
+def directory_name(topic: str, incarnation: int) -> str:
+    """Each incarnation of a topic has its own directory, so that a zombie of the old can touch nothing of the new."""
+    if incarnation == 1 and topic not in RESERVED:
+        return topic
+    return f"{topic}~{incarnation}"

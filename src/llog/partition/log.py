@@ -1,0 +1,69 @@
+"""The two stores of one log and the world around them: what every part of this room works on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llog.errors import BlobExists, VersionMismatch, WrongStore
+from llog.partition.keys import LOG_ID
+from llog.runtime import Runtime, uuid7
+from llog.stores.blobs import BlobStore
+from llog.stores.meta import ABSENT, MetaStore
+
+
+class Log(NamedTuple):
+    meta: MetaStore
+    blobs: BlobStore
+    runtime: Runtime
+
+    def data_uri(self, blob: str) -> str:
+        """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""
+        return f"{self.blobs.uri}/{blob}" if is_remote(self.blobs.uri) else blob
+
+    def blob_name(self, data_uri: str) -> str:
+        """The blob's name in this log's blob store."""
+        if "://" not in data_uri:
+            return data_uri
+        root = self.blobs.uri + "/"
+        if not data_uri.startswith(root):
+            raise WrongStore(f"the metadata names {data_uri}, which is not below the blob store {self.blobs.uri}")
+        return data_uri.removeprefix(root)
+
+
+def is_remote(uri: str) -> bool:
+    return not uri.startswith(("file:", "memory:"))
+
+
+async def tie_together(log: Log) -> None:
+    """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
+
+    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost.
+    """
+    entry = await log.meta.get(LOG_ID)
+    if entry is None:
+        try:
+            value = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
+            await log.meta.put(LOG_ID, value, expected=ABSENT)
+        except VersionMismatch:
+            entry = await log.meta.get(LOG_ID)
+            assert entry is not None
+            value = entry.value
+        # A name of its own per id: two logs may share a blob store by mistake, and must not take each other's mark.
+    else:
+        value = entry.value
+    mark = f"{LOG_ID}-{value.decode()}"
+    if await log.blobs.head(mark) is not None:
+        return
+    if entry is not None and await log.meta.ceiling("llog/topics/") is not None and await _has_topics(log):
+        raise WrongStore(
+            f"the blob store {log.blobs.uri} does not belong to this metadata store: its mark {mark} is missing. "
+            "Check LLOG_META and LLOG_BLOBS, and that the directory or bucket is the right one"
+        )
+    try:
+        await log.blobs.put(mark, [value])
+    except BlobExists:
+        pass
+
+
+async def _has_topics(log: Log) -> bool:
+    return bool(await log.meta.keys("llog/topics/", "llog/topics0", 1))

@@ -1,0 +1,86 @@
+"""Who appended what last: how a repeated append is told from a new one.
+
+A control record remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end
+offset that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown", never a silent
+second append. Writer processes are remembered apart from the producers that callers name, for they come and go.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from llog.errors import InvalidArgument, OutOfOrderSequence, UnknownProducer
+from llog.partition.records import Appended, Control, ProducerState
+
+PRODUCERS_MAX = 64
+APPENDS_KEPT = 5
+PRODUCER_ID_MAX = 200
+
+
+class Producer(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of one append: repeated under the same id and sequence, it gets the same offsets and appends nothing.
+
+    `since` is the partition's next offset when the producer last knew it. A `dense` producer's sequences follow one another; otherwise they
+    only grow.
+    """
+
+    id: str
+    sequence: int
+    since: int
+    dense: bool = True
+
+
+def check_producer(producer: Producer) -> None:
+    if not 1 <= len(producer.id) <= PRODUCER_ID_MAX:
+        raise InvalidArgument(f"a producer id has 1 to {PRODUCER_ID_MAX} characters: {producer.id[:40]!r}")
+    if producer.sequence < 0 or producer.since < 1:
+        raise InvalidArgument(
+            f"producer {producer.id}: sequence {producer.sequence} or since {producer.since} is too low"
+        )
+
+
+def find_repeated(control: Control, producer: Producer, what: str) -> Appended | None:
+    """The append that this repeats, or None if it is the producer's next; raises if it can be neither, or nobody can tell."""
+    if producer.since > control.sequence_counter:
+        raise InvalidArgument(
+            f"producer {producer.id} says it began at offset {producer.since} of {what}, which is beyond its next offset "
+            f"{control.sequence_counter}: was the topic re-created?"
+        )
+    state = control.producers.get(producer.id)
+    if state is None:
+        if control.evicted_through >= producer.since:
+            raise UnknownProducer(
+                f"{what} no longer remembers producer {producer.id}: whether its sequence {producer.sequence} was "
+                f"appended cannot be told. Start over under a new producer id after checking"
+            )
+        return None
+    for appended in state.last:
+        if appended.sequence == producer.sequence:
+            return appended
+    last = state.last[-1].sequence
+    if producer.sequence == last + 1 or (not producer.dense and producer.sequence > last):
+        return None
+    raise OutOfOrderSequence(
+        f"producer {producer.id} sent sequence {producer.sequence} to {what}, after its sequence {last}"
+    )
+
+
+def find_writer(control: Control, writer: str, sequence: int) -> Appended | None:
+    """This writer process's append, if it is there."""
+    state = control.writers.get(writer)
+    if state is None:
+        return None
+    return next((appended for appended in state.last if appended.sequence == sequence), None)
+
+
+def remembered(
+    states: dict[str, ProducerState], evicted_through: int, name: str, appended: Appended, now_ms: int
+) -> tuple[dict[str, ProducerState], int]:
+    """`states` with this append added and the least recently used forgotten, and how far the forgotten reach."""
+    old = states.get(name)
+    last = (*(old.last if old else ()), appended)[-APPENDS_KEPT:]
+    kept = {**states, name: ProducerState(last=last, used_ms=now_ms)}
+    while len(kept) > PRODUCERS_MAX:
+        victim = min((key for key in kept if key != name), key=lambda key: kept[key].used_ms)
+        evicted_through = max(evicted_through, kept.pop(victim).last[-1].end_offset)
+    return kept, evicted_through

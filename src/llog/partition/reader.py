@@ -1,0 +1,260 @@
+"""The read path: control record → index → ranged GET → batch.
+
+A point read costs one control get, one ceiling and one ranged GET. Nothing is cached: what was trimmed or deleted is noticed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple, Protocol
+
+from llog.batch.codecs import decoder
+from llog.batch.columns import Columns, append_times, effective_timestamps, records_of, slice_columns
+from llog.errors import (
+    BlobNotFound,
+    CorruptBatch,
+    InconsistentReadState,
+    InvalidArgument,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+)
+from llog.model import Record, TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.keys import PartitionKeys, end_offset_of
+from llog.partition.log import Log
+from llog.partition.records import Control, IndexEntry, LogState, TimestampType, decode
+from llog.stores.meta import after
+
+_RESOLVE_ATTEMPTS = 3
+_COVERING_MAX = 64
+
+
+class Bounds(NamedTuple):
+    """Readable are the offsets in [log_start_offset, next_offset)."""
+
+    log_start_offset: int
+    next_offset: int
+
+
+class Piece(NamedTuple):
+    """Consecutive records and where they lie."""
+
+    start_offset: int
+    end_offset: int
+    entry: IndexEntry
+
+
+class Batch(NamedTuple):
+    """Consecutive records of one partition, as Arrow columns."""
+
+    tp: TopicPartition
+    start_offset: int
+    columns: Columns
+
+    @property
+    def end_offset(self) -> int:
+        return self.start_offset + self.columns.count - 1
+
+
+class Reader:
+    """Reads any partition of a log, from any process, while others write."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._catalog = Catalog(log)
+
+    async def bounds(self, tp: TopicPartition) -> Bounds:
+        _, control = await self.control(tp)
+        return Bounds(control.log_start_offset, control.sequence_counter)
+
+    async def read(self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20) -> list[Batch]:
+        """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset."""
+        keys, control = await self.control(tp)
+        _check_offset(tp, offset, control, end_allowed=True)
+        batches: list[Batch] = []
+        size = 0
+        while offset < control.sequence_counter and (not batches or size < max_bytes):
+            batch, length = await self._read_at(tp, keys, control, offset)
+            batches.append(batch)
+            offset, size = batch.end_offset + 1, size + length
+        return batches
+
+    async def read_offset(self, tp: TopicPartition, offset: int) -> Record:
+        keys, control = await self.control(tp)
+        _check_offset(tp, offset, control, end_allowed=False)
+        batch, _ = await self._read_at(tp, keys, control, offset)
+        return records_of(slice_columns(batch.columns, 0, 1), offset)[0]
+
+    async def iter_from(self, tp: TopicPartition, offset: int, stop: int | None = None) -> AsyncIterator[Batch]:
+        """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
+        end = (await self.bounds(tp)).next_offset
+        stop = end if stop is None else min(stop, end)
+        while offset < stop:
+            for batch in await self.read(tp, offset):
+                if batch.end_offset >= stop:
+                    batch = batch._replace(columns=slice_columns(batch.columns, 0, stop - batch.start_offset))
+                yield batch
+                offset = batch.end_offset + 1
+                if offset >= stop:
+                    return
+
+    async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
+        """The first offset whose time is at or after this, the next offset if there is none: O(log n) lookups.
+
+        `by` is the topic's own timestamp type unless given. Times are running maxima, so that a late record does not count.
+        """
+        if by is None:
+            by = (await self._catalog.get(tp.topic)).timestamp_type
+        keys, control = await self.control(tp)
+        low, high = control.log_start_offset, control.sequence_counter
+        found: Piece | None = None
+        while low < high:
+            piece = await self._resolve(tp, keys, control, (low + high) // 2)
+            entry = piece.entry
+            running = entry.max_append_ms if by is TimestampType.APPEND else entry.max_timestamp_ms
+            if running < timestamp_ms:
+                low = piece.end_offset + 1
+            else:
+                high, found = max(piece.start_offset, control.log_start_offset), piece
+        if found is None:
+            return control.sequence_counter
+        return await self._first_in(tp, keys, control, high, timestamp_ms, by)
+
+    async def _first_in(
+        self,
+        tp: TopicPartition,
+        keys: PartitionKeys,
+        control: Control,
+        offset: int,
+        timestamp_ms: int,
+        by: TimestampType,
+    ) -> int:
+        batch, _ = await self._read_at(tp, keys, control, offset)
+        times = (
+            append_times(batch.columns)
+            if by is TimestampType.APPEND
+            else effective_timestamps(batch.columns).to_numpy()
+        )
+        found = (times >= timestamp_ms).nonzero()[0]
+        return offset + int(found[0]) if len(found) else offset
+
+    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
+        """Whether the partition has a record at `past_offset` within `timeout` seconds: wakes on an append of any process."""
+        keys, control = await self.control(tp)
+        if control.sequence_counter > past_offset:
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                async for _ in self._log.meta.watch(keys.control):
+                    _, control = await self.control(tp)
+                    if control.sequence_counter > past_offset:
+                        return True
+        except TimeoutError:
+            return False
+        return False
+
+    async def control(self, tp: TopicPartition) -> tuple[PartitionKeys, Control]:
+        """The partition's keys and its control record as it is now."""
+        keys = await self._catalog.partition(tp)
+        found = await self._log.meta.get(keys.control)
+        if found is None:
+            raise PartitionNotInitialized(f"partition {tp} has no control record")
+        control = decode(Control, found.value, found.key)
+        if control.log_state is LogState.DELETED:
+            raise PartitionNotInitialized(f"partition {tp} was deleted")
+        return keys, control
+
+    async def _read_at(
+        self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int
+    ) -> tuple[Batch, int]:
+        """The batch from `offset` to the end of its piece, and the bytes fetched for it."""
+        for attempt in range(_RESOLVE_ATTEMPTS):
+            if attempt:
+                keys, control = await self.control(tp)
+                _check_offset(tp, offset, control, end_allowed=False)
+            async for piece in self._covering(keys, control, offset):
+                entry = piece.entry
+                try:
+                    data = await self._log.blobs.get_range(
+                        self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
+                    )
+                except BlobNotFound:
+                    continue  # compacted and collected since it was looked up, or a zombie's entry: a higher one covers it
+                columns = decode_piece(tp, piece, data)
+                rest = slice_columns(columns, offset - piece.start_offset, columns.count)
+                return Batch(tp, offset, rest), entry.byte_length
+        raise InconsistentReadState(f"offset {offset} of {tp}: no index entry leads to a blob that exists")
+
+    async def _resolve(self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int) -> Piece:
+        """The piece that covers `offset`, by the lowest index entry that does."""
+        async for piece in self._covering(keys, control, offset):
+            return piece
+        raise InconsistentReadState(f"offset {offset} of {tp} is below its next offset, but no index entry covers it")
+
+    async def _covering(self, keys: PartitionKeys, control: Control, offset: int) -> AsyncIterator[Piece]:
+        """The pieces that cover `offset`, by rising end: usually one."""
+        key, end = keys.entry(offset), after(keys.index)
+        found = await self._log.meta.ceiling(key)
+        steps = 0
+        while found is not None and found.key < end and steps < _COVERING_MAX:
+            entry = decode(IndexEntry, found.value, found.key)
+            last = end_offset_of(found.key)
+            if last - entry.msg_count + 1 <= offset:
+                yield Piece(last - entry.msg_count + 1, last, entry)
+            found = await self._log.meta.ceiling(found.key + "\x00")
+            steps += 1
+        for piece in pending_pieces(control):
+            if piece.start_offset <= offset <= piece.end_offset:
+                yield piece
+
+
+class Located(Protocol):
+    """Where records lie: an index entry, or an extent of a snapshot."""
+
+    @property
+    def data_uri(self) -> str: ...
+    @property
+    def byte_offset(self) -> int: ...
+    @property
+    def byte_length(self) -> int: ...
+    @property
+    def encoding(self) -> str: ...
+
+
+def decode_located(
+    tp: TopicPartition, start_offset: int, end_offset: int, located: Located, data: bytes | bytearray | memoryview
+) -> Columns:
+    """The records of these offsets, checked against what the index says of them; errors name the blob."""
+    last_byte = located.byte_offset + located.byte_length
+    where = f"blob {located.data_uri} (bytes {located.byte_offset} to {last_byte})"
+    try:
+        columns = decoder(located.encoding)(data)
+    except CorruptBatch as error:
+        raise CorruptBatch(f"offsets {start_offset} to {end_offset} of {tp} are damaged in {where}: {error}") from error
+    expected = end_offset - start_offset + 1
+    if columns.count != expected:
+        raise InconsistentReadState(f"{where} holds {columns.count} records where the index of {tp} says {expected}")
+    return columns
+
+
+def decode_piece(tp: TopicPartition, piece: Piece, data: bytes | bytearray | memoryview) -> Columns:
+    return decode_located(tp, piece.start_offset, piece.end_offset, piece.entry, data)
+
+
+def pending_pieces(control: Control) -> list[Piece]:
+    pieces: list[Piece] = []
+    if control.pending is not None:
+        end = control.pending.start_offset - 1
+        for entry in control.pending.entries:
+            pieces.append(Piece(end + 1, end + entry.msg_count, entry))
+            end += entry.msg_count
+    return pieces
+
+
+def _check_offset(tp: TopicPartition, offset: int, control: Control, *, end_allowed: bool) -> None:
+    if offset < 1:
+        raise InvalidArgument(f"offsets start at 1: {offset}")
+    high = control.sequence_counter + (1 if end_allowed else 0)
+    if not control.log_start_offset <= offset < high:
+        raise OffsetOutOfRange(str(tp), offset, control.log_start_offset, control.sequence_counter)

@@ -1,0 +1,194 @@
+"""What is stored under the keys: frozen structs, JSON on the wire, bounded when read back.
+
+A field is never renamed or reused; a new one has a default, so that older records decode.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from llog.errors import InconsistentReadState
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class LogState(StrEnum):
+    OPEN = "OPEN"
+    FENCED = "FENCED"
+    DELETED = "DELETED"
+
+
+class Kind(StrEnum):
+    WAL = "WAL"
+    COMPACTED = "COMPACTED"
+
+
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where `msg_count` records lie that end at the offset in this entry's key: a range of bytes in one blob.
+
+    `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be bisected
+    by either. `data_uri` is a full address for remote stores and relative to the root for local files.
+    """
+
+    kind: Kind
+    data_uri: str
+    byte_offset: int = 0
+    byte_length: int
+    msg_count: int
+    encoding: str
+    append_ms: int
+    timestamp_min: int
+    timestamp_max: int
+    max_append_ms: int = 0
+    max_timestamp_ms: int = 0
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest append, whose index entries the next writer (or a compactor) puts."""
+
+    start_offset: int
+    entries: tuple[IndexEntry, ...]
+
+    @property
+    def end_offset(self) -> int:
+        return self.start_offset + sum(entry.msg_count for entry in self.entries) - 1
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True):
+    """One remembered append of a producer."""
+
+    sequence: int
+    start_offset: int
+    end_offset: int
+
+
+class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The last appends of one producer, oldest first: at most five, so that a repeated one gets its offsets again."""
+
+    last: tuple[Appended, ...]
+    used_ms: int
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The partition's one contended record: its CAS is the commit point of every append."""
+
+    log_state: LogState = LogState.OPEN
+    sequence_counter: int = 1
+    log_start_offset: int = 1
+    pending: Pending | None = None
+    blob_floor_ms: int = 0
+    max_append_ms: int = 0
+    max_timestamp_ms: int = 0
+    producers: dict[str, ProducerState] = {}
+    evicted_through: int = 0
+    writers: dict[str, ProducerState] = {}
+    writers_evicted_through: int = 0
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    offset: int
+
+
+class CompactionState(StrEnum):
+    WRITING_BLOB = "WRITING_BLOB"
+    WRITING_COMPACTED_INDEX = "WRITING_COMPACTED_INDEX"
+    DELETING_OLD = "DELETING_OLD"
+    UPDATING_CURSOR = "UPDATING_CURSOR"
+
+
+class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The durable breadcrumb of one compaction: names its blob before that exists, so that the collector spares it."""
+
+    state: CompactionState
+    start_offset: int
+    end_offset: int
+    blob: str
+    expected_version: int
+    """Version of the run's highest index entry when the run was chosen."""
+    entry: IndexEntry | None = None
+    """The COMPACTED entry, once the blob is written."""
+
+
+class Cleanup(StrEnum):
+    DELETE = "delete"
+    NONE = "none"
+
+
+class TimestampType(StrEnum):
+    CREATE = "create"
+    APPEND = "append"
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A catalog entry. `deleted` is a tombstone: the name may be created again under the next incarnation."""
+
+    name: str
+    partitions: int
+    incarnation: int = 1
+    directory: str
+    engine: str = "object"
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE
+    created_ms: int = 0
+    deleted: bool = False
+    swept: bool = False
+    """Set on a tombstone once every partition of the deleted topic is closed and its index is gone."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The blobs of the one attempt of a sink's batch that counts, and each partition's next offset when it was chosen."""
+
+    blobs: tuple[str, ...]
+    since: dict[str, int]
+    """`{topic}/{partition}` → the partition's next offset, which tells a first application from a repeated one."""
+
+
+class Sink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """State of one exactly-once writer. `batch` only grows, so that a zombie driver cannot bring back an older one."""
+
+    batch: int = -1
+    manifest: Manifest | None = None
+    """Not yet applied wholly; None once it is."""
+    blob_floor_ms: int = 0
+    finished_ms: int = 0
+    """Uploads stamped up to here belong to finished batches."""
+    touched_ms: int = 0
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot in use. It counts until `expires_ms`; its readers renew it."""
+
+    started_ms: int
+    expires_ms: int
+    owner: str
+
+
+class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a consumer group has come: the next offset it wants."""
+
+    offset: int
+    updated_ms: int
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(record)
+
+
+_decoders: dict[type, msgspec.json.Decoder[object]] = {}
+
+
+def decode(kind: type[T], data: bytes, key: str) -> T:
+    """The record stored under `key`; damage is an error that names it."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        record = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InconsistentReadState(f"metadata key {key} does not hold a {kind.__name__}: {error}") from error
+    assert isinstance(record, kind)
+    return record

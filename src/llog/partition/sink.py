@@ -1,0 +1,201 @@
+"""Exactly-once writing by many tasks and one driver, any of which may die, be repeated, or come back late.
+
+1. A task makes sure that the sink's record exists (`open_sink`), then puts its records as blobs under `sink/{sink}/`.
+2. The driver CASes the record to {batch, manifest}: the blobs of the one attempt that counts. `batch` only grows, so a leftover driver
+   can bring back nothing.
+3. Whoever finds a manifest appends what it names, one append per partition under producer = sink and sequence = batch: repeating
+   that changes nothing. Then the manifest is cleared.
+
+A restarted driver whose batch is in the record already applies the manifest it finds and ignores its own attempt, which may have cut
+the records differently. Blobs are safe from the collector once a manifest names them; before that the record's floor, which the collector
+raises before it decides, makes step 2 fail instead of naming a blob that may be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from llog.batch.columns import Columns, stamped
+from llog.batch.format import Codec
+from llog.batch.shared import PREFIX_BYTES, Body, header_length, pack, unpack_header
+from llog.errors import BlobCollected, InvalidArgument, OutcomeUnknown, StaleWrite, VersionMismatch
+from llog.model import TopicPartition, check_topic_name
+from llog.partition.catalog import Catalog
+from llog.partition.keys import SINK_BLOBS, sink_key
+from llog.partition.log import Log
+from llog.partition.producers import Producer
+from llog.partition.reader import Reader
+from llog.partition.records import Manifest, Sink, decode, encode
+from llog.partition.writer import Writer
+from llog.runtime import stamp_of, uuid7
+from llog.stores.meta import ABSENT
+
+_TOUCH_INTERVAL_MS = 60_000
+_APPLY_CONCURRENCY = 16
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """One blob that a task has put, with what is in it."""
+
+    blob: str
+    bodies: tuple[Body, ...]
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch came to: of this attempt, or of the earlier one that counts (`repeated`)."""
+
+    batch: int
+    blobs: int
+    repeated: bool
+
+
+class SinkUploader:
+    """The task's side: puts blobs for one sink."""
+
+    def __init__(self, log: Log, sink: str, *, codec: Codec = Codec.NONE) -> None:
+        self._log = log
+        self._sink = check_sink(sink)
+        self._codec = codec
+        self._catalog = Catalog(log)
+        self._directories: dict[str, str] = {}
+
+    async def upload(self, groups: Sequence[tuple[TopicPartition, Columns]]) -> Upload:
+        """Puts one blob that holds all groups. Nothing is appended by this."""
+        record = await open_sink(self._log, self._sink)
+        now = self._log.runtime.now_ms()
+        name = f"{SINK_BLOBS}{self._sink}/{uuid7(max(now, record.blob_floor_ms + 1), self._log.runtime.random())}"
+        packed = [(tp, await self._directory(tp), stamped(columns, now)) for tp, columns in groups]
+        parts, bodies = pack(packed, writer=f"sink:{self._sink}", created_at_ms=now, codec=self._codec)
+        await self._log.blobs.put(name, parts)
+        return Upload(name, tuple(bodies))
+
+    async def _directory(self, tp: TopicPartition) -> str:
+        if tp.topic not in self._directories:
+            self._directories[tp.topic] = (await self._catalog.partition(tp)).directory
+        return self._directories[tp.topic]
+
+
+async def open_sink(log: Log, sink: str) -> Sink:
+    """The sink's record, created if there is none, and marked as in use: before any upload, so that the collector knows of it."""
+    key = sink_key(check_sink(sink))
+    while True:
+        found = await log.meta.get(key)
+        now = log.runtime.now_ms()
+        if found is None:
+            record, expected = Sink(touched_ms=now), ABSENT
+        else:
+            known = decode(Sink, found.value, key)
+            if abs(now - known.touched_ms) < _TOUCH_INTERVAL_MS:
+                return known
+            record, expected = msgspec.structs.replace(known, touched_ms=now), found.version
+        try:
+            await log.meta.put(key, encode(record), expected=expected)
+        except (VersionMismatch, OutcomeUnknown):
+            continue
+        return record
+
+
+async def publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) -> Published:
+    """Makes this batch of the sink part of the log, once, whatever was done for it before.
+
+    `StaleWrite` if the sink is past this batch; `BlobCollected` if an upload waited too long: then nothing was written.
+    """
+    key = sink_key(check_sink(sink))
+    if batch < 0:
+        raise InvalidArgument(f"batches of a sink count from 0: {batch}")
+    bodies = {upload.blob: upload.bodies for upload in uploads}
+    mine: Manifest | None = None
+    while True:
+        found = await log.meta.get(key)
+        if found is None:
+            raise StaleWrite(f"sink {sink} is gone: its write was finished and forgotten, or never began")
+        record = decode(Sink, found.value, key)
+        if record.manifest is not None:
+            await _apply(log, sink, record.batch, record.manifest, bodies)
+            await _finish(log, key, record.batch)
+        if record.batch > batch:
+            raise StaleWrite(
+                f"sink {sink} has come to batch {record.batch}: batch {batch} is a leftover of an older run"
+            )
+        if record.batch == batch:
+            blobs = len(record.manifest.blobs) if record.manifest else 0
+            return Published(batch=batch, blobs=blobs, repeated=mine is None or record.manifest not in (None, mine))
+        if record.manifest is not None:
+            continue
+        _check_floor(sink, record, uploads)
+        mine = await _manifest(log, uploads) if uploads else None
+        named = msgspec.structs.replace(record, batch=batch, manifest=mine, touched_ms=log.runtime.now_ms())
+        try:
+            await log.meta.put(key, encode(named), expected=found.version)
+        except (VersionMismatch, OutcomeUnknown):
+            pass  # look again: what the record says now is what counts
+
+
+async def forget_sink(log: Log, sink: str) -> None:
+    """Removes the record of a finished write that nobody will repeat."""
+    await log.meta.delete(sink_key(check_sink(sink)))
+
+
+def check_sink(sink: str) -> str:
+    return check_topic_name(sink)
+
+
+def _check_floor(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
+    for upload in uploads:
+        stamp = stamp_of(upload.blob)
+        if stamp is None or stamp < record.blob_floor_ms:
+            raise BlobCollected(
+                f"blob {upload.blob} of sink {sink} waited longer than the collector's grace period before its batch was "
+                "committed: run the batch again, or raise LLOG_COLLECT_GRACE_MS"
+            )
+
+
+async def _manifest(log: Log, uploads: Sequence[Upload]) -> Manifest:
+    reader = Reader(log)
+    since = {}
+    for tp in sorted({TopicPartition(body.topic, body.partition) for upload in uploads for body in upload.bodies}):
+        since[str(tp)] = (await reader.bounds(tp)).next_offset
+    return Manifest(blobs=tuple(upload.blob for upload in uploads), since=since)
+
+
+async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Mapping[str, tuple[Body, ...]]) -> None:
+    """Appends what the manifest names: per partition in one append, in the manifest's order."""
+    sources: dict[TopicPartition, list[tuple[str, Body]]] = {}
+    for blob in manifest.blobs:
+        for body in known.get(blob) or await read_directory(log, blob):
+            sources.setdefault(TopicPartition(body.topic, body.partition), []).append((blob, body))
+    writer = Writer(log)
+    slots = asyncio.Semaphore(_APPLY_CONCURRENCY)
+
+    async def append(tp: TopicPartition, bodies: list[tuple[str, Body]]) -> None:
+        producer = Producer(id=f"sink:{sink}", sequence=batch, since=manifest.since[str(tp)], dense=False)
+        async with slots:
+            await writer.append_uploaded(tp, bodies, producer)
+
+    await asyncio.gather(*(append(tp, bodies) for tp, bodies in sources.items()))
+
+
+async def _finish(log: Log, key: str, batch: int) -> None:
+    """Clears the manifest of this batch, which is applied wholly."""
+    while True:
+        found = await log.meta.get(key)
+        record = decode(Sink, found.value, key) if found else None
+        if found is None or record is None or record.batch != batch or record.manifest is None:
+            return
+        now = log.runtime.now_ms()
+        done = msgspec.structs.replace(record, manifest=None, finished_ms=max(now, record.finished_ms), touched_ms=now)
+        try:
+            await log.meta.put(key, encode(done), expected=found.version)
+        except (VersionMismatch, OutcomeUnknown):
+            continue
+        return
+
+
+async def read_directory(log: Log, blob: str) -> tuple[Body, ...]:
+    """What a shared blob says it holds."""
+    start = await log.blobs.get_range(blob, 0, PREFIX_BYTES)
+    header = unpack_header(await log.blobs.get_range(blob, 0, header_length(start)))
+    return tuple(header.partitions)

@@ -1,0 +1,111 @@
+"""Where a range of records lies, resolved once and small enough to plan reads over millions of index entries.
+
+Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from llog.errors import InconsistentReadState, OffsetOutOfRange
+from llog.model import TopicPartition
+from llog.partition.keys import end_offset_of
+from llog.partition.log import Log
+from llog.partition.reader import Reader, pending_pieces
+from llog.partition.records import IndexEntry, decode
+from llog.stores.meta import after
+
+_PAGE = 5000
+
+
+class Extent(NamedTuple):
+    """Consecutive records in one range of bytes of one blob."""
+
+    start_offset: int
+    end_offset: int
+    data_uri: str
+    byte_offset: int
+    byte_length: int
+    encoding: str
+
+
+class Snapshot:
+    """Extents by rising offset, without gaps or overlaps, in columns: a tenth of what as many objects would take."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self._numbers = array("q")
+        self._uris: list[str] = []
+        self._encodings: list[str] = []
+        self._names: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._uris)
+
+    def __getitem__(self, place: int) -> Extent:
+        place = range(len(self))[place]
+        start, end, byte_offset, byte_length = self._numbers[4 * place : 4 * place + 4]
+        return Extent(start, end, self._uris[place], byte_offset, byte_length, self._encodings[place])
+
+    def __iter__(self) -> Iterator[Extent]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def byte_size(self) -> int:
+        return sum(self._numbers[3::4])
+
+    def part(self, first: int, last: int) -> Snapshot:
+        """The extents from place `first` up to `last`, exclusive."""
+        part = Snapshot(self.tp)
+        part._numbers = self._numbers[4 * first : 4 * last]
+        part._uris, part._encodings = self._uris[first:last], self._encodings[first:last]
+        return part
+
+    def add(self, start_offset: int, end_offset: int, entry: IndexEntry) -> None:
+        """Adds an extent that ends above all others, and drops those inside it: a zombie's entries in a compacted range."""
+        while self._uris and self._numbers[-4] >= start_offset:
+            del self._numbers[-4:], self._uris[-1], self._encodings[-1]
+        self._numbers.extend((start_offset, end_offset, entry.byte_offset, entry.byte_length))
+        self._uris.append(self._names.setdefault(entry.data_uri, entry.data_uri))
+        self._encodings.append(self._names.setdefault(entry.encoding, entry.encoding))
+
+    def check_whole(self, start: int, stop: int) -> None:
+        expected = start
+        for extent in self:
+            if extent.start_offset > expected or (extent.start_offset < expected and expected != start):
+                break
+            expected = extent.end_offset + 1
+        if expected < stop:
+            raise InconsistentReadState(
+                f"the index of {self.tp} has a gap at offset {expected}: records up to {stop - 1} should be there"
+            )
+
+
+async def take_snapshot(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
+    """The extents that hold [start, stop), the first and last of which may reach beyond it. Reads no blob."""
+    keys, control = await Reader(log).control(tp)
+    if start < control.log_start_offset or stop > control.sequence_counter:
+        outside = start if start < control.log_start_offset else stop
+        raise OffsetOutOfRange(str(tp), outside, control.log_start_offset, control.sequence_counter)
+    snapshot = Snapshot(tp)
+    if start >= stop:
+        return snapshot
+    key, end, covered = keys.entry(start), after(keys.index), start - 1
+    while covered < stop - 1:
+        page = await log.meta.range(key, end, _PAGE)
+        for found in page:
+            entry = decode(IndexEntry, found.value, found.key)
+            covered = end_offset_of(found.key)
+            snapshot.add(covered - entry.msg_count + 1, covered, entry)
+            if covered >= stop - 1:
+                break
+        if len(page) < _PAGE:
+            break
+        key = page[-1].key + "\x00"
+    for piece in pending_pieces(control):
+        if piece.end_offset > covered and piece.start_offset < stop:
+            snapshot.add(*piece)
+    snapshot.check_whole(start, stop)
+    return snapshot

@@ -1,0 +1,55 @@
+"""Clock, randomness and sleep, handed in from outside so that the simulation runs the code that ships."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Protocol
+
+
+class Runtime(Protocol):
+    """What the protocol code may know of the world."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since 1970. May jump; nothing's safety may depend on it."""
+
+    def random(self) -> random.Random:
+        """Source of names and jitter."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait at least so long."""
+
+
+class SystemRuntime:
+    """The real world."""
+
+    def __init__(self) -> None:
+        self._random = random.Random()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def random(self) -> random.Random:
+        return self._random
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def uuid7(stamp_ms: int, source: random.Random) -> str:
+    """A UUIDv7 of this stamp, so that names sort by time and carry their stamp."""
+    value = (stamp_ms & ((1 << 48) - 1)) << 80 | 0x7 << 76 | source.getrandbits(12) << 64 | 0b10 << 62
+    text = f"{value | source.getrandbits(62):032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def stamp_of(name: str) -> int | None:
+    """The stamp in the UUIDv7 at the end of `name`, or None when it ends in no UUIDv7."""
+    text = name[-36:]
+    if len(text) != 36 or text[8] != "-" or text[13] != "-" or text[14] != "7":
+        return None
+    try:
+        return int(text[:8] + text[9:13], 16)
+    except ValueError:
+        return None

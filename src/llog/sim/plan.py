@@ -1,0 +1,68 @@
+"""What a seed decides before anything runs: who takes part, how often things go wrong, and how badly."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from llog.sim.stores import Faults
+
+STEPS = 8_000
+
+
+class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
+    roles: dict[str, int]
+    """How many processes of each role."""
+    faults: Faults
+    skew_ms_max: int
+    """Clocks differ by at most twice this, which is less than the slack of a pin."""
+    crash_every: float
+    stall_every: float
+    """Mean seconds between two of a kind, over all processes."""
+    grace_ms: int
+    sink_open_ms: int
+    max_offsets: int
+    idle_ms: int
+    retention_ms: int
+    batches: int
+
+
+def draw_plan(source: random.Random) -> SimPlan:
+    """Not everything at once: what a seed leaves out gives the rest more room."""
+
+    def some(low: int, high: int, chance: float = 1.0) -> int:
+        return source.randint(low, high) if source.random() < chance else 0
+
+    bad = source.random() < 0.85
+    return SimPlan(
+        roles={
+            "writer": some(1, 2),
+            "producer": some(1, 2, 0.7),
+            "reader": 1,
+            "snapshot": some(1, 2, 0.6),
+            "compactor": some(1, 3, 0.9),
+            "retainer": some(1, 1, 0.5),
+            "collector": some(1, 2, 0.9),
+            "deleter": some(1, 1, 0.3),
+            "fencer": some(1, 1, 0.4),
+            "driver": some(1, 1, 0.6),
+        },
+        faults=Faults(
+            unavailable=source.choice((0.0, 0.005, 0.03)) if bad else 0.0,
+            lost_answer=source.choice((0.0, 0.01, 0.05)) if bad else 0.0,
+            late_effect=source.choice((0.0, 0.0, 0.01)) if bad else 0.0,
+            throttled=source.choice((0.0, 0.02, 0.1)),
+            delay=source.choice((0.002, 0.05, 0.3)),
+            throttle_delay=source.choice((1.0, 20.0)),
+        ),
+        skew_ms_max=source.choice((0, 1_000, 50_000)),
+        crash_every=source.choice((5.0, 20.0, 1e9)) if bad else 1e9,
+        stall_every=source.choice((3.0, 10.0, 1e9)),
+        grace_ms=source.choice((0, 500, 5_000, 20_000)),
+        sink_open_ms=source.choice((500, 10_000, 100_000)),
+        max_offsets=source.choice((4, 12, 1_000)),
+        idle_ms=source.choice((0, 3_000, 60_000)),
+        retention_ms=source.choice((5_000, 60_000)),
+        batches=source.randint(2, 8),
+    )

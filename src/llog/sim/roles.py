@@ -1,0 +1,283 @@
+"""What the simulated processes do, each for ever: the calls that brokers, jobs and Spark make, with random pauses.
+
+A role ends only by being killed. An error that a caller may meet is taken as one would; any other is a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llog.errors import (
+    BlobNotFound,
+    Contention,
+    LlogError,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    PartitionFenced,
+    PartitionNotInitialized,
+    StoreUnavailable,
+    TopicExists,
+    TopicNotFound,
+    UnknownProducer,
+)
+from llog.model import Record, TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.collector import Collector, CollectorOptions
+from llog.partition.compactor import CompactionResult, Compactor, CompactorOptions
+from llog.partition.fencing import fence, unfence
+from llog.partition.log import Log
+from llog.partition.pins import pin, release
+from llog.partition.producers import Producer
+from llog.partition.reader import Reader, decode_located
+from llog.partition.retention import retain, trim
+from llog.partition.snapshot import take_snapshot
+from llog.partition.writer import AppendResult, Group, Writer, WriterOptions
+from llog.sim.history import Violation
+from llog.sim.process import Process
+
+if TYPE_CHECKING:
+    from llog.sim.world import World
+
+STABLE = "stable"
+"""A topic that is never deleted, of two partitions."""
+FLEETING = "fleeting"
+"""A topic of one partition that may be fenced, deleted and created again."""
+PARTITIONS = (TopicPartition(STABLE, 0), TopicPartition(STABLE, 1), TopicPartition(FLEETING, 0))
+
+_BAD_DAY = (StoreUnavailable, OutcomeUnknown, Contention)
+_TOPIC_GONE = (TopicNotFound, PartitionNotInitialized, PartitionFenced)
+_PIN_LEASE_MS = 60_000
+_ATTEMPTS_MAX = 25
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """What an idempotent producer has written down before it sends it."""
+
+    tp: TopicPartition
+    producer: Producer
+    payloads: tuple[bytes, ...]
+
+
+def met(error: LlogError, *allowed: type[LlogError]) -> None:
+    """Takes an error that may be met; any other is raised."""
+    if not isinstance(error, (*_BAD_DAY, *allowed)):
+        raise error
+
+
+async def writer(world: World, me: Process, log: Log) -> None:
+    """Appends what it never repeats, sometimes several appends at a time."""
+    draw = me.runtime.random()
+    client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    number = 0
+    while True:
+        await me.runtime.sleep(draw.expovariate(1.0))
+        calls: list[list[Group]] = []
+        for _ in range(draw.choice((1, 1, 1, 3))):
+            groups = []
+            for tp in draw.sample(PARTITIONS, draw.choice((1, 1, 2))):
+                records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
+                number += len(records)
+                groups.append(Group(topic=tp.topic, partition=tp.partition, records=records))
+            calls.append(groups)
+        answers = await asyncio.gather(*(_append(client, groups) for groups in calls))
+        for groups, results in zip(calls, answers, strict=True):
+            for group, result in zip(groups, results, strict=True):
+                _acknowledge(world, me, group, result)
+
+
+async def _append(client: Writer, groups: list[Group]) -> list[AppendResult | LlogError]:
+    try:
+        return await client.append(groups)
+    except LlogError as error:
+        return [error] * len(groups)
+
+
+def _acknowledge(world: World, me: Process, group: Group, result: AppendResult | LlogError) -> None:
+    if isinstance(result, LlogError):
+        met(result, *_TOPIC_GONE)
+        return
+    payloads = [record.payload or b"" for record in group.records if isinstance(record, Record)]
+    if result.end_offset - result.start_offset + 1 != len(payloads):
+        raise Violation(f"I3: an append of {len(payloads)} records was answered {result}")
+    world.history.acknowledged(
+        me.name, group.topic, group.partition, result.start_offset, payloads, repeated=result.repeated
+    )
+
+
+async def producer(world: World, me: Process, log: Log) -> None:
+    """Idempotent: writes down what it will send, and sends that until it knows; also after a restart, under the same sequence."""
+    draw = me.runtime.random()
+    while world.is_newest(me):
+        await me.runtime.sleep(draw.expovariate(1.0))
+        if not world.is_newest(me):
+            return
+        if me.role not in world.in_flight:
+            tp = TopicPartition(STABLE, draw.randrange(2))
+            sequence, since = world.sequences.get((me.role, tp), (0, 1))
+            payloads = tuple(f"{me.name}.{tp}.{sequence}.{i}".encode() for i in range(draw.randint(1, 3)))
+            identity = Producer(id=me.role, sequence=sequence, since=since)
+            world.in_flight[me.role] = InFlight(tp, identity, payloads)
+        await send(world, me, log)
+
+
+async def send(world: World, me: Process, log: Log) -> None:
+    """One attempt to have what is in flight acknowledged."""
+    sent = world.in_flight[me.role]
+    client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    records = [Record(payload=payload) for payload in sent.payloads]
+    group = Group(topic=sent.tp.topic, partition=sent.tp.partition, records=records, producer=sent.producer)
+    result = (await _append(client, [group]))[0]
+    newest = world.is_newest(me) and world.in_flight.get(me.role) == sent
+    if isinstance(result, LlogError):
+        # A leftover process may repeat a sequence long after its successor has gone on.
+        met(result, *(() if newest else (OutOfOrderSequence, UnknownProducer)))
+        return
+    _acknowledge(world, me, group, result)
+    if newest:
+        del world.in_flight[me.role]
+        world.sequences[me.role, sent.tp] = (sent.producer.sequence + 1, result.end_offset + 1)
+
+
+async def reader(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    client = Reader(log)
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.5))
+        tp = draw.choice(PARTITIONS)
+        try:
+            bounds = await client.bounds(tp)
+            offset = draw.randint(bounds.log_start_offset, bounds.next_offset)
+            what = draw.randrange(4)
+            if what == 0:
+                await client.wait(tp, offset, 1.0)
+            elif what == 1:
+                await client.offset_for_time(tp, me.runtime.now_ms() - draw.randrange(100_000))
+            elif what == 2 and offset < bounds.next_offset:
+                record = await client.read_offset(tp, offset)
+                world.history.read(*tp, offset, [record.payload])
+            else:
+                for batch in await client.read(tp, offset, max_bytes=draw.choice((1, 1000, 1 << 20))):
+                    world.history.read(*tp, batch.start_offset, batch.columns.values.to_pylist())
+        except LlogError as error:
+            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+
+
+async def snapshot(world: World, me: Process, log: Log) -> None:
+    """Pins, resolves, waits, and only then reads: as the tasks of a Spark job do."""
+    draw = me.runtime.random()
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.2))
+        tp = draw.choice(PARTITIONS)
+        try:
+            expires_ms = me.runtime.now_ms() + _PIN_LEASE_MS
+            pin_id = await pin(log, me.name, _PIN_LEASE_MS)
+            bounds = await Reader(log).bounds(tp)
+            start = draw.randint(bounds.log_start_offset, bounds.next_offset)
+            stop = draw.randint(start, bounds.next_offset)
+            extents = list(await take_snapshot(log, tp, start, stop))
+            for extent in extents:
+                await me.runtime.sleep(draw.choice((0.1, 20.0)) * draw.random())
+                try:
+                    data = await log.blobs.get_range(
+                        log.blob_name(extent.data_uri), extent.byte_offset, extent.byte_length
+                    )
+                except BlobNotFound as error:
+                    if me.runtime.now_ms() >= expires_ms:
+                        break  # the lease may have run out
+                    raise Violation(f"I6: {me.name} has pinned {tp}, but {extent} is gone") from error
+                columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
+                world.history.read(*tp, extent.start_offset, columns.values.to_pylist())
+            if draw.random() < 0.8:
+                await release(log, pin_id)
+        except LlogError as error:
+            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+
+
+async def compactor(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    plan = world.plan
+    client = Compactor(log, CompactorOptions(max_offsets=plan.max_offsets, idle_ms=plan.idle_ms, concurrency=2))
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.4))
+        try:
+            if draw.random() < 0.4:
+                results = await client.compact_many(PARTITIONS, claim=draw.random() < 0.7)
+            else:
+                results = [await client.compact_once(draw.choice(PARTITIONS), force=draw.random() < 0.2)]
+        except LlogError as error:
+            met(error, *_TOPIC_GONE)
+            continue
+        for result in results:
+            check_compaction(result)
+
+
+def check_compaction(result: CompactionResult) -> None:
+    if result.damaged:
+        raise Violation(f"I1: a compactor found damage: {result.damaged}")
+    if result.error is not None:
+        met(result.error, *_TOPIC_GONE)
+
+
+async def retainer(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.1))
+        tp = draw.choice(PARTITIONS)
+        try:
+            if draw.random() < 0.3:
+                bounds = await Reader(log).bounds(tp)
+                await trim(log, tp, draw.randint(bounds.log_start_offset, bounds.next_offset))
+            else:
+                await retain(
+                    log,
+                    tp,
+                    retention_ms=world.plan.retention_ms,
+                    retention_bytes=draw.choice((None, 500, 5_000)),
+                    now_ms=me.runtime.now_ms(),
+                )
+        except LlogError as error:
+            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+
+
+async def collector(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    options = CollectorOptions(grace_ms=world.plan.grace_ms, sink_open_ms=world.plan.sink_open_ms)
+    client = Collector(log, options)
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.3))
+        try:
+            await client.collect_once()
+        except LlogError as error:
+            met(error)
+
+
+async def deleter(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    catalog = Catalog(log)
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.03))
+        try:
+            await catalog.delete(FLEETING)
+        except LlogError as error:
+            met(error, TopicNotFound)
+        await me.runtime.sleep(draw.expovariate(0.5))
+        try:
+            await catalog.create(FLEETING)
+        except LlogError as error:
+            met(error, TopicExists)
+
+
+async def fencer(world: World, me: Process, log: Log) -> None:
+    draw = me.runtime.random()
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.1))
+        try:
+            await fence(log, PARTITIONS[2])
+            await me.runtime.sleep(draw.expovariate(1.0))
+            await unfence(log, PARTITIONS[2])
+        except LlogError as error:
+            met(error, *_TOPIC_GONE)

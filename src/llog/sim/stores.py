@@ -1,0 +1,256 @@
+"""The two stores as a process sees them over a bad network.
+
+A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never arrive
+(`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is dead or stalled. A write whose
+caller was told `OutcomeUnknown` may even take effect after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
+from llog.sim.loop import SimLoop
+from llog.sim.trace import Trace
+from llog.stores.blobs import BlobInfo, Buffer
+from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.meta import Entry, Put
+from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+
+T = TypeVar("T")
+
+
+class Faults(msgspec.Struct, kw_only=True):
+    """How bad the network is: probabilities per call, delays in seconds."""
+
+    unavailable: float = 0.0
+    lost_answer: float = 0.0
+    late_effect: float = 0.0
+    throttled: float = 0.0
+    delay: float = 0.01
+    throttle_delay: float = 2.0
+
+
+class Watcher(Protocol):
+    """Sees every change at the servers, in the order in which they happen."""
+
+    def meta_put(self, key: str, old: bytes | None, new: bytes) -> None: ...
+
+    def meta_removed(self, removed: Sequence[tuple[str, bytes]]) -> None: ...
+
+    def blobs_removed(self, names: Sequence[str]) -> None: ...
+
+
+class WatchedMeta(MemoryMeta):
+    """The metadata server, every change of which is shown to the watcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watcher: Watcher | None = None
+
+    def value(self, key: str) -> bytes | None:
+        found = self._entries.get(key)
+        return None if found is None else found.value
+
+    def below(self, prefix: str) -> list[tuple[str, bytes]]:
+        low, high = self._slice(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
+        return [(key, self._entries[key].value) for key in self._keys[low:high]]
+
+    def _put(self, key: str, value: bytes, expected: int | None, session: int | None) -> int:
+        old = self.value(key)
+        version = super()._put(key, value, expected, session)
+        if self.watcher is not None:
+            self.watcher.meta_put(key, old, value)
+        return version
+
+    def _remove(self, key: str) -> None:
+        removed = [(key, self._entries[key].value)]
+        super()._remove(key)
+        if self.watcher is not None:
+            self.watcher.meta_removed(removed)
+
+    def _delete_range(self, start: str, end: str) -> None:
+        low, high = self._slice(start, end)
+        removed = [(key, self._entries[key].value) for key in self._keys[low:high]]
+        super()._delete_range(start, end)
+        if self.watcher is not None:
+            self.watcher.meta_removed(removed)
+
+
+class WatchedBlobs(MemoryBlobStore):
+    """A client of the blob server, whose deletes are shown to the watcher."""
+
+    def __init__(self, server: MemoryBlobs, watcher: Watcher) -> None:
+        super().__init__(server, uri="memory://sim")
+        self._watcher = watcher
+
+    async def delete_many(self, names: Sequence[str]) -> None:
+        there = [name for name in names if name in self.server.blobs]
+        await super().delete_many(names)
+        self._watcher.blobs_removed(there)
+
+
+class Network:
+    """Carries calls to the servers and answers back."""
+
+    def __init__(self, loop: SimLoop, source: random.Random, faults: Faults, trace: Trace) -> None:
+        self.faults = faults
+        self.failures: list[BaseException] = []
+        """What an effect raised that no caller may meet: the watcher's findings."""
+        self._loop = loop
+        self._source = source
+        self._trace = trace
+
+    async def call(self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool) -> T:
+        faults, draw, loop = self.faults, self._source.random, self._loop
+        arrival = faults.delay * draw()
+        if draw() < faults.throttled:
+            self._trace.count("throttled")
+            arrival += faults.throttle_delay * draw()
+        if draw() < faults.unavailable:
+            await asyncio.sleep(arrival)
+            self._trace.add(f"{who} {what}: unavailable")
+            raise StoreUnavailable("simulated: the store cannot be reached")
+        answer: asyncio.Future[T] = loop.create_future()
+        lost = draw() < faults.lost_answer
+        late = write and draw() < faults.late_effect
+        back = faults.delay * draw()
+
+        def arrive() -> None:
+            outcome = self._apply(who, what, effect)
+            if not late:
+                loop.call_world(back, lambda: self._answer(answer, outcome, lost, write))
+
+        if late:
+            self._trace.count("late effects")
+            loop.call_world(arrival + faults.throttle_delay * 2 * draw(), arrive)
+            await asyncio.sleep(arrival + back)
+            raise OutcomeUnknown("simulated: no answer came")
+        loop.call_world(arrival, arrive)
+        return await answer
+
+    def _apply(self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T | LlogError:
+        self._trace.count("operations")
+        try:
+            effect().send(None)
+        except StopIteration as done:
+            self._trace.add(f"{who} {what}")
+            result: T = done.value
+            return result
+        except LlogError as error:
+            self._trace.add(f"{who} {what}: {error.code}")
+            return error
+        except BaseException as error:
+            self._trace.add(f"{who} {what}")
+            self.failures.append(error)
+            return StoreUnavailable("simulated: the run is over")
+        raise AssertionError("a store in memory never waits")
+
+    def _answer(self, answer: asyncio.Future[T], outcome: T | LlogError, lost: bool, write: bool) -> None:
+        if answer.done():
+            return
+        if lost:
+            self._trace.count("lost answers")
+            error = OutcomeUnknown if write else StoreUnavailable
+            answer.set_exception(error("simulated: the answer was lost"))
+        elif isinstance(outcome, LlogError):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+
+class SimMetaStore:
+    """`MetaStore` of one process."""
+
+    def __init__(self, network: Network, server: MemoryMeta, who: str) -> None:
+        self.client = MemoryMetaStore(server)
+        self._network = network
+        self._who = who
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._call(f"get {key}", lambda: self.client.get(key), write=False)
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        return await self._call(
+            f"put {key} at {expected}", lambda: self.client.put(key, value, expected=expected, ephemeral=ephemeral)
+        )
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        what = "put_many " + ", ".join(f"{put.key} at {put.expected}" for put in puts)
+        return await self._call(what, lambda: self.client.put_many(puts))
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        return await self._call(f"delete {key} at {expected}", lambda: self.client.delete(key, expected=expected))
+
+    async def delete_range(self, start: str, end: str) -> None:
+        await self._call(f"delete_range {start} {end}", lambda: self.client.delete_range(start, end))
+
+    async def floor(self, key: str) -> Entry | None:
+        return await self._call(f"floor {key}", lambda: self.client.floor(key), write=False)
+
+    async def ceiling(self, key: str) -> Entry | None:
+        return await self._call(f"ceiling {key}", lambda: self.client.ceiling(key), write=False)
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        return await self._call(f"range {start}", lambda: self.client.range(start, end, limit), write=False)
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        return await self._call(f"keys {start}", lambda: self.client.keys(start, end, limit), write=False)
+
+    def watch(self, prefix: str) -> AsyncIterator[None]:
+        return self.client.watch(prefix)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def _call(self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool = True) -> T:
+        return await self._network.call(self._who, what, effect, write=write)
+
+
+class SimBlobStore:
+    """`BlobStore` of one process."""
+
+    def __init__(self, network: Network, server: MemoryBlobs, watcher: Watcher, who: str) -> None:
+        self._client = WatchedBlobs(server, watcher)
+        self._network = network
+        self._who = who
+        self.uri = self._client.uri
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        await self._call(f"blob put {name}", lambda: self._client.put(name, parts))
+
+    async def get(self, name: str) -> Buffer:
+        return await self._call(f"blob get {name}", lambda: self._client.get(name), write=False)
+
+    async def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        return await self._call(f"blob get {name}", lambda: self._client.get_range(name, offset, length), write=False)
+
+    async def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        return await self._call(f"blob get {name}", lambda: self._client.get_ranges(name, ranges), write=False)
+
+    async def head(self, name: str) -> BlobInfo | None:
+        return await self._call(f"blob head {name}", lambda: self._client.head(name), write=False)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[list[BlobInfo]]:
+        while page := await self._call(f"blob list {prefix}", lambda: self._page(prefix, start_after), write=False):
+            yield page
+            start_after = page[-1].name
+
+    async def delete_many(self, names: Sequence[str]) -> None:
+        await self._call(f"blob delete {' '.join(names)}", lambda: self._client.delete_many(names))
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def _page(self, prefix: str, start_after: str) -> Sequence[BlobInfo]:
+        async for page in self._client.list(prefix, start_after=start_after):
+            return page
+        return []
+
+    async def _call(self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool = True) -> T:
+        return await self._network.call(self._who, what, effect, write=write)

@@ -1,0 +1,128 @@
+"""From rows of a DataFrame to columns by partition: whole batches at a time, no loop over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llog.batch.columns import Columns, byte_size, concat, headers_from_arrow
+from llog.batch.partitioning import partitions_for_keys
+from llog.errors import InvalidArgument, TopicExists, TopicNotFound
+from llog.model import TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.records import Topic
+from llog.spark.options import WriteOptions
+
+_RECORD_OVERHEAD_BYTES = 8
+
+
+class RowGroups:
+    """Rows that wait to be uploaded, by the partition they go to, in the order they came."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._topics: dict[str, Topic] = {}
+        self._waiting: dict[TopicPartition, list[Columns]] = {}
+        self._sticky = 0
+        self.size = 0
+        """About how many bytes wait."""
+
+    async def add(self, log: Log, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        columns = {name.lower(): batch.column(place) for place, name in enumerate(batch.schema.names)}
+        rows = _columns(columns)
+        names = columns.get("topic")
+        if self._options.topic is not None:
+            await self._add_topic(log, self._options.topic, columns, rows)
+            return
+        assert names is not None
+        if names.null_count:
+            raise InvalidArgument("a row has no topic: its column 'topic' is null, and the option topic is not set")
+        for name in pc.unique(names).to_pylist():
+            chosen = pa.array(np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False)))
+            part = {column: values.take(chosen) for column, values in columns.items()}
+            await self._add_topic(log, name, part, _columns(part))
+
+    def take(self) -> list[tuple[TopicPartition, Columns]]:
+        """All that waits; nothing waits afterwards."""
+        taken = [(tp, concat(parts)) for tp, parts in sorted(self._waiting.items())]
+        self._waiting, self.size = {}, 0
+        return taken
+
+    async def _add_topic(self, log: Log, name: str, columns: dict[str, pa.Array], rows: Columns) -> None:
+        topic = await self._topic(log, name)
+        partitions = self._partitions(topic, columns, rows)
+        order = np.argsort(partitions, kind="stable")
+        bounds = np.searchsorted(partitions[order], np.arange(topic.partitions + 1))
+        for partition in np.unique(partitions):
+            chosen = pa.array(order[bounds[partition] : bounds[partition + 1]])
+            part = rows if len(chosen) == rows.count else _taken(rows, chosen)
+            self._waiting.setdefault(TopicPartition(name, int(partition)), []).append(part)
+            self.size += byte_size(part) + _RECORD_OVERHEAD_BYTES * part.count
+
+    def _partitions(
+        self, topic: Topic, columns: dict[str, pa.Array], rows: Columns
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Where each row goes: as its column says, else by its key, else all that have neither to one, in turn."""
+        self._sticky = (self._sticky + 1) % topic.partitions
+        chosen = np.full(rows.count, -1, dtype=np.int64)
+        if rows.keys is not None:
+            chosen = partitions_for_keys(rows.keys, topic.partitions)
+        chosen[chosen < 0] = self._sticky
+        named = columns.get("partition")
+        if named is not None:
+            wanted = named.fill_null(-1).to_numpy(zero_copy_only=False)
+            beyond = wanted[(wanted >= topic.partitions) | (wanted < -1)]
+            if len(beyond):
+                raise InvalidArgument(
+                    f"a row names partition {beyond[0]} of topic {topic.name!r}, which has {topic.partitions}"
+                )
+            chosen = np.where(wanted >= 0, wanted, chosen).astype(np.int64)
+        return chosen
+
+    async def _topic(self, log: Log, name: str) -> Topic:
+        if name not in self._topics:
+            self._topics[name] = await ensure_topic(log, name, self._options.create_topic_partitions)
+        return self._topics[name]
+
+
+async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:
+    """The topic, created with so many partitions if there is none; `TopicNotFound` if none are given."""
+    catalog = Catalog(log)
+    try:
+        return await catalog.get(name)
+    except TopicNotFound:
+        if partitions is None:
+            raise
+    try:
+        return await catalog.create(name, partitions)
+    except TopicExists:
+        return await catalog.get(name)
+
+
+def _columns(columns: dict[str, pa.Array]) -> Columns:
+    key, timestamp, headers = columns.get("key"), columns.get("timestamp"), columns.get("headers")
+    times = None
+    if timestamp is not None and timestamp.null_count < len(timestamp):
+        times = pc.floor_temporal(timestamp, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+    keys = None if key is None or key.null_count == len(key) else key.cast(pa.binary())
+    return Columns(
+        values=columns["value"].cast(pa.binary()),
+        keys=keys,
+        timestamps=times,
+        headers=None if headers is None else headers_from_arrow(headers),
+        append_runs=(),
+    )
+
+
+def _taken(rows: Columns, places: pa.Array) -> Columns:
+    return Columns(
+        values=rows.values.take(places),
+        keys=None if rows.keys is None else rows.keys.take(places),
+        timestamps=None if rows.timestamps is None else rows.timestamps.take(places),
+        headers=None if rows.headers is None else rows.headers.take(places),
+        append_runs=(),
+    )

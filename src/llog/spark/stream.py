@@ -1,0 +1,277 @@
+"""A stream of micro-batches. An offset is `{"incarnations": {topic: n}, "offsets": {topic: {partition: next offset}}}`.
+
+Spark compares offsets as JSON text, so their keys are sorted. The incarnation tells a topic that was deleted and created again from
+one whose records are gone by retention.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from llog.errors import DataLoss, InvalidArgument, LlogError, StoreUnavailable
+from llog.model import TopicPartition
+from llog.partition.groups import commit as commit_group
+from llog.partition.log import Log
+from llog.partition.pins import pin, release
+from llog.partition.reader import Reader
+from llog.partition.records import Topic
+from llog.spark.fetching import PIN_LEASE_MS, logger, report_loss
+from llog.spark.limits import cut_by_bytes, cut_by_records
+from llog.spark.offsets import (
+    Range,
+    existing_topics,
+    read_bounds,
+    resolve_position,
+    selected_partitions,
+    selected_topics,
+    within_bounds,
+)
+from llog.spark.options import ReadOptions, read_options
+from llog.spark.planning import ReadTask, plan_tasks
+from llog.spark.process import run
+from llog.spark.schema import chosen_columns
+from llog.spark.source import read_task
+
+T = TypeVar("T")
+
+_UNAVAILABLE_ATTEMPTS = 6
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a stream is: the next offset it wants of every partition it knows."""
+
+    offsets: dict[TopicPartition, int]
+    incarnations: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        offsets: dict[str, dict[str, int]] = {}
+        for tp in sorted(self.offsets):
+            offsets.setdefault(tp.topic, {})[str(tp.partition)] = self.offsets[tp]
+        return {"incarnations": dict(sorted(self.incarnations.items())), "offsets": offsets}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Place:
+        offsets = {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in value["offsets"].items()
+            for partition, offset in partitions.items()
+        }
+        return Place(offsets, {topic: int(number) for topic, number in value["incarnations"].items()})
+
+
+class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Lives in one process for a whole run of a query; `read` runs on copies of it in the tasks."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self._given = options
+        self._schema = schema
+        self._checked: ReadOptions | None = None
+        self._initial: Place | None = None
+        self._target: dict[TopicPartition, int] | None = None
+        self._last_advance = time.monotonic()
+        self._pin: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_initial": None, "_target": None, "_pin": None}
+
+    @property
+    def _options(self) -> ReadOptions:
+        if self._checked is None:
+            self._checked = read_options(self._given, streaming=True)
+            chosen_columns(self._schema)
+        return self._checked
+
+    # --- what Spark asks, in the query's own process
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            self._initial = self._run(self._start)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(options.offsets_per_trigger_max)
+        if options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        if options.offsets_per_trigger_min is not None:
+            return ReadMinRows(options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        place = Place.from_json(start)
+        limited = not isinstance(limit, ReadAllAvailable)
+        return self._run(lambda log: self._advance(log, place, limited=limited)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        try:
+            return self._run(self._end).to_json()
+        except LlogError:
+            return None  # a figure for progress reports only
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._run(self._end).offsets
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask]:
+        first, last = Place.from_json(start), Place.from_json(end)
+        return self._run(lambda log: self._plan(log, first, last))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        group = self._options.group
+        if group is None:
+            return
+        place = Place.from_json(end)
+
+        async def publish(log: Log) -> None:
+            for tp, offset in place.offsets.items():
+                await commit_group(log, group, tp, offset)
+
+        try:
+            self._run(publish)
+        except LlogError as error:
+            logger.warning("llog could not publish the progress of group %s: %s", group, error)
+
+    def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
+        return read_task(self._options, chosen_columns(self._schema), partition)
+
+    # --- how it is answered
+
+    def _run(self, use: Callable[[Log], Awaitable[T]]) -> T:
+        """An error here ends the query, so a store that is away for a moment is asked again."""
+        for attempt in range(_UNAVAILABLE_ATTEMPTS):
+            try:
+                return run(self._options.settings, use)
+            except StoreUnavailable:
+                if attempt + 1 == _UNAVAILABLE_ATTEMPTS:
+                    raise
+                time.sleep(0.2 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _start(self, log: Log) -> Place:
+        options = self._options
+        topics = await selected_topics(log, options.selection)
+        bounds = await read_bounds(log, selected_partitions(options.selection, topics))
+        starts = await resolve_position(log, options.start, bounds, is_start=True)
+        for tp, offset in starts.items():
+            if offset > bounds[tp].next_offset:
+                raise InvalidArgument(
+                    f"the stream is to start at offset {offset} of {tp}, beyond its end {bounds[tp].next_offset}"
+                )
+        return Place(starts, _incarnations(topics))
+
+    async def _end(self, log: Log) -> Place:
+        topics = await selected_topics(log, self._options.selection)
+        bounds = await read_bounds(log, selected_partitions(self._options.selection, topics))
+        return Place({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
+
+    async def _advance(self, log: Log, place: Place, *, limited: bool) -> Place:
+        """How far the next batch may go from `place`."""
+        options = self._options
+        topics = await self._topics(log, place)
+        current = await read_bounds(log, selected_partitions(options.selection, topics))
+        starts, ends = {}, {}
+        for tp, bounds in current.items():
+            same = place.incarnations.get(tp.topic) in (None, topics[tp.topic].incarnation)
+            # A partition that is new to the stream is read from its beginning: its records came after the stream began.
+            starts[tp] = place.offsets.get(tp, bounds.log_start_offset) if same else bounds.log_start_offset
+            end = bounds.next_offset
+            if self._target is not None:
+                end = min(end, self._target.get(tp, starts[tp]))
+            ends[tp] = max(starts[tp], end)
+        if limited:
+            ends = await self._limited(log, starts, ends)
+        if any(ends[tp] > starts[tp] for tp in ends):
+            self._last_advance = time.monotonic()
+        return Place(ends, _incarnations(topics))
+
+    async def _topics(self, log: Log, place: Place) -> dict[str, Topic]:
+        """The topics that are read now; one that is gone or another than before is a loss."""
+        selection = self._options.selection
+        if selection.pattern is not None:
+            topics = await selected_topics(log, selection)
+        else:
+            topics = await existing_topics(log, selection.topics or sorted({tp.topic for tp in selection.assigned}))
+        for name, incarnation in place.incarnations.items():
+            if name not in topics:
+                self._lose(f"topic {name!r} was deleted while it was read")
+            elif topics[name].incarnation != incarnation:
+                self._lose(f"topic {name!r} was deleted and created again while it was read")
+        return topics
+
+    def _lose(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{what}. Set failOnDataLoss=false to go on with what is there")
+        report_loss(what)
+
+    async def _limited(
+        self, log: Log, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        options = self._options
+        available = sum(ends[tp] - starts[tp] for tp in ends)
+        waited_ms = (time.monotonic() - self._last_advance) * 1000
+        least = options.offsets_per_trigger_min
+        if (
+            least is not None
+            and available < least
+            and waited_ms < options.trigger_delay_ms_max
+            and self._target is None
+        ):
+            return dict(starts)
+        if options.offsets_per_trigger_max is not None:
+            ends = cut_by_records(starts, ends, options.offsets_per_trigger_max)
+        if options.bytes_per_trigger_max is not None:
+            ends = await cut_by_bytes(log, starts, ends, options.bytes_per_trigger_max)
+        return ends
+
+    async def _plan(self, log: Log, first: Place, last: Place) -> list[ReadTask]:
+        options = self._options
+        pinned = await pin(log, "spark stream", PIN_LEASE_MS)
+        if self._pin is not None:
+            await release(log, self._pin)
+        self._pin = pinned
+        topics = await existing_topics(log, sorted(last.incarnations))
+        ranges: list[Range] = []
+        reader = Reader(log)
+        for tp, stop in last.offsets.items():
+            topic = topics.get(tp.topic)
+            if topic is None or topic.incarnation != last.incarnations[tp.topic]:
+                self._lose(f"topic {tp.topic!r} was deleted before its records up to {stop} of {tp} were read")
+                continue
+            bounds = await reader.bounds(tp)
+            known = first.incarnations.get(tp.topic) in (None, topic.incarnation)
+            start = first.offsets.get(tp, bounds.log_start_offset) if known else bounds.log_start_offset
+            if start > stop:
+                raise InvalidArgument(
+                    f"the stream would go back from offset {start} to {stop} of {tp}: is the checkpoint another's?"
+                )
+            wanted, lost = within_bounds(tp, start, stop, bounds, fail_on_data_loss=options.fail_on_data_loss)
+            ranges.append(wanted)
+            if lost:
+                report_loss(lost)
+        return await plan_tasks(
+            log,
+            ranges,
+            topics,
+            pin=pinned,
+            task_bytes_max=options.partition_bytes_max,
+            min_tasks=options.min_partitions,
+        )
+
+
+def _incarnations(topics: Mapping[str, Topic]) -> dict[str, int]:
+    return {name: topic.incarnation for name, topic in topics.items()}

@@ -1,0 +1,138 @@
+"""The sink: columns `key`, `value`, `topic`, `partition`, `headers`, `timestamp`, as Kafka's, exactly once.
+
+A stream is one sink, named by its query id, so that a restart from its checkpoint goes on where it was. A batch write is a sink of
+its own: with a `writeId` it may be repeated, and is done once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
+
+from llog.errors import ConfigurationError, InvalidArgument
+from llog.partition.log import Log
+from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
+from llog.spark.options import WriteOptions
+from llog.spark.process import run
+from llog.spark.rows import RowGroups, ensure_topic
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "key": (BinaryType, StringType),
+    "value": (BinaryType, StringType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "headers": (ArrayType,),
+    "timestamp": (TimestampType,),
+}
+
+
+class Uploaded(WriterCommitMessage):  # type: ignore[misc]
+    """What one task has uploaded for which sink."""
+
+    def __init__(self, sink: str, uploads: tuple[Upload, ...]) -> None:
+        self.sink = sink
+        self.uploads = uploads
+
+
+class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """A batch write."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+        self._sink = f"write-{options.write_id}" if options.write_id else f"once-{uuid4()}"
+        run(options.settings, lambda log: _prepare(log, options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+        return _upload(self._options, self._sink, iterator)
+
+    def commit(self, messages: list[Uploaded | None]) -> None:
+        uploads = _uploads(messages)
+
+        async def finish(log: Log) -> None:
+            if uploads or self._options.write_id:
+                await publish(log, self._sink, 0, uploads)
+            if self._options.write_id is None:
+                await forget_sink(log, self._sink)
+
+        run(self._options.settings, finish)
+
+    def abort(self, messages: list[Uploaded | None]) -> None:
+        """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
+
+
+class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """The writes of a stream. Tasks and commit run on different copies: only the messages connect them."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context else None
+        if not query:
+            raise InvalidArgument("this stream has no query id to write under")
+        run(self._options.settings, lambda log: _prepare(log, self._options))
+        return _upload(self._options, f"query-{query}", iterator)
+
+    def commit(self, messages: list[Uploaded | None], batchId: int) -> None:
+        sinks = {message.sink for message in messages if message is not None}
+        if len(sinks) != 1:
+            raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
+        uploads = _uploads(messages)
+        run(self._options.settings, lambda log: publish(log, sinks.pop(), batchId, uploads))
+
+    def abort(self, messages: list[Uploaded | None], batchId: int) -> None:
+        """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
+
+
+def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+    """Refuses what cannot be written, before any task starts."""
+    if overwrite:
+        raise ConfigurationError("llog is a log: it can be appended to, not overwritten. Use mode('append')")
+    columns = {field.name.lower(): field.dataType for field in schema.fields}
+    if len(columns) != len(schema.fields):
+        raise ConfigurationError("two columns have the same name but for their case")
+    for name, kind in columns.items():
+        if name not in _KINDS:
+            raise ConfigurationError(f"column {name!r} cannot be written to llog: it takes {', '.join(_KINDS)}")
+        if not isinstance(kind, _KINDS[name]):
+            wanted = " or ".join(k().simpleString() if k is not ArrayType else "array<struct>" for k in _KINDS[name])
+            raise ConfigurationError(f"column {name!r} must be {wanted}, not {kind.simpleString()}")
+    if "value" not in columns:
+        raise ConfigurationError("a column 'value' is needed to write to llog")
+    if options.topic is None and "topic" not in columns:
+        raise ConfigurationError("name the topic to write to: by the option topic, or a column 'topic'")
+
+
+async def _prepare(log: Log, options: WriteOptions) -> None:
+    """Sees to it that the topic named by option exists."""
+    if options.topic is not None:
+        await ensure_topic(log, options.topic, options.create_topic_partitions)
+
+
+def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch]) -> Uploaded:
+    """Puts all rows of one task, in blobs of about `upload_bytes`."""
+    groups = RowGroups(options)
+
+    async def flush(log: Log) -> Upload:
+        return await SinkUploader(log, sink).upload(groups.take())
+
+    uploads = []
+    for batch in batches:
+        run(options.settings, lambda log, batch=batch: groups.add(log, batch))  # type: ignore[misc]
+        if groups.size >= options.upload_bytes:
+            uploads.append(run(options.settings, flush))
+    if groups.size:
+        uploads.append(run(options.settings, flush))
+    return Uploaded(sink, tuple(uploads))
+
+
+def _uploads(messages: list[Uploaded | None]) -> list[Upload]:
+    return [upload for message in messages if message is not None for upload in message.uploads]

@@ -1,0 +1,71 @@
+"""The port to an object store: immutable blobs, created once, read in ranges.
+
+Names are '/'-separated and relative to the store's root. A put that returned is durable; a put never replaces a blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class BlobInfo(NamedTuple):
+    name: str
+    size: int
+    modified_ms: int
+    """The store's own clock: when the blob was put."""
+
+
+class BlobStore(Protocol):
+    uri: str
+    """Where names are rooted, e.g. `s3://bucket/prefix`: never with credentials."""
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Creates the blob from the concatenated parts; `BlobExists` if the name is taken.
+
+        A lost answer is settled by looking at what is there (size and content): if it is these bytes, the put succeeded.
+        """
+        ...
+
+    async def get(self, name: str) -> Buffer:
+        """The whole blob; `BlobNotFound`."""
+        ...
+
+    async def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """Exactly `length` bytes from `offset`; `BlobNotFound`, or `CorruptBatch` if the blob is shorter."""
+        ...
+
+    async def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """Several (offset, length) ranges of one blob, near ones fetched together."""
+        ...
+
+    async def head(self, name: str) -> BlobInfo | None: ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[list[BlobInfo]]:
+        """Pages of blobs whose names start with `prefix`, in the order of their names, after `start_after`."""
+        ...
+
+    async def delete_many(self, names: Sequence[str]) -> None:
+        """Deletes these; those that are not there are no error."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class OperationCounts:
+    """What was asked of a store: plain attributes, exported by whoever wants them."""
+
+    def __init__(self) -> None:
+        self.count: dict[str, int] = {}
+        self.bytes: dict[str, int] = {}
+        self.errors: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def add(self, operation: str, size: int, seconds: float, *, failed: bool = False) -> None:
+        self.count[operation] = self.count.get(operation, 0) + 1
+        self.bytes[operation] = self.bytes.get(operation, 0) + size
+        self.seconds[operation] = self.seconds.get(operation, 0.0) + seconds
+        if failed:
+            self.errors[operation] = self.errors.get(operation, 0) + 1

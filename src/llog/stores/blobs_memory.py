@@ -1,0 +1,104 @@
+"""Blobs in memory: deterministic and without threads, for tests and for simulation."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from llog.errors import BlobExists, BlobNotFound
+from llog.runtime import SystemRuntime
+from llog.stores.blob_rules import PAGE, check_name, check_prefix, check_range, too_short
+from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
+
+
+class MemoryBlobs:
+    """The server's side: it outlives the clients that are opened on it, as a bucket would."""
+
+    def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
+        self.now_ms = now_ms or SystemRuntime().now_ms
+        self.names: list[str] = []
+        """All names, sorted."""
+        self.blobs: dict[str, tuple[bytes, int]] = {}
+        """Content and when it was put."""
+
+
+class MemoryBlobStore:
+    """`BlobStore` on a `MemoryBlobs`. No call waits, so each is one atomic step; a page of a listing is one, too."""
+
+    def __init__(self, server: MemoryBlobs | None = None, *, uri: str = "memory://blobs") -> None:
+        self.uri = uri
+        self.counts = OperationCounts()
+        self.server = server or MemoryBlobs()
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        check_name(name)
+        data = b"".join(parts)
+        self._count("put", len(data))
+        if name in self.server.blobs:
+            raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
+        self.server.blobs[name] = (data, self.server.now_ms())
+        insort(self.server.names, name)
+
+    async def get(self, name: str) -> Buffer:
+        data = self._content(name)
+        self._count("get", len(data))
+        return data
+
+    async def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        return (await self.get_ranges(name, [(offset, length)]))[0]
+
+    async def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        check_name(name)
+        for offset, length in ranges:
+            check_range(name, offset, length)
+        if not ranges:
+            return []
+        data = self._content(name)
+        self._count("get", sum(length for _, length in ranges))
+        for offset, length in ranges:
+            if offset + length > len(data):
+                raise too_short(name, offset, length, len(data))
+        return [data[offset : offset + length] for offset, length in ranges]
+
+    async def head(self, name: str) -> BlobInfo | None:
+        check_name(name)
+        self._count("head")
+        return self._info(name) if name in self.server.blobs else None
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[list[BlobInfo]]:
+        check_prefix(prefix)
+        names = self.server.names
+        size = PAGE
+        while size == PAGE:
+            self._count("list")
+            first = max(bisect_right(names, start_after), bisect_left(names, prefix))
+            found = [name for name in names[first : first + PAGE] if name.startswith(prefix)]
+            size = len(found)
+            if found:
+                start_after = found[-1]
+                yield [self._info(name) for name in found]
+
+    async def delete_many(self, names: Sequence[str]) -> None:
+        for name in names:
+            check_name(name)
+        for start in range(0, len(names), PAGE):
+            self._count("delete")
+            for name in names[start : start + PAGE]:
+                if self.server.blobs.pop(name, None) is not None:
+                    del self.server.names[bisect_left(self.server.names, name)]
+
+    async def close(self) -> None:
+        """Nothing to let go of: the blobs belong to the server."""
+
+    def _content(self, name: str) -> bytes:
+        check_name(name)
+        if name not in self.server.blobs:
+            raise BlobNotFound(f"blob {name!r} is not in {self.uri}: it was never put, or has been deleted")
+        return self.server.blobs[name][0]
+
+    def _info(self, name: str) -> BlobInfo:
+        data, put_ms = self.server.blobs[name]
+        return BlobInfo(name, len(data), put_ms)
+
+    def _count(self, operation: str, size: int = 0) -> None:
+        self.counts.add(operation, size, 0.0)

@@ -1,0 +1,152 @@
+"""The port to a linearizable, versioned, ordered key-value store.
+
+Semantics every adapter keeps, proved by one conformance suite:
+
+- Every successful put gives its key a version that no other put of this store ever got, growing over time; it is not
+  reused after a delete.
+- Keys are compared as UTF-8 bytes. Portable ranges stay within one directory with zero-padded numbers, or below one prefix
+  ending in "/".
+- A write that returned is durable and seen by every later read of every process.
+- A write that raised `StoreUnavailable` did not happen; one that raised `OutcomeUnknown` may have happened.
+- An ephemeral key belongs to the session of the store object that put it. It is gone when that store is closed, or the
+  session timeout after its process died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from llog.errors import InvalidArgument, VersionMismatch
+
+ABSENT: Final = -1
+"""Expected version of a key that must not exist."""
+
+KEY_BYTES_MAX: Final = 2048
+VALUE_BYTES_MAX: Final = 4 << 20
+
+
+class Entry(NamedTuple):
+    key: str
+    value: bytes
+    version: int
+
+
+class Put(NamedTuple):
+    """A conditional put: `expected` is a version, ABSENT, or None for unconditional."""
+
+    key: str
+    value: bytes
+    expected: int | None = None
+
+
+class MetaStore(Protocol):
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        """The new version; raises `VersionMismatch` and changes nothing if `expected` does not hold."""
+        ...
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        """Independent conditional puts, applied in this order and durable together; one result each.
+
+        Not atomic as a whole: one that does not match changes nothing and stops none of the others.
+        """
+        ...
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        """Whether there was such a key; raises `VersionMismatch` if it had another version than expected."""
+        ...
+
+    async def delete_range(self, start: str, end: str) -> None:
+        """Deletes every key in [start, end)."""
+        ...
+
+    async def floor(self, key: str) -> Entry | None:
+        """The entry with the highest key <= `key`, over the whole store: check that it is one of yours."""
+        ...
+
+    async def ceiling(self, key: str) -> Entry | None:
+        """The entry with the lowest key >= `key`, over the whole store: check that it is one of yours."""
+        ...
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        """At most `limit` entries of [start, end), in order. Page on from the last key + "\\x00"."""
+        ...
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        """As `range`, without the values."""
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[None]:
+        """Yields after keys below `prefix` changed, from any process; several changes may come as one.
+
+        It may also yield without a change: look, do not count. Cancelling the wait for an item leaves the watch usable.
+        The first item comes at once, so that what happened before the watch began is not missed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends the session: its ephemeral keys vanish. Idempotent."""
+        ...
+
+
+def check(key: str, value: bytes = b"") -> None:
+    """Refuses what no adapter may store: `InvalidArgument`."""
+    if len(key) * 4 > KEY_BYTES_MAX or not key.isascii():
+        size = _utf8_size(key)
+        if size > KEY_BYTES_MAX:
+            raise InvalidArgument(f"key {key[:64]!r}... has {size} bytes: at most {KEY_BYTES_MAX} are allowed")
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidArgument(f"the value of {key!r} has {len(value)} bytes: at most {VALUE_BYTES_MAX} are allowed")
+
+
+def check_bounds(start: str, end: str = "", limit: int = 1) -> None:
+    """Bounds may be longer than a key: paging goes on from a key + "\\x00"."""
+    _utf8_size(start)
+    _utf8_size(end)
+    if limit < 1:
+        raise InvalidArgument(f"limit {limit} asks for nothing: it must be 1 or more")
+
+
+def _utf8_size(key: str) -> int:
+    try:
+        return len(key) if key.isascii() else len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"key {key[:64]!r} is not valid Unicode: it holds a lone surrogate") from error
+
+
+def mismatch(key: str, expected: int, found: int) -> VersionMismatch:
+    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT."""
+    state = "does not exist" if found == ABSENT else f"has version {found}"
+    wanted = "it was expected not to exist" if expected == ABSENT else f"version {expected} was expected"
+    return VersionMismatch(f"key {key!r} {state}, but {wanted}: read it again and decide anew")
+
+
+def after(prefix: str) -> str:
+    """The lowest key above every key that starts with `prefix`, which ends in "/"."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+async def scan(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[Entry]:
+    """All entries below `prefix` in order, one page in memory at a time."""
+    start, end = prefix, after(prefix)
+    while True:
+        entries = await store.range(start, end, page)
+        for entry in entries:
+            yield entry
+        if len(entries) < page:
+            return
+        start = entries[-1].key + "\x00"
+
+
+async def scan_keys(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[str]:
+    """All keys below `prefix` in order, one page in memory at a time."""
+    start, end = prefix, after(prefix)
+    while True:
+        keys = await store.keys(start, end, page)
+        for key in keys:
+            yield key
+        if len(keys) < page:
+            return
+        start = keys[-1] + "\x00"

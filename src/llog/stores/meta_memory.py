@@ -1,0 +1,223 @@
+"""A metadata store in memory, for tests and the simulation: deterministic, no threads, no clock.
+
+`MemoryMeta` is the server that holds the data; every `MemoryMetaStore` is a client with a session of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncIterator, Sequence
+from weakref import WeakValueDictionary
+
+from llog.errors import StoreUnavailable, VersionMismatch
+from llog.stores.blobs import OperationCounts
+from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch
+
+
+class MemoryMeta:
+    """The data that several store objects share."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+        """Sorted. Python orders text by code point, which is the order of its UTF-8 bytes."""
+        self._entries: dict[str, Entry] = {}
+        self._holders: dict[str, int] = {}
+        """The session of each ephemeral key."""
+        self._version = 0
+        self._sessions: set[int] = set()
+        self._sessions_opened = 0
+        # Ordered by creation: the order in which watches wake is part of what must be deterministic.
+        self._watches: WeakValueDictionary[int, _Watch] = WeakValueDictionary()
+        self._watches_opened = 0
+
+    def expire(self, store: MemoryMetaStore) -> None:
+        """Ends the store's session as if its process had died, without closing it. Its next ephemeral put opens another."""
+        self._end(store._session)
+
+    def _open(self) -> int:
+        self._sessions_opened += 1
+        self._sessions.add(self._sessions_opened)
+        return self._sessions_opened
+
+    def _end(self, session: int) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+            for key in [key for key, holder in self._holders.items() if holder == session]:
+                self._remove(key)
+
+    def _put(self, key: str, value: bytes, expected: int | None, session: int | None) -> int:
+        self._match(key, expected)
+        if key not in self._entries:
+            insort(self._keys, key)
+        self._version += 1
+        self._entries[key] = Entry(key, value, self._version)
+        self._holders.pop(key, None)
+        if session is not None:
+            self._holders[key] = session
+        self._notify(key)
+        return self._version
+
+    def _delete(self, key: str, expected: int | None) -> bool:
+        if key not in self._entries:
+            return False
+        self._match(key, expected)
+        self._remove(key)
+        return True
+
+    def _match(self, key: str, expected: int | None) -> None:
+        found = self._entries[key].version if key in self._entries else ABSENT
+        if expected is not None and expected != found:
+            raise mismatch(key, expected, found)
+
+    def _remove(self, key: str) -> None:
+        del self._keys[bisect_left(self._keys, key)]
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        del self._entries[key]
+        self._holders.pop(key, None)
+        self._notify(key)
+
+    def _slice(self, start: str, end: str) -> tuple[int, int]:
+        return bisect_left(self._keys, start), bisect_left(self._keys, end)
+
+    def _delete_range(self, start: str, end: str) -> None:
+        low, high = self._slice(start, end)
+        keys = self._keys[low:high]
+        del self._keys[low:high]
+        for key in keys:
+            self._forget(key)
+
+    def _notify(self, key: str) -> None:
+        for watch in list(self._watches.values()):
+            if key.startswith(watch.prefix):
+                watch.event.set()
+
+    def _register(self, watch: _Watch) -> None:
+        self._watches_opened += 1
+        self._watches[self._watches_opened] = watch
+
+
+class _Watch:
+    def __init__(self, store: MemoryMetaStore, prefix: str) -> None:
+        self.prefix = prefix
+        self.event = asyncio.Event()
+        self.event.set()
+        self._store = store
+
+    def __aiter__(self) -> _Watch:
+        return self
+
+    async def __anext__(self) -> None:
+        await self.event.wait()
+        self._store._check_open()
+        self.event.clear()
+
+
+class MemoryMetaStore:
+    """A client of a `MemoryMeta`; without one it gets a server of its own."""
+
+    def __init__(self, server: MemoryMeta | None = None) -> None:
+        self.counts = OperationCounts()
+        self._server = MemoryMeta() if server is None else server
+        self._session = self._server._open()
+        self._watches: WeakValueDictionary[int, _Watch] = WeakValueDictionary()
+        self._closed = False
+
+    async def get(self, key: str) -> Entry | None:
+        check(key)
+        self._check_open()
+        entry = self._server._entries.get(key)
+        self._count("get", 0 if entry is None else len(entry.value))
+        return entry
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        check(key, value)
+        self._check_open()
+        self._count("put", len(value))
+        if ephemeral and self._session not in self._server._sessions:
+            self._session = self._server._open()
+        return self._server._put(key, value, expected, self._session if ephemeral else None)
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        for put in puts:
+            check(put.key, put.value)
+        self._check_open()
+        self._count("put_many", sum(len(put.value) for put in puts))
+        results: list[int | VersionMismatch] = []
+        for put in puts:
+            try:
+                results.append(self._server._put(put.key, put.value, put.expected, None))
+            except VersionMismatch as error:
+                results.append(error)
+        return results
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        check(key)
+        self._check_open()
+        self._count("delete", 0)
+        return self._server._delete(key, expected)
+
+    async def delete_range(self, start: str, end: str) -> None:
+        check_bounds(start, end)
+        self._check_open()
+        self._count("delete_range", 0)
+        self._server._delete_range(start, end)
+
+    async def floor(self, key: str) -> Entry | None:
+        check_bounds(key)
+        self._check_open()
+        keys = self._server._keys
+        position = bisect_right(keys, key)
+        entry = self._server._entries[keys[position - 1]] if position > 0 else None
+        self._count("floor", 0 if entry is None else len(entry.value))
+        return entry
+
+    async def ceiling(self, key: str) -> Entry | None:
+        check_bounds(key)
+        self._check_open()
+        keys = self._server._keys
+        position = bisect_left(keys, key)
+        entry = self._server._entries[keys[position]] if position < len(keys) else None
+        self._count("ceiling", 0 if entry is None else len(entry.value))
+        return entry
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        check_bounds(start, end, limit)
+        self._check_open()
+        entries = [self._server._entries[key] for key in self._page(start, end, limit)]
+        self._count("range", sum(len(entry.value) for entry in entries))
+        return entries
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        check_bounds(start, end, limit)
+        self._check_open()
+        self._count("keys", 0)
+        return self._page(start, end, limit)
+
+    def watch(self, prefix: str) -> AsyncIterator[None]:
+        self._check_open()
+        watch = _Watch(self, prefix)
+        self._server._register(watch)
+        self._watches[id(watch)] = watch
+        self._count("watch", 0)
+        return watch
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._server._end(self._session)
+            for watch in list(self._watches.values()):
+                watch.event.set()
+
+    def _page(self, start: str, end: str, limit: int) -> list[str]:
+        low, high = self._server._slice(start, end)
+        return self._server._keys[low : min(high, low + limit)]
+
+    def _count(self, operation: str, size: int) -> None:
+        self.counts.add(operation, size, 0.0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("this metadata store is closed: open another one")

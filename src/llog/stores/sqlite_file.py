@@ -1,0 +1,128 @@
+"""The SQLite file behind a metadata store: its schema, how it is opened, and whose it is.
+
+| table | row |
+| --- | --- |
+| `entries` | key, value, version, and the session that an ephemeral key belongs to |
+| `sessions` | id, and the wall clock in ms at which it ends unless renewed |
+| `state` | one row: the revision, which grows with every change and gives versions and session ids |
+
+`application_id` says that the file is ours, `user_version` which schema it has; both must be kept stable.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from llog.errors import StoreUnavailable, WrongStore
+
+APPLICATION_ID: Final = 0x4C4C4F47  # "LLOG"
+USER_VERSION: Final = 1
+BUSY_SECONDS: Final = 5.0
+
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE entries (
+    key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, version INTEGER NOT NULL, session INTEGER
+) WITHOUT ROWID;
+CREATE INDEX ephemeral ON entries (session) WHERE session IS NOT NULL;
+CREATE TABLE sessions (id INTEGER PRIMARY KEY, expires_ms INTEGER NOT NULL);
+CREATE TABLE state (id INTEGER PRIMARY KEY CHECK (id = 1), revision INTEGER NOT NULL);
+INSERT INTO state VALUES (1, 0);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {USER_VERSION};
+COMMIT;
+"""
+
+
+def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    # Several threads use a connection, one at a time: whoever owns it has a lock for that.
+    connection = sqlite3.connect(
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=512
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def unavailable(path: Path, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"metadata store {path}: {error}. Check that the file and its directory are writable, that the disk is not full, "
+        "and that no other program holds a lock on it"
+    )
+
+
+def open_lock(path: Path) -> int:
+    """The file whose `flock` is held around write transactions: unlike SQLite's busy handler it queues waiters."""
+    return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+@contextmanager
+def locked(lock: int) -> Iterator[None]:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def prepare(path: Path) -> None:
+    """Creates the file if need be, durably; `WrongStore` if it is not ours, `StoreUnavailable` if it cannot be had."""
+    try:
+        _make_directory(path.parent)
+        with closing(connect(path, BUSY_SECONDS)) as connection:
+            if _is_new(path, connection):
+                _create(path, connection)
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise WrongStore(f"{path} is not a SQLite database, or a damaged one: name another file") from error
+        raise unavailable(path, error) from error
+    except OSError as error:
+        raise unavailable(path, error) from error
+
+
+def _is_new(path: Path, connection: sqlite3.Connection) -> bool:
+    application, version, tables = connection.execute(
+        "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version), "
+        "(SELECT count(*) FROM sqlite_schema)"
+    ).fetchone()
+    if application == 0 and version == 0 and tables == 0:
+        return True
+    if application != APPLICATION_ID:
+        raise WrongStore(f"{path} is a SQLite database of another program: name another file")
+    if version > USER_VERSION:
+        raise WrongStore(
+            f"{path} has schema {version}, written by a newer llog; this one knows {USER_VERSION}: upgrade llog"
+        )
+    return False
+
+
+def _create(path: Path, connection: sqlite3.Connection) -> None:
+    lock = open_lock(path)
+    try:
+        with locked(lock):
+            if _is_new(path, connection):
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                if mode != "wal":
+                    raise StoreUnavailable(
+                        f"metadata store {path}: its file system allows no write-ahead log (journal mode is {mode}): "
+                        "put it on a local disk"
+                    )
+                connection.executescript(_SCHEMA)
+    finally:
+        os.close(lock)
+
+
+def _make_directory(directory: Path) -> None:
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        descriptor = os.open(each.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

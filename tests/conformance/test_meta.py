@@ -1,0 +1,650 @@
+"""What every metadata store promises, asked of each adapter. Another adapter is one more line in `ADAPTERS`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
+from llog.stores.meta import (
+    ABSENT,
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Entry,
+    MetaStore,
+    Put,
+    after,
+    scan,
+    scan_keys,
+)
+from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+from llog.stores.meta_sqlite import SqliteMetaStore
+
+SESSION_TIMEOUT_MS = 1000
+
+
+class Adapter(Protocol):
+    """Opens clients of one shared store, and can kill one's session without closing it."""
+
+    def open(self, session_timeout_ms: int = 60_000) -> MetaStore: ...
+
+    async def kill_holder_of(self, key: str) -> None:
+        """Lets a client put `key` as ephemeral, then ends that client as a crash would."""
+
+
+class MemoryAdapter:
+    def __init__(self, directory: Path) -> None:
+        self.server = MemoryMeta()
+
+    def open(self, session_timeout_ms: int = 60_000) -> MetaStore:
+        return MemoryMetaStore(self.server)
+
+    async def kill_holder_of(self, key: str) -> None:
+        store = MemoryMetaStore(self.server)
+        await store.put(key, b"held", ephemeral=True)
+        self.server.expire(store)
+
+
+_HOLDER = """
+import asyncio, sys
+from llog.stores.meta_sqlite import SqliteMetaStore
+async def main():
+    store = SqliteMetaStore.open(sys.argv[1], session_timeout_ms=int(sys.argv[3]))
+    await store.put(sys.argv[2], b"held", ephemeral=True)
+    print("held", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+class SqliteAdapter:
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "meta.db"
+
+    def open(self, session_timeout_ms: int = 60_000) -> MetaStore:
+        return SqliteMetaStore.open(self.path, session_timeout_ms=session_timeout_ms)
+
+    async def kill_holder_of(self, key: str) -> None:
+        command = [sys.executable, "-c", _HOLDER, str(self.path), key, str(SESSION_TIMEOUT_MS)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+ADAPTERS: dict[str, Callable[[Path], Adapter]] = {
+    "memory": MemoryAdapter,
+    "sqlite": SqliteAdapter,
+}
+
+
+@pytest.fixture(params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Adapter:
+    return ADAPTERS[request.param](tmp_path)
+
+
+@pytest.fixture
+async def store(adapter: Adapter) -> AsyncIterator[MetaStore]:
+    opened = adapter.open()
+    yield opened
+    await opened.close()
+
+
+async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await look():
+            await asyncio.sleep(0.01)
+
+
+# --- conditional writes
+
+
+async def test_a_put_is_read_back_with_its_version(store: MetaStore) -> None:
+    assert await store.get("a") is None
+    version = await store.put("a", b"1")
+    assert await store.get("a") == Entry("a", b"1", version)
+
+
+async def test_a_write_that_returned_is_seen_through_every_other_store_object(adapter: Adapter) -> None:
+    one, other = adapter.open(), adapter.open()
+    for number in range(20):
+        version = await one.put("a", b"%d" % number)
+        assert await other.get("a") == Entry("a", b"%d" % number, version)
+    await one.close()
+    await other.close()
+
+
+async def test_an_expected_version_that_does_not_hold_changes_nothing(store: MetaStore) -> None:
+    version = await store.put("a", b"1")
+    with pytest.raises(VersionMismatch, match="'a'"):
+        await store.put("a", b"2", expected=version + 1)
+    with pytest.raises(VersionMismatch):
+        await store.put("a", b"2", expected=ABSENT)
+    with pytest.raises(VersionMismatch):
+        await store.put("b", b"2", expected=version)
+    assert await store.range("", "z", 10) == [Entry("a", b"1", version)]
+    assert await store.put("a", b"2", expected=version) > version
+
+
+async def test_sixteen_tasks_incrementing_one_key_lose_nothing(adapter: Adapter) -> None:
+    stores = [adapter.open(), adapter.open()]
+    await stores[0].put("n", b"0")
+
+    async def increment(store: MetaStore) -> None:
+        done = 0
+        while done < 10:
+            entry = await store.get("n")
+            assert entry is not None
+            with suppress(VersionMismatch):
+                await store.put("n", b"%d" % (int(entry.value) + 1), expected=entry.version)
+                done += 1
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(increment(stores[task % 2]) for task in range(16)))
+    entry = await stores[0].get("n")
+    assert entry is not None
+    assert entry.value == b"160"
+    for each in stores:
+        await each.close()
+
+
+async def test_one_of_sixteen_tasks_creates_an_absent_key(adapter: Adapter) -> None:
+    stores = [adapter.open(), adapter.open()]
+    results = await asyncio.gather(
+        *(stores[task % 2].put("a", b"%d" % task, expected=ABSENT) for task in range(16)), return_exceptions=True
+    )
+    won = [task for task, result in enumerate(results) if isinstance(result, int)]
+    assert len(won) == 1
+    assert all(isinstance(result, VersionMismatch) for task, result in enumerate(results) if task not in won)
+    entry = await stores[0].get("a")
+    assert entry == Entry("a", b"%d" % won[0], results[won[0]])  # type: ignore[arg-type]
+    for each in stores:
+        await each.close()
+
+
+async def test_put_many_stops_at_no_mismatch_and_keeps_the_order(store: MetaStore) -> None:
+    old = await store.put("b", b"old")
+    results = await store.put_many(
+        [Put("a", b"1", ABSENT), Put("b", b"2", old + 100), Put("c", b"3"), Put("a", b"4", ABSENT), Put("a", b"5")]
+    )
+    assert [type(result) for result in results] == [int, VersionMismatch, int, VersionMismatch, int]
+    versions = [result for result in results if isinstance(result, int)]
+    assert versions == sorted(set(versions))
+    assert min(versions) > old
+    entries = await store.range("", "z", 10)
+    assert entries == [Entry("a", b"5", versions[2]), Entry("b", b"old", old), Entry("c", b"3", versions[1])]
+
+
+async def test_put_many_takes_thousands_and_none(store: MetaStore) -> None:
+    assert await store.put_many([]) == []
+    results = await store.put_many([Put(f"k/{number:05}", b"%d" % number, ABSENT) for number in range(3000)])
+    assert [result for result in results if isinstance(result, VersionMismatch)] == []
+    assert [int(entry.value) async for entry in scan(store, "k/")] == list(range(3000))
+    again = await store.put_many([Put(f"k/{number:05}", b"", ABSENT) for number in range(3000)])
+    assert all(isinstance(result, VersionMismatch) for result in again)
+
+
+async def test_delete_tells_whether_the_key_was_there_and_respects_versions(store: MetaStore) -> None:
+    version = await store.put("a", b"1")
+    with pytest.raises(VersionMismatch):
+        await store.delete("a", expected=version + 1)
+    with pytest.raises(VersionMismatch):
+        await store.delete("a", expected=ABSENT)
+    assert await store.get("a") is not None
+    assert await store.delete("a", expected=version) is True
+    assert await store.delete("a", expected=version) is False
+    assert await store.delete("a") is False
+    assert await store.get("a") is None
+
+
+async def test_versions_are_never_reused_after_a_delete(adapter: Adapter) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        store = adapter.open()
+        for _ in range(3):
+            seen.append(await store.put("a", b"1", expected=ABSENT))
+            assert await store.delete("a")
+            seen.append(await store.put("b", b"1"))
+            await store.delete_range("", "z")
+        await store.close()
+    assert seen == sorted(set(seen))
+
+
+async def test_writes_called_in_one_go_are_applied_in_the_order_of_the_calls(store: MetaStore) -> None:
+    first, gone, second, _, third = await asyncio.gather(
+        store.put("a", b"1", expected=ABSENT),
+        store.delete("a"),
+        store.put("a", b"2", expected=ABSENT),
+        store.delete_range("a", "b"),
+        store.put("a", b"3", expected=ABSENT),
+    )
+    assert gone is True
+    assert first < second < third
+    assert await store.get("a") == Entry("a", b"3", third)
+
+
+# --- order
+
+
+async def test_floor_and_ceiling_around_every_boundary(store: MetaStore) -> None:
+    assert await store.floor("m") is None
+    assert await store.ceiling("m") is None
+    for key in ("i/10", "i/20", "i/30"):
+        await store.put(key, key.encode())
+
+    async def around(key: str) -> tuple[str | None, str | None]:
+        floor, ceiling = await store.floor(key), await store.ceiling(key)
+        return floor and floor.key, ceiling and ceiling.key
+
+    assert await around("i/10") == ("i/10", "i/10")
+    assert await around("i/11") == ("i/10", "i/20")
+    assert await around("i/20") == ("i/20", "i/20")
+    assert await around("i/20\x00") == ("i/20", "i/30")
+    assert await around("i/09") == (None, "i/10")
+    assert await around("i/31") == ("i/30", None)
+    assert await around("") == (None, "i/10")
+    await store.delete("i/20")
+    assert await around("i/20") == ("i/10", "i/30")
+
+
+async def test_ranges_over_zero_padded_numbers_are_in_their_order(store: MetaStore) -> None:
+    numbers = [0, 1, 9, 10, 99, 100, 12345678901234567890]
+    for number in reversed(numbers):
+        await store.put(f"i/{number:020}", b"%d" % number)
+    await store.put("h/x", b"")
+    await store.put("j/x", b"")
+    entries = await store.range("i/", after("i/"), 100)
+    assert [int(entry.value) for entry in entries] == numbers
+    assert [int(key[2:]) for key in await store.keys("i/", after("i/"), 3)] == numbers[:3]
+    assert [int(key[2:]) for key in await store.keys(f"i/{9:020}", f"i/{100:020}", 100)] == [9, 10, 99]
+    assert await store.keys("i/5", "i/5", 10) == []
+    assert await store.keys("j", "i", 10) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 14, 700])
+async def test_scan_pages_through_everything_once(store: MetaStore, count: int) -> None:
+    keys = [f"s/{number:05}" for number in range(count)]
+    await store.put_many([Put(key, key.encode()) for key in keys])
+    await store.put("s0", b"not below the prefix")
+    assert [entry.key async for entry in scan(store, "s/", page=7)] == keys
+    assert [key async for key in scan_keys(store, "s/", page=7)] == keys
+    assert [(entry.key, entry.value) async for entry in scan(store, "s/")] == [(key, key.encode()) for key in keys]
+
+
+async def test_delete_range_takes_the_start_and_leaves_the_end(store: MetaStore) -> None:
+    for key in "abcde":
+        await store.put(key, b"")
+    await store.delete_range("b", "d")
+    assert await store.keys("", "z", 10) == ["a", "d", "e"]
+    await store.delete_range("x", "z")
+    await store.delete_range("d", "a")
+    assert await store.keys("", "z", 10) == ["a", "d", "e"]
+
+
+async def test_a_long_range_is_one_snapshot(adapter: Adapter) -> None:
+    reader, writer = adapter.open(), adapter.open()
+    keys = [f"r/{number:05}" for number in range(4000)]
+    await writer.put_many([Put(key, b"0") for key in keys])
+
+    async def rewrite() -> None:
+        for generation in range(1, 6):
+            await writer.put_many([Put(key, b"%d" % generation) for key in keys])
+
+    writing = asyncio.create_task(rewrite())
+    while not writing.done():
+        entries = await reader.range("r/", after("r/"), 5000)
+        assert len({entry.value for entry in entries}) == 1
+        await asyncio.sleep(0)
+    await writing
+    await reader.close()
+    await writer.close()
+
+
+# --- keys and values
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, VALUE_BYTES_MAX])
+async def test_values_from_nothing_to_the_largest(store: MetaStore, size: int) -> None:
+    value = os.urandom(size)
+    version = await store.put("a", value)
+    assert await store.get("a") == Entry("a", value, version)
+    assert await store.range("a", "b", 1) == [Entry("a", value, version)]
+
+
+async def test_keys_of_every_character_sort_as_their_utf8_bytes(store: MetaStore) -> None:
+    characters = [chr(code) for code in range(32, 127)] + list(
+        "\x00\x01\x1f\x7f\x80é߿ࠀ€\ud7ff\ue000�\uffff𐀀😀\U0010ffff"
+    )
+    keys = [f"k/{character}" for character in characters]
+    for key in keys:
+        await store.put(key, key.encode(), expected=ABSENT)
+    for key in keys:
+        entry = await store.get(key)
+        assert entry is not None
+        assert entry.value == key.encode()
+        with pytest.raises(VersionMismatch):
+            await store.put(key, b"", expected=ABSENT)
+    stored = await store.keys("k/", after("k/"), 1000)
+    assert [key.encode() for key in stored] == sorted(key.encode() for key in keys)
+    assert [key async for key in scan_keys(store, "k/", page=1)] == stored
+
+
+async def test_keys_and_values_beyond_their_bounds_are_refused(store: MetaStore) -> None:
+    longest = "é" * (KEY_BYTES_MAX // 2)
+    await store.put(longest, b"")
+    for key in (longest + "x", "x" * (KEY_BYTES_MAX + 1), "\ud800"):
+        with pytest.raises(InvalidArgument):
+            await store.put(key, b"")
+        with pytest.raises(InvalidArgument):
+            await store.put_many([Put("fine", b""), Put(key, b"")])
+        with pytest.raises(InvalidArgument):
+            await store.get(key)
+        with pytest.raises(InvalidArgument):
+            await store.delete(key)
+    with pytest.raises(InvalidArgument, match="big"):
+        await store.put("big", bytes(VALUE_BYTES_MAX + 1))
+    with pytest.raises(InvalidArgument, match="limit"):
+        await store.range("", "z", 0)
+    with pytest.raises(InvalidArgument):
+        await store.ceiling("\ud800")
+    assert await store.keys("", "\U0010ffff", 10) == [longest]
+    assert await store.keys(longest + "\x00", "\U0010ffff", 10) == []
+
+
+# --- sessions
+
+
+async def test_ephemeral_keys_vanish_when_their_store_is_closed(adapter: Adapter) -> None:
+    holder, other = adapter.open(), adapter.open()
+    await holder.put("lasting", b"")
+    await holder.put("claim", b"", ephemeral=True, expected=ABSENT)
+    await other.put("theirs", b"", ephemeral=True)
+    with pytest.raises(VersionMismatch):
+        await other.put("claim", b"", ephemeral=True, expected=ABSENT)
+    await holder.close()
+    assert await other.keys("", "z", 10) == ["lasting", "theirs"]
+    await other.put("claim", b"", ephemeral=True, expected=ABSENT)
+    await other.close()
+
+
+async def test_an_ephemeral_key_lives_as_long_as_its_store(adapter: Adapter) -> None:
+    holder, other = adapter.open(SESSION_TIMEOUT_MS), adapter.open()
+    await holder.put("claim", b"", ephemeral=True)
+    await asyncio.sleep(1.5 * SESSION_TIMEOUT_MS / 1000)
+    assert await other.get("claim") is not None
+    await other.put("x", b"")
+    assert await other.get("claim") is not None
+    await holder.close()
+    await other.close()
+
+
+async def test_an_ephemeral_key_that_another_store_put_again_is_no_longer_the_first_ones(adapter: Adapter) -> None:
+    holder, other = adapter.open(), adapter.open()
+    await holder.put("a", b"", ephemeral=True)
+    await holder.put("b", b"", ephemeral=True)
+    await other.put("a", b"lasting")
+    await other.put("b", b"", ephemeral=True)
+    await holder.close()
+    assert await other.keys("", "z", 10) == ["a", "b"]
+    await other.close()
+    last = adapter.open()
+    assert await last.keys("", "z", 10) == ["a"]
+    await last.close()
+
+
+async def test_ephemeral_keys_of_a_killed_client_vanish_from_every_read(adapter: Adapter) -> None:
+    store = adapter.open()
+    await store.put("c/1", b"")
+    await adapter.kill_holder_of("c/2")
+
+    async def gone() -> bool:
+        return await store.get("c/2") is None
+
+    await eventually(gone)
+    assert await store.keys("", "z", 10) == ["c/1"]
+    assert [entry.key for entry in await store.range("", "z", 10)] == ["c/1"]
+    floor = await store.floor("c/3")
+    assert floor is not None
+    assert floor.key == "c/1"
+    assert await store.ceiling("c/2") is None
+    assert await store.delete("c/2") is False
+    await store.put("c/2", b"mine", expected=ABSENT)
+    await store.close()
+
+
+# --- watches
+
+
+async def test_a_watch_yields_at_once_and_after_changes_of_any_store_object(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    await store.put("w/1", b"")
+    watch = store.watch("w/")
+    await anext(watch)
+
+    async def delivered(change: Awaitable[Any], look: Callable[[], Awaitable[bool]]) -> None:
+        """A watch may yield without a change, but sooner or later it does after one."""
+        await change
+        async with asyncio.timeout(20):
+            await anext(watch)
+            while not await look():
+                await anext(watch)
+
+    async def keys_are(*keys: str) -> bool:
+        return await store.keys("w/", after("w/"), 10) == list(keys)
+
+    await delivered(store.put("w/2", b""), lambda: keys_are("w/1", "w/2"))
+    await delivered(other.put("w/3", b""), lambda: keys_are("w/1", "w/2", "w/3"))
+    await delivered(other.delete("w/3"), lambda: keys_are("w/1", "w/2"))
+    await delivered(other.delete_range("w/2", "w/9"), lambda: keys_are("w/1"))
+    await delivered(other.put("w/4", b"", ephemeral=True), lambda: keys_are("w/1", "w/4"))
+    await delivered(other.close(), lambda: keys_are("w/1"))
+    await delivered(adapter.kill_holder_of("w/5"), lambda: keys_are("w/1"))
+    await store.close()
+
+
+async def test_a_waiting_watch_wakes_and_one_wait_that_was_given_up_does_not_end_it(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    watches = [store.watch("w/") for _ in range(5)]
+    for watch in watches:
+        await anext(watch)
+    given_up = asyncio.ensure_future(anext(watches[0]))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+
+    waiting = [asyncio.ensure_future(anext(watch)) for watch in watches]
+    await asyncio.sleep(0.05)
+    await other.put("w/1", b"")
+    async with asyncio.timeout(20):
+        await asyncio.gather(*waiting)
+    await store.close()
+    await other.close()
+
+
+async def test_closing_the_store_ends_its_watches(store: MetaStore) -> None:
+    watch = store.watch("w/")
+    await anext(watch)
+    waiting = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0.02)
+    await store.close()
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreUnavailable):
+            await waiting
+
+
+# --- closing and counting
+
+
+async def test_every_call_after_close_is_refused_and_closing_again_is_no_error(adapter: Adapter) -> None:
+    store = adapter.open()
+    await store.put("a", b"")
+    await store.close()
+    await store.close()
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.get("a"),
+        lambda: store.put("a", b""),
+        lambda: store.put_many([Put("a", b"")]),
+        lambda: store.delete("a"),
+        lambda: store.delete_range("a", "b"),
+        lambda: store.floor("a"),
+        lambda: store.ceiling("a"),
+        lambda: store.range("a", "b", 1),
+        lambda: store.keys("a", "b", 1),
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await call()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.watch("a")
+    again = adapter.open()
+    assert await again.keys("", "z", 10) == ["a"]
+    await again.close()
+
+
+async def test_operations_are_counted_by_name(store: MetaStore) -> None:
+    await store.put("a", b"123")
+    await store.put_many([Put("b", b"12"), Put("c", b"3")])
+    await store.get("a")
+    await store.range("", "z", 10)
+    counts = store.counts  # type: ignore[attr-defined]
+    assert counts.count == {"put": 1, "put_many": 1, "get": 1, "range": 1}
+    assert counts.bytes == {"put": 3, "put_many": 3, "get": 3, "range": 6}
+    assert counts.errors == {}
+
+
+# --- against a model
+
+
+class MetaMachine(RuleBasedStateMachine):
+    """Any sequence of calls answers as a plain dict would."""
+
+    make: Callable[[Path], Adapter]
+
+    KEYS = st.sampled_from(["", "a", "a/", "a/1", "a/10", "a/2", "a0", "b", "\x00", "é", "😀"])
+    VALUES = st.binary(max_size=8)
+    EXPECTED = st.sampled_from(["any", "absent", "current", "stale"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.adapter = self.make(Path(self.directory.name))
+        self.store = self.adapter.open()
+        self.model: dict[str, Entry] = {}
+        self.ephemeral: set[str] = set()
+        self.highest = 0
+
+    def run(self, call: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(call)
+
+    def expected(self, key: str, kind: str) -> int | None:
+        current = self.model[key].version if key in self.model else ABSENT
+        return {"any": None, "absent": ABSENT, "current": current, "stale": self.highest + 7}[kind]
+
+    def apply(self, key: str, value: bytes, expected: int | None, result: int | VersionMismatch) -> None:
+        current = self.model[key].version if key in self.model else ABSENT
+        if expected is None or expected == current:
+            assert isinstance(result, int)
+            assert result > self.highest
+            self.highest = result
+            self.model[key] = Entry(key, value, result)
+            self.ephemeral.discard(key)
+        else:
+            assert isinstance(result, VersionMismatch)
+
+    @rule(key=KEYS, value=VALUES, kind=EXPECTED, ephemeral=st.booleans())
+    def put(self, key: str, value: bytes, kind: str, ephemeral: bool) -> None:
+        expected = self.expected(key, kind)
+        try:
+            result = self.run(self.store.put(key, value, expected=expected, ephemeral=ephemeral))
+        except VersionMismatch as error:
+            result = error
+        self.apply(key, value, expected, result)
+        if ephemeral and isinstance(result, int):
+            self.ephemeral.add(key)
+
+    @rule(puts=st.lists(st.tuples(KEYS, VALUES, EXPECTED), max_size=6))
+    def put_many(self, puts: list[tuple[str, bytes, str]]) -> None:
+        calls = [Put(key, value, self.expected(key, kind)) for key, value, kind in puts]
+        for call, result in zip(calls, self.run(self.store.put_many(calls)), strict=True):
+            self.apply(*call, result)
+
+    @rule(key=KEYS, kind=EXPECTED)
+    def delete(self, key: str, kind: str) -> None:
+        expected = self.expected(key, kind)
+        there = key in self.model
+        matches = expected is None or not there or expected == self.model[key].version
+        try:
+            assert self.run(self.store.delete(key, expected=expected)) is there
+            assert matches
+            self.model.pop(key, None)
+            self.ephemeral.discard(key)
+        except VersionMismatch:
+            assert not matches
+
+    @rule(start=KEYS, end=KEYS)
+    def delete_range(self, start: str, end: str) -> None:
+        self.run(self.store.delete_range(start, end))
+        for key in [key for key in self.model if start <= key < end]:
+            del self.model[key]
+            self.ephemeral.discard(key)
+
+    @rule(key=KEYS)
+    def lookups(self, key: str) -> None:
+        keys = sorted(self.model)
+        floor = next((self.model[each] for each in reversed(keys) if each <= key), None)
+        ceiling = next((self.model[each] for each in keys if each >= key), None)
+        assert self.run(self.store.get(key)) == self.model.get(key)
+        assert self.run(self.store.floor(key)) == floor
+        assert self.run(self.store.ceiling(key)) == ceiling
+
+    @rule(start=KEYS, end=KEYS, limit=st.integers(1, 5))
+    def ranges(self, start: str, end: str, limit: int) -> None:
+        keys = [key for key in sorted(self.model) if start <= key < end][:limit]
+        assert self.run(self.store.keys(start, end, limit)) == keys
+        assert self.run(self.store.range(start, end, limit)) == [self.model[key] for key in keys]
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def reopen(self) -> None:
+        self.run(self.store.close())
+        self.store = self.adapter.open()
+        for key in self.ephemeral:
+            del self.model[key]
+        self.ephemeral.clear()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        stored = self.run(self.store.range("", "\U0010ffff", 100))
+        assert stored == [self.model[key] for key in sorted(self.model)]
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+        self.directory.cleanup()
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_any_sequence_of_calls_answers_as_a_dict_would(name: str) -> None:
+    machine = type("Machine", (MetaMachine,), {"make": staticmethod(ADAPTERS[name])})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

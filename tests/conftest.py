@@ -1,0 +1,35 @@
+"""What every suite shares: hypothesis profiles, and real servers under one rule for when they cannot be had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NoReturn
+
+import pytest
+from hypothesis import settings
+
+from devtools.servers.weed import S3Server, ServerError, weed_server
+
+settings.register_profile("default", deadline=None, max_examples=100)
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("LLOG_HYPOTHESIS_PROFILE", "default"))
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip on a machine that lacks something; fail where LLOG_REQUIRE_SERVERS=1 says that everything must be there."""
+    if os.environ.get("LLOG_REQUIRE_SERVERS") == "1":
+        pytest.fail(f"{reason} (LLOG_REQUIRE_SERVERS=1, so this is a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One real S3 server for the whole run; take a bucket of your own from `create_bucket`."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(weed_server(tmp_path_factory.mktemp("weed")))
+        except ServerError as error:
+            unavailable(str(error))
+        yield server

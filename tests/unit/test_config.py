@@ -1,0 +1,206 @@
+"""Settings: where they come from, what is refused, and that a secret never shows."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devtools import docs
+from llog.config import SETTINGS, Secret, Settings, load_settings
+from llog.errors import ConfigurationError, InvalidArgument
+from llog.units import format_duration_ms, parse_duration_ms, parse_size
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_any_setting_the_log_is_in_the_current_directory(tmp_path: Path) -> None:
+    settings = load_settings(environment={})
+    assert settings.meta == f"sqlite://{tmp_path}/llog-data/meta.sqlite"
+    assert settings.blobs == f"file://{tmp_path}/llog-data/blobs"
+    assert settings.collect_grace_ms == 3_600_000
+
+
+def test_an_override_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "llog.toml").write_text('codec = "lz4"\nbatch_max_bytes = "1MiB"\nbatch_max_delay_ms = 7\n')
+    environment = {"LLOG_CODEC": "zstd", "LLOG_BATCH_MAX_BYTES": "2MiB"}
+    settings = load_settings({"codec": "none", "meta": None}, environment=environment)
+    assert (settings.codec, settings.batch_max_bytes, settings.batch_max_delay_ms) == ("none", 2 << 20, 7)
+
+
+def test_a_named_file_goes_before_the_one_in_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "llog.toml").write_text('codec = "lz4"\n')
+    other = tmp_path / "other.toml"
+    other.write_text('codec = "zstd"\n')
+    assert load_settings(environment={"LLOG_CONFIG": str(other)}).codec == "zstd"
+    assert load_settings(environment={}, config_file=other).codec == "zstd"
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"LLOG_MTEA": "x"}, "LLOG_META"),
+        ({"LLOG_codec": "lz4"}, "LLOG_CODEC"),
+        ({"LLOG_CODEC": "gzip"}, "none, lz4 or zstd"),
+        ({"LLOG_SESSION_TIMEOUT_MS": "5"}, "from 1000"),
+        ({"LLOG_SESSION_TIMEOUT_MS": "soon"}, "LLOG_SESSION_TIMEOUT_MS is 'soon'"),
+        ({"LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN": "-1"}, "LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN"),
+        ({"LLOG_META": "oxia://host:6648"}, "no Oxia adapter"),
+        ({"LLOG_META": "postgres://x"}, "LLOG_META"),
+        ({"LLOG_META": "sqlite://host/path"}, "sqlite:///absolute/path"),
+        ({"LLOG_META": "sqlite://"}, "sqlite:///absolute/path"),
+        ({"LLOG_BLOBS": "/var/blobs"}, "file://"),
+        ({"LLOG_BLOBS": "s3:///prefix"}, "names no bucket"),
+        ({"LLOG_S3_ENDPOINT_URL": "localhost:9000"}, "http://host:port"),
+        ({"LLOG_S3_ACCESS_KEY_ID": "key"}, "LLOG_S3_SECRET_ACCESS_KEY is missing"),
+        ({"LLOG_BATCH_MAX_BUFFER_BYTES": "1MiB"}, "LLOG_BATCH_MAX_BUFFER_BYTES"),
+        ({"LLOG_CONFIG": "nowhere.toml"}, "nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named.replace("(", r"\(")):
+        load_settings(environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("codecs = 'lz4'", "did you mean codec"),
+        ("codec = 3", "codec in"),
+        ("codec = ", "not valid TOML"),
+        ("[s3]", "'s3'"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "llog.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=named):
+        load_settings(environment={})
+
+
+def test_variables_of_the_tests_are_no_settings() -> None:
+    load_settings(
+        environment={
+            "LLOG_TEST_ANYTHING": "1",
+            "LLOG_REQUIRE_SERVERS": "1",
+            "LLOG_HYPOTHESIS_PROFILE": "x",
+            "HOME": "/",
+        }
+    )
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load_settings(environment={"LLOG_CODEC": "", "LLOG_META": ""}) == load_settings(environment={})
+
+
+def test_settings_that_are_made_directly_are_checked_too() -> None:
+    with pytest.raises(ConfigurationError, match="LLOG_BATCH_MAX_DELAY_MS"):
+        Settings(batch_max_delay_ms=-1)
+    with pytest.raises(ConfigurationError, match="LLOG_CODEC"):
+        Settings(codec="gzip")  # type: ignore[arg-type]
+
+
+def test_aws_variables_fill_in_what_nobody_set() -> None:
+    aws = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "AWS_ACCESS_KEY_ID": "aws-key",
+        "AWS_SECRET_ACCESS_KEY": "aws-secret",
+        "AWS_SESSION_TOKEN": "aws-token",
+    }
+    settings = load_settings(environment=aws)
+    assert settings.s3_endpoint_url == "http://127.0.0.1:1"
+    assert settings.s3_region_name == "eu-west-1"
+    assert settings.s3_session_token == Secret("aws-token")
+
+
+def test_credentials_of_two_places_are_never_mixed() -> None:
+    environment = {
+        "LLOG_S3_ACCESS_KEY_ID": "own-key",
+        "LLOG_S3_SECRET_ACCESS_KEY": "own-secret",
+        "AWS_ACCESS_KEY_ID": "aws-key",
+        "AWS_SECRET_ACCESS_KEY": "aws-secret",
+        "AWS_SESSION_TOKEN": "aws-token",
+    }
+    settings = load_settings(environment=environment)
+    assert settings.s3_access_key_id == "own-key"
+    assert settings.s3_session_token is None
+    assert load_settings(environment={"AWS_ACCESS_KEY_ID": "half"}).s3_access_key_id is None
+
+
+def test_a_secret_is_in_no_representation_and_in_no_error() -> None:
+    secrets = {"LLOG_S3_ACCESS_KEY_ID": "key", "LLOG_S3_SECRET_ACCESS_KEY": "hush-1", "LLOG_S3_SESSION_TOKEN": "hush-2"}
+    settings = load_settings(environment=secrets)
+    assert "hush" not in repr(settings) + str(settings) + str(settings.s3_secret_access_key)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(environment={"LLOG_BLOBS": "s3://key:hush-3@bucket/prefix"})
+    assert "hush" not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings({"s3_secret_access_key": 12}, environment={})
+    assert "12" not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(environment={"LLOG_S3_ENDPOINT_URL": "http://key:hush-4@host:1"})
+    assert "hush" not in str(caught.value)
+
+
+def test_settings_travel_by_pickle_and_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(
+        {"data_dir": "a directory#1", "codec": "zstd"},
+        environment={
+            "LLOG_S3_ACCESS_KEY_ID": "key",
+            "LLOG_S3_SECRET_ACCESS_KEY": "secret",
+            "LLOG_COLLECT_GRACE_MS": "2h",
+        },
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert load_settings(environment=settings.as_environment()) == settings
+
+
+def test_a_relative_store_is_made_absolute_once(tmp_path: Path) -> None:
+    settings = load_settings({"meta": "sqlite://./here/meta.sqlite", "blobs": "file://./there/"}, environment={})
+    assert settings.meta == f"sqlite://{tmp_path}/here/meta.sqlite"
+    assert settings.blobs == f"file://{tmp_path}/there"
+    assert load_settings({"blobs": "s3://bucket/a/b/"}, environment={}).blobs == "s3://bucket/a/b"
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("500", 500), ("10s", 10_000), ("1.5h", 5_400_000), ("7d", 604_800_000), ("2 m", 120_000)],
+)
+def test_durations_are_read_as_people_write_them(text: str, milliseconds: int) -> None:
+    assert parse_duration_ms(text) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("64MiB", 64 << 20), ("64mib", 64 << 20), ("1.5GiB", 3 << 29), ("10MB", 10_000_000)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "1x", "h", "1e3", "1s2", "99999999999w", "1_000", "١s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_duration_ms(text)
+
+
+@given(st.integers(0, 10**12))
+def test_a_formatted_duration_reads_back(milliseconds: int) -> None:
+    assert parse_duration_ms(format_duration_ms(milliseconds)) == milliseconds
+
+
+def test_every_setting_is_documented_and_the_documentation_is_fresh(tmp_path: Path) -> None:
+    assert all(setting.variable in docs.configuration() for setting in SETTINGS.values())
+    assert docs.main(["--check"], root=tmp_path) == 1
+    assert docs.main([], root=tmp_path) == 0
+    assert docs.main(["--check"], root=tmp_path) == 0
+    (tmp_path / "docs/configuration.md").write_text("something else")
+    assert docs.main(["--check"], root=tmp_path) == 1

@@ -1,0 +1,90 @@
+"""Opening a log: what the settings name is opened, or one line says which setting is to blame."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from llog.config import Settings
+from llog.errors import ConfigurationError, LlogError, StoreUnavailable, WrongStore
+from llog.model import Record, TopicPartition
+from llog.opening import close_log, open_log, opened_log
+from llog.partition.catalog import Catalog
+from llog.partition.reader import Reader
+from llog.partition.writer import Group, Writer
+
+
+async def test_what_was_appended_is_there_when_the_log_is_opened_again(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path / "data"))
+    async with opened_log(settings) as log:
+        await Catalog(log).create("t")
+        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"x")])])
+    async with opened_log(settings) as log:
+        assert (await Reader(log).read_offset(TopicPartition("t", 0), 1)).payload == b"x"
+    assert (tmp_path / "data/meta.sqlite").is_file()
+    assert (tmp_path / "data/blobs").is_dir()
+
+
+async def test_a_log_in_memory_is_shared_by_its_name_within_the_process() -> None:
+    here, there = Settings(meta="memory://here", blobs="memory://here"), Settings(meta="memory://x", blobs="memory://x")
+    async with opened_log(here) as log:
+        await Catalog(log).create("t")
+    async with opened_log(here) as log, opened_log(there) as other:
+        assert [topic.name for topic in await Catalog(log).topics()] == ["t"]
+        assert await Catalog(other).topics() == []
+
+
+@pytest.mark.parametrize("memory", ["meta", "blobs"])
+async def test_one_store_in_memory_and_the_other_kept_is_refused(tmp_path: Path, memory: str) -> None:
+    settings = Settings(data_dir=str(tmp_path), **{memory: "memory://"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="LLOG_META is .* and LLOG_BLOBS is"):
+        await open_log(settings)
+
+
+async def test_a_blob_store_of_another_log_is_refused(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path / "data"))
+    async with opened_log(settings) as log:
+        await Catalog(log).create("t")
+    with pytest.raises(WrongStore, match="LLOG_BLOBS is"):
+        await open_log(Settings(meta=settings.meta, blobs=f"file://{tmp_path}/other"))
+
+
+async def test_a_file_that_is_not_ours_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "text.sqlite").write_text("no database at all, but long enough to look like something " * 20)
+    with closing(sqlite3.connect(tmp_path / "foreign.sqlite")) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+        connection.commit()
+    for name in ("text.sqlite", "foreign.sqlite"):
+        await _refused(WrongStore, Settings(data_dir=str(tmp_path), meta=f"sqlite://{tmp_path}/{name}"), "LLOG_META is")
+
+
+async def test_metadata_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path))
+    await close_log(await open_log(settings))
+    with closing(sqlite3.connect(tmp_path / "meta.sqlite")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    await _refused(WrongStore, settings, "upgrade llog")
+
+
+async def test_a_directory_that_cannot_be_made_is_blamed_on_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    below = f"{tmp_path}/file/below"
+    await _refused(
+        StoreUnavailable, Settings(data_dir=str(tmp_path), meta=f"sqlite://{below}/meta.sqlite"), "LLOG_META"
+    )
+    await _refused(LlogError, Settings(data_dir=str(tmp_path), blobs=f"file://{below}"), "LLOG_BLOBS")
+
+
+async def _refused(kind: type[LlogError], settings: Settings, named: str) -> None:
+    with pytest.raises(kind, match=named) as caught:
+        await open_log(settings)
+    assert "\n" not in str(caught.value)
+
+
+async def test_closing_twice_is_no_error(tmp_path: Path) -> None:
+    log = await open_log(Settings(data_dir=str(tmp_path)))
+    await close_log(log)
+    await close_log(log)
