@@ -187,3 +187,9 @@ class MissingExtra(LlogError):
     """A feature needs packages that are not installed."""
 
     code = "missing_extra"
+
+
+class SparkFailed(LlogError):
+    """Spark did not start, or its session ended while it was needed."""
+
+    code = "spark_failed"

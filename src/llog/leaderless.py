@@ -90,6 +90,8 @@ class LeaderlessLogWriter:
         timestamp_type: str = TimestampType.CREATE,
     ) -> Topic:
         """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not by itself."""
+        if timestamp_type not in list(TimestampType):
+            raise InvalidArgument(f"timestamp_type {timestamp_type!r} is unknown: use {' or '.join(TimestampType)}")
         kind = TimestampType(timestamp_type)
         return self._connection.call(
             lambda parts: parts.catalog.create(
@@ -233,9 +235,14 @@ async def _initialize(catalog: Catalog, name: str, partition: int) -> None:
             except TopicExists:
                 continue  # somebody else created it just now, perhaps with fewer partitions
             return
-        if partition >= topic.partitions:
+        if partition < topic.partitions:
+            return
+        try:
             await catalog.add_partitions(name, partition + 1)
-        return
+        except InvalidArgument:
+            if partition >= (await catalog.get(name)).partitions:
+                raise
+        return  # by this call, or by somebody else who added more of them
 
 
 async def _begun(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
@@ -250,7 +257,10 @@ def _record(payload: Payload) -> Record:
     if isinstance(payload, Record):
         return payload
     if isinstance(payload, str):
-        return Record(payload=payload.encode())
+        try:
+            return Record(payload=payload.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument("a payload is text with a lone surrogate, which is no Unicode: send bytes") from None
     if isinstance(payload, bytes | bytearray | memoryview):
         return Record(payload=bytes(payload))
     raise InvalidArgument(f"a payload is text, bytes or a Record, not {type(payload).__name__}")

@@ -44,8 +44,8 @@ def format_size(size: int) -> str:
 
 
 def format_duration_ms(duration_ms: int) -> str:
-    """The largest unit that divides it: `7d`, `90m`, `1500ms`; `parse_duration_ms` reads it back."""
-    for unit in ("w", "d", "h", "m", "s"):
+    """The largest unit up to days that divides it: `7d`, `90m`, `1500ms`; `parse_duration_ms` reads it back."""
+    for unit in ("d", "h", "m", "s"):
         if duration_ms and duration_ms % _DURATIONS_MS[unit] == 0:
             return f"{duration_ms // _DURATIONS_MS[unit]}{unit}"
     return f"{duration_ms}ms"

@@ -25,6 +25,7 @@ from llog import (
     StoreUnavailable,
     TopicExists,
     TopicNotFound,
+    portal,
 )
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.partition.producers import Producer
@@ -212,11 +213,25 @@ def test_an_object_that_was_used_before_a_fork_works_on_both_sides(tmp_path: Pat
     assert done.stdout == "0 21\n", done.stderr
 
 
-def test_a_payload_of_another_type_is_refused(settings: Settings) -> None:
+def test_arguments_that_mean_nothing_are_refused(settings: Settings) -> None:
     with LeaderlessLogWriter(settings) as writer:
         writer.create_topic("t")
         with pytest.raises(InvalidArgument, match="int"):
             writer.append_shared([SharedAppendGroup(topic="t", partition=0, payloads=[1])])  # type: ignore[list-item]
+        with pytest.raises(InvalidArgument, match="surrogate"):
+            writer.append_shared([_group("\ud800")])
+        with pytest.raises(InvalidArgument, match="create or append"):
+            writer.create_topic("u", timestamp_type="later")
+
+
+def test_a_blocking_call_on_the_background_loop_is_refused_instead_of_hanging() -> None:
+    async def nothing() -> None: ...
+
+    async def nested() -> None:
+        portal.run(nothing())
+
+    with pytest.raises(InvalidArgument, match="for ever"):
+        portal.run(nested())
 
 
 def test_wrong_settings_are_told_when_the_object_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

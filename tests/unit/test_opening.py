@@ -40,7 +40,7 @@ async def test_a_log_in_memory_is_shared_by_its_name_within_the_process() -> Non
 @pytest.mark.parametrize("memory", ["meta", "blobs"])
 async def test_one_store_in_memory_and_the_other_kept_is_refused(tmp_path: Path, memory: str) -> None:
     settings = Settings(data_dir=str(tmp_path), **{memory: "memory://"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="LLOG_META is .* and LLOG_BLOBS is"):
+    with pytest.raises(ConfigurationError, match=r"LLOG_META is .* and LLOG_BLOBS is"):
         await open_log(settings)
 
 

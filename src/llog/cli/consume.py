@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 30.0
 _READ_BYTES = 4 << 20
+_WRITE_BYTES = 64 << 10
 
 Format = Callable[[TopicPartition, Record], bytes]
 
@@ -73,14 +74,19 @@ def consume(
     async def consumed(log: Log, _: Settings) -> None:
         from llog.partition.reader import Reader
 
-        partitions = await partitions_of(log, topic, partition)
         reader = Reader(log)
-        positions = {tp: await _position(log, reader, tp, start, group) for tp in partitions}
         printer = _Printer(log, reader, _FORMATS[format_name], max_records, group)
-        if follow:
-            await printer.follow(positions)
-        else:
+        positions: dict[TopicPartition, int] = {}
+        where = start
+        while True:
+            for tp in await partitions_of(log, topic, partition):
+                if tp not in positions:
+                    positions[tp] = await _position(log, reader, tp, where, group)
             await printer.print_all(positions)
+            if not follow or printer.finished:
+                return
+            where = "earliest"  # of partitions that are added while it follows, everything is new
+            await printer.any_more(positions)
 
     with_log(invocation, consumed)
 
@@ -89,9 +95,7 @@ async def _position(log: Log, reader: Reader, tp: TopicPartition, where: str, gr
     from llog.partition import groups
 
     committed = None if group is None else await groups.position(log, group, tp)
-    if committed is None:
-        return await start_offset(reader, tp, where)
-    return max(committed, (await reader.bounds(tp)).log_start_offset)
+    return await start_offset(reader, tp, where) if committed is None else committed
 
 
 async def start_offset(reader: Reader, tp: TopicPartition, where: str) -> int:
@@ -128,26 +132,22 @@ class _Printer:
         self._left = max_records
         self._group = group
 
+    @property
+    def finished(self) -> bool:
+        """As many were printed as were wanted."""
+        return self._left == 0
+
     async def print_all(self, positions: dict[TopicPartition, int]) -> None:
-        for tp, offset in positions.items():
-            stop = (await self._reader.bounds(tp)).next_offset
-            await self._print(tp, offset, stop)
-            if self._left == 0:
+        """Prints each partition up to its end, and moves the positions on."""
+        for tp, position in positions.items():
+            bounds = await self._reader.bounds(tp)
+            if position < bounds.log_start_offset:
+                note(f"llog: {tp}: offsets {position} to {bounds.log_start_offset - 1} are gone, by retention")
+            positions[tp] = await self._print(tp, max(position, bounds.log_start_offset), bounds.next_offset)
+            if self.finished:
                 return
 
-    async def follow(self, positions: dict[TopicPartition, int]) -> None:
-        while True:
-            for tp in positions:
-                bounds = await self._reader.bounds(tp)
-                if positions[tp] < bounds.log_start_offset:
-                    note(f"llog: {tp}: offsets {positions[tp]} to {bounds.log_start_offset - 1} are gone, by retention")
-                    positions[tp] = bounds.log_start_offset
-                positions[tp] = await self._print(tp, positions[tp], bounds.next_offset)
-                if self._left == 0:
-                    return
-            await self._any_more(positions)
-
-    async def _any_more(self, positions: dict[TopicPartition, int]) -> None:
+    async def any_more(self, positions: dict[TopicPartition, int]) -> None:
         """Returns when one of the partitions has a record at its position; after a while in any case."""
         waits = [
             asyncio.ensure_future(self._reader.wait(tp, offset, _WAIT_SECONDS)) for tp, offset in positions.items()
@@ -183,7 +183,10 @@ class _Printer:
 
 def _write(lines: Sequence[bytes]) -> None:
     """Onto stdout, and out of this process: a commit after it must not run ahead of what was printed."""
-    sys.stdout.buffer.write(b"".join(lines))
+    data = memoryview(b"".join(lines))
+    # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one tells.
+    for start in range(0, len(data), _WRITE_BYTES):
+        sys.stdout.buffer.write(data[start : start + _WRITE_BYTES])
     sys.stdout.buffer.flush()
 
 

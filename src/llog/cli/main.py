@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "collect": "llog.cli.upkeep:collect",
     "verify": "llog.cli.verify:verify",
     "doctor": "llog.cli.doctor:doctor",
+    "simulate": "llog.cli.simulate:simulate",
 }
 
 BAD_INPUT: Final = (

@@ -13,7 +13,7 @@
 
 Clocks decide when a blob goes, never whether that is safe. Cost of a run: one listing, one scan of the control records and the index
 per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per partition. Memory: at most
-two chunks of names, about 150 bytes each, and the waiting ones.
+two chunks of names, about 200 bytes each, and the waiting ones.
 """
 
 from __future__ import annotations

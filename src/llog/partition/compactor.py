@@ -23,7 +23,7 @@ from llog.partition.log import Log
 from llog.partition.records import Control, Cursor, IndexEntry, decode
 from llog.stores.meta import ABSENT, after
 
-__all__ = ["CompactionResult", "Compactor", "CompactorOptions", "Lag", "claimed", "lagging"]
+__all__ = ["CompactionResult", "Compactor", "CompactorOptions", "Lag", "Lagging", "claimed", "lagging"]
 
 _ATTEMPTS_MAX: Final = 100
 _PIECE_OVERHEAD: Final = 1024

@@ -106,6 +106,14 @@ class Reader:
         """
         if by is None:
             by = (await self._catalog.get(tp.topic)).timestamp_type
+        for _ in range(_RESOLVE_ATTEMPTS - 1):
+            try:
+                return await self._search(tp, timestamp_ms, by)
+            except (InconsistentReadState, OffsetOutOfRange):
+                pass  # trimmed since the control record was read: search what is left
+        return await self._search(tp, timestamp_ms, by)
+
+    async def _search(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType) -> int:
         keys, control = await self.control(tp)
         low, high = control.log_start_offset, control.sequence_counter
         found: Piece | None = None

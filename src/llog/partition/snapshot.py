@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from llog.errors import InconsistentReadState, OffsetOutOfRange
 from llog.model import TopicPartition
-from llog.partition.keys import end_offset_of
+from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Reader, pending_pieces
-from llog.partition.records import IndexEntry, decode
+from llog.partition.records import Compaction, Cursor, IndexEntry, Kind, decode
 from llog.stores.meta import after
 
 _PAGE = 5000
+_ATTEMPTS = 3
 
 
 class Extent(NamedTuple):
@@ -71,6 +72,11 @@ class Snapshot:
         self._uris.append(self._names.setdefault(entry.data_uri, entry.data_uri))
         self._encodings.append(self._names.setdefault(entry.encoding, entry.encoding))
 
+    def cut(self, stop: int) -> None:
+        """Drops the extents that begin at `stop` or above."""
+        while self._uris and self._numbers[-4] >= stop:
+            del self._numbers[-4:], self._uris[-1], self._encodings[-1]
+
     def check_whole(self, start: int, stop: int) -> None:
         expected = start
         for extent in self:
@@ -85,6 +91,15 @@ class Snapshot:
 
 async def take_snapshot(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     """The extents that hold [start, stop), the first and last of which may reach beyond it. Reads no blob."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await _resolved(log, tp, start, stop)
+        except InconsistentReadState:
+            pass  # trimmed or deleted since the control record was read: what that says now is what counts
+    return await _resolved(log, tp, start, stop)
+
+
+async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     keys, control = await Reader(log).control(tp)
     if start < control.log_start_offset or stop > control.sequence_counter:
         outside = start if start < control.log_start_offset else stop
@@ -92,20 +107,33 @@ async def take_snapshot(log: Log, tp: TopicPartition, start: int, stop: int) -> 
     snapshot = Snapshot(tp)
     if start >= stop:
         return snapshot
-    key, end, covered = keys.entry(start), after(keys.index), start - 1
-    while covered < stop - 1:
+    compacted = await _compacted_through(log, keys)
+    key, end, covered, more = keys.entry(start), after(keys.index), start - 1, True
+    while more:
         page = await log.meta.range(key, end, _PAGE)
         for found in page:
             entry = decode(IndexEntry, found.value, found.key)
             covered = end_offset_of(found.key)
             snapshot.add(covered - entry.msg_count + 1, covered, entry)
-            if covered >= stop - 1:
+            # A WAL entry below that may be a zombie's, whose blob is gone: then a COMPACTED one above covers it.
+            settled = entry.kind is Kind.COMPACTED or covered > compacted
+            if covered >= stop - 1 and settled:
+                more = False
                 break
         if len(page) < _PAGE:
             break
         key = page[-1].key + "\x00"
+    snapshot.cut(stop)
     for piece in pending_pieces(control):
         if piece.end_offset > covered and piece.start_offset < stop:
             snapshot.add(*piece)
     snapshot.check_whole(start, stop)
     return snapshot
+
+
+async def _compacted_through(log: Log, keys: PartitionKeys) -> int:
+    """No COMPACTED entry ends above this. The breadcrumb goes before the cursor, for it is cleared after that has moved."""
+    found = await log.meta.get(keys.compaction)
+    begun = 0 if found is None else decode(Compaction, found.value, found.key).end_offset
+    found = await log.meta.get(keys.cursor)
+    return max(begun, 0 if found is None else decode(Cursor, found.value, found.key).offset - 1)

@@ -74,6 +74,7 @@ class Writer:
         self._catalog = Catalog(log)
         self._name = name or uuid7(log.runtime.now_ms(), log.runtime.random())
         self._lanes: dict[TopicPartition, _Lane] = {}
+        self._last_turns: dict[TopicPartition, asyncio.Future[None]] = {}
         self._sequence = 0
         self.attempts = 0
         """CAS attempts so far, for measuring contention."""
@@ -84,9 +85,11 @@ class Writer:
         Raises only if nothing at all was appended (a bad argument, or the blob could not be put).
         """
         columns = self._checked(groups)
-        lanes = [await self._lane(TopicPartition(group.topic, group.partition)) for group in groups]
-        turns = [_Turn(lane) if isinstance(lane, _Lane) else None for lane in lanes]
+        tps = [TopicPartition(group.topic, group.partition) for group in groups]
+        # Before anything is awaited: calls that have yet to learn their lane must not overtake each other on the way.
+        turns = [_Turn(self._last_turns, tp) for tp in tps]
         try:
+            lanes = [await self._lane(tp) for tp in tps]
             bodies, blob = await self._upload(lanes, columns)
             sources = [_Source(blob, body, part) for body, part in zip(bodies, columns, strict=True)]
             return await asyncio.gather(
@@ -97,18 +100,17 @@ class Writer:
             )
         finally:
             for turn in turns:
-                if turn is not None:
-                    turn.end()
+                turn.end()
 
     async def append_uploaded(
         self, tp: TopicPartition, uploads: Sequence[tuple[str, Body]], producer: Producer
     ) -> AppendResult:
         """Appends what is in blobs already, in this order, as one append. The caller keeps the blobs from being collected."""
-        lane = await self._lane(tp)
-        if isinstance(lane, LlogError):
-            raise lane
-        turn = _Turn(lane)
+        turn = _Turn(self._last_turns, tp)
         try:
+            lane = await self._lane(tp)
+            if isinstance(lane, LlogError):
+                raise lane
             await turn.come()
             return await self._commit(lane, [_Source(blob, body, None) for blob, body in uploads], producer)
         finally:
@@ -171,11 +173,10 @@ class Writer:
         return [next(remaining) if isinstance(lane, _Lane) else bodies[0] for lane in lanes], blob
 
     async def _settled(
-        self, lane: _Lane | LlogError, turn: _Turn | None, source: _Source, producer: Producer | None
+        self, lane: _Lane | LlogError, turn: _Turn, source: _Source, producer: Producer | None
     ) -> AppendResult | LlogError:
         if isinstance(lane, LlogError):
             return lane
-        assert turn is not None
         try:
             await turn.come()
             return await self._commit(lane, [source], producer)
@@ -251,9 +252,9 @@ class Writer:
         mine = find_writer(control, self._name, lane.sequence)
         if mine is not None:
             return _result(lane, mine)
-        if doubtful_since is not None and self._name not in control.writers:
-            if control.writers_evicted_through >= doubtful_since:
-                return OutcomeUnknown(f"whether the append to {lane.tp} happened cannot be told any more")
+        forgotten = self._name not in control.writers
+        if forgotten and doubtful_since is not None and control.writers_evicted_through >= doubtful_since:
+            return OutcomeUnknown(f"whether the append to {lane.tp} happened cannot be told any more")
         try:
             repeated = find_repeated(control, producer, str(lane.tp)) if producer else None
         except LlogError as error:
@@ -349,16 +350,15 @@ class _Lane:
         self.keys = keys
         self.known: tuple[Control, int] | None = None
         self.sequence = 0
-        self.last_turn: asyncio.Future[None] | None = None
 
 
 class _Turn:
-    """A place in the order of a lane's commits, taken when the call is made."""
+    """A place in the order of a partition's commits, taken when the call is made."""
 
-    def __init__(self, lane: _Lane) -> None:
-        self._before = lane.last_turn
+    def __init__(self, last: dict[TopicPartition, asyncio.Future[None]], tp: TopicPartition) -> None:
+        self._before = last.get(tp)
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lane.last_turn = self._done
+        last[tp] = self._done
 
     async def come(self) -> None:
         if self._before is not None:

@@ -1,8 +1,8 @@
 """The checker: sees every change at the servers as it happens, every answer as it is given, and says which invariant broke.
 
 What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these bytes for ever.
-I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears at most once; I5 index and
-cursor; I6 blobs; I8 a repeated append; S1 a sink's batches.
+I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears at most once; I4 fences;
+I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class History:
         self._sinks: dict[str, dict[int, dict[int, str]]] = {}
         """sink → batch → number of the record → the attempt that it came from."""
         self._acknowledged: dict[str, dict[int, bytes]] = {}
+        self._decoded: dict[tuple[str, bytes], Span] = {}
 
     # --- changes at the servers
 
@@ -123,9 +124,6 @@ class History:
         """I5: index ranges neither overlap nor gap, what is below the cursor is compacted, and the cursor is at or below the counter."""
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED:
-            left = self._meta.below(prefix + "index/")
-            if left and control is not None:
-                raise Violation(f"I5: {prefix} is deleted, but its index still has {left[0][0]}")
             return
         spans = self._spans(prefix)
         expected = spans[0].start if spans else control.sequence_counter
@@ -139,19 +137,19 @@ class History:
             expected = span.end + 1
         if expected != control.sequence_counter:
             raise Violation(f"I5: the index of {prefix} ends at {expected}, its counter is {control.sequence_counter}")
-        self.check_compacted(prefix)
+        self.check_compacted(prefix, control)
 
-    def check_compacted(self, prefix: str) -> None:
-        """Everything below the cursor is in compacted blobs."""
+    def check_compacted(self, prefix: str, control: Control) -> None:
+        """Everything below the cursor is in compacted blobs, or trimmed."""
         found = self._meta.value(prefix + "meta/compaction-cursor")
         cursor = 1 if found is None else decode(Cursor, found, prefix).offset
-        covered = 0
-        for span in reversed(self._spans(prefix)):
-            if span.kind is Kind.WAL and span.end < cursor and not covered <= span.start:
+        spans = self._spans(prefix)
+        compacted = [span for span in spans if span.kind is Kind.COMPACTED]
+        for span in spans:
+            if span.kind is Kind.COMPACTED or not control.log_start_offset <= span.end < cursor:
                 continue
-            if span.kind is Kind.WAL and span.end < cursor:
+            if not any(other.start <= span.start and span.end <= other.end for other in compacted):
                 raise Violation(f"I5: the cursor of {prefix} is at {cursor}, but {span} is not compacted")
-            covered = span.start
 
     def check_blobs(self, exempt: Sequence[str]) -> None:
         """I6: there are the blobs that something names, and no others."""
@@ -215,6 +213,8 @@ class History:
         if new.log_start_offset > new.sequence_counter:
             raise Violation(f"I2: the log start of {prefix} passed its counter")
         if new.sequence_counter > old.sequence_counter:
+            if old.log_state is not LogState.OPEN:
+                raise Violation(f"I4: {prefix} is {old.log_state}, but took an append")
             self._committed(prefix, old, new)
         if old.pending is not None and new.pending != old.pending and new.log_state is not LogState.DELETED:
             self._require(prefix, new, old.pending.start_offset, old.pending.end_offset)
@@ -291,6 +291,8 @@ class History:
             raise Violation(f"I5: the cursor of {prefix} went back from {old} to {new}")
         if new > control.sequence_counter:
             raise Violation(f"I5: the cursor of {prefix} went to {new}, past the counter {control.sequence_counter}")
+        if control.log_state is not LogState.DELETED:
+            self.check_compacted(prefix, control)
 
     def _sink_put(self, key: str, old: Sink | None, new: Sink) -> None:
         if old is not None and new.batch < old.batch:
@@ -315,9 +317,11 @@ class History:
         return [self._span(key, value) for key, value in self._meta.below(prefix + "index/")]
 
     def _span(self, key: str, value: bytes) -> Span:
-        entry = decode(IndexEntry, value, key)
-        end = end_offset_of(key)
-        return Span(end - entry.msg_count + 1, end, _name(entry), entry.kind)
+        span = self._decoded.get((key, value))
+        if span is None:
+            entry, end = decode(IndexEntry, value, key), end_offset_of(key)
+            span = self._decoded[key, value] = Span(end - entry.msg_count + 1, end, _name(entry), entry.kind)
+        return span
 
     def _topics(self) -> list[Topic]:
         return [decode(Topic, value, key) for key, value in self._meta.below(TOPICS)]

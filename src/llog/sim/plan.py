@@ -8,7 +8,7 @@ import msgspec
 
 from llog.sim.stores import Faults
 
-STEPS = 8_000
+STEPS = 6_000
 
 
 class SimPlan(msgspec.Struct, frozen=True, kw_only=True):

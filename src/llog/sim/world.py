@@ -71,13 +71,12 @@ def run_seed(seed: int, *, steps: int = STEPS) -> Outcome:
     except Exception as error:
         violation = described(world.first_finding() or error)
     finally:
+        trace = world.trace
+        digest, last = trace.digest(), tuple(trace.last)
         world.loop.close()
         if collecting:
             gc.enable()
-    trace = world.trace
-    return Outcome(
-        seed=seed, violation=violation, digest=trace.digest(), counts=dict(trace.counts), last=tuple(trace.last)
-    )
+    return Outcome(seed=seed, violation=violation, digest=digest, counts=dict(trace.counts), last=last)
 
 
 def described(error: BaseException) -> str:

@@ -7,25 +7,27 @@ to Spark, the next is fetched.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from llog.batch.columns import byte_size, slice_columns
 from llog.errors import (
     BlobNotFound,
     CorruptBatch,
-    DataLoss,
     InconsistentReadState,
     LlogError,
     OffsetOutOfRange,
     PartitionNotInitialized,
     TopicNotFound,
 )
+from llog.model import TopicPartition
+from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.partition.pins import renew
 from llog.partition.reader import Batch, Reader, decode_located
 from llog.partition.snapshot import Extent
+from llog.spark.offsets import lose
 from llog.spark.planning import Run
 from llog.stores.blobs import Buffer
 
@@ -33,9 +35,7 @@ WINDOW_BYTES_MAX = 32 << 20
 ROWS_PER_BATCH_MAX = 10_000
 BYTES_PER_BATCH_MAX = 16 << 20
 PIN_LEASE_MS = 300_000
-_PIN_RENEW_MS = 60_000
-
-logger = logging.getLogger("llog.spark")
+_PIN_RENEW_S = 60.0
 
 
 class _Wanted(NamedTuple):
@@ -47,7 +47,12 @@ async def fetch_runs(
     log: Log, runs: Sequence[Run], *, pin: str | None, fail_on_data_loss: bool
 ) -> AsyncIterator[tuple[Run, Batch]]:
     """The batches of these runs, each with its run. Lost records raise `DataLoss`, or are skipped and logged."""
-    lease = _Lease(log, pin)
+    async with _kept(log, pin):
+        async for fetched in _fetched(log, runs, fail_on_data_loss):
+            yield fetched
+
+
+async def _fetched(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> AsyncIterator[tuple[Run, Batch]]:
     windows = _windows(runs)
     fetching: asyncio.Task[list[Buffer | LlogError]] | None = None
     current = next(windows, None)
@@ -55,7 +60,6 @@ async def fetch_runs(
         if current:
             fetching = asyncio.create_task(_fetch(log, current))
         while current and fetching:
-            await lease.keep()
             fetched = await fetching
             following = next(windows, None)
             fetching = asyncio.create_task(_fetch(log, following)) if following else None
@@ -115,27 +119,24 @@ async def _decoded(
                 raise data
             # Compacted and collected since the plan was made, which an expired pin allows: the log knows where it lies now.
             async for batch in Reader(log).iter_from(tp, start, stop):
+                # After the read: only then does the same incarnation say that these are its records.
+                if (await Catalog(log).get(tp.topic)).incarnation != run.topic.incarnation:
+                    raise TopicNotFound(f"topic {tp.topic!r} was deleted and created again")
                 yield batch
+                start = batch.end_offset + 1
             return
         columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
         yield Batch(tp, start, slice_columns(columns, start - extent.start_offset, stop - extent.start_offset))
     except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
-        _lost(f"records {start} to {stop - 1} of {tp} are damaged: {error} (blob {extent.data_uri})", fail_on_data_loss)
+        lose(f"{_records(tp, start, stop)} are damaged: {error} (blob {extent.data_uri})", fail=fail_on_data_loss)
     except OffsetOutOfRange as error:
-        _lost(f"records {start} to {stop - 1} of {tp} are gone by retention: {error}", fail_on_data_loss)
+        lose(f"{_records(tp, start, stop)} are gone by retention: {error}", fail=fail_on_data_loss)
     except (TopicNotFound, PartitionNotInitialized) as error:
-        _lost(f"records {start} to {stop - 1} of {tp} are gone by deletion: {error}", fail_on_data_loss)
+        lose(f"{_records(tp, start, stop)} are gone by deletion: {error}", fail=fail_on_data_loss)
 
 
-def _lost(what: str, fail: bool) -> None:
-    if fail:
-        raise DataLoss(f"{what}. Set failOnDataLoss=false to go on without them")
-    report_loss(what)
-
-
-def report_loss(what: str) -> None:
-    """Says what a read without `failOnDataLoss` goes without."""
-    logger.warning("llog skipped: %s", what)
+def _records(tp: TopicPartition, start: int, stop: int) -> str:
+    return f"{stop - start} records of {tp}, offsets {start} to {stop - 1},"
 
 
 def _sized(batch: Batch) -> Iterator[Batch]:
@@ -147,15 +148,21 @@ def _sized(batch: Batch) -> Iterator[Batch]:
         yield Batch(batch.tp, batch.start_offset + first, part)
 
 
-class _Lease:
-    """Keeps the snapshot's pin alive while a task works on it."""
+@asynccontextmanager
+async def _kept(log: Log, pin: str | None) -> AsyncIterator[None]:
+    """Keeps the snapshot's pin alive while a task works on it, however slowly what it reads is consumed."""
 
-    def __init__(self, log: Log, pin: str | None) -> None:
-        self._log, self._pin = log, pin
-        self._renewed_ms = 0
+    async def keep(pin: str) -> None:
+        while True:
+            try:
+                await renew(log, pin, PIN_LEASE_MS)
+            except LlogError:
+                pass  # a pin that is lost is made good by looking up again what it kept
+            await asyncio.sleep(_PIN_RENEW_S)
 
-    async def keep(self) -> None:
-        now = self._log.runtime.now_ms()
-        if self._pin is not None and now - self._renewed_ms > _PIN_RENEW_MS:
-            self._renewed_ms = now
-            await renew(self._log, self._pin, PIN_LEASE_MS)
+    keeper = None if pin is None else asyncio.create_task(keep(pin))
+    try:
+        yield
+    finally:
+        if keeper is not None:
+            keeper.cancel()

@@ -6,40 +6,38 @@ from collections.abc import Mapping
 
 from llog.model import TopicPartition
 from llog.partition.log import Log
-from llog.partition.snapshot import take_snapshot
+from llog.spark.offsets import Range
+from llog.spark.planning import locate
 
 Offsets = dict[TopicPartition, int]
 
 
 def cut_by_records(starts: Mapping[TopicPartition, int], ends: Offsets, records_max: int) -> Offsets:
-    """At most `records_max` records, each partition its share, and every share at least one while records last."""
+    """At most `records_max` records, but one of every partition that has any: none is passed over while others are busy."""
     waiting = {tp: ends[tp] - starts[tp] for tp in ends if ends[tp] > starts[tp]}
     total = sum(waiting.values())
     if total <= records_max:
         return ends
-    cut = dict(ends)
-    left = records_max
-    for tp in sorted(waiting, key=lambda tp: (waiting[tp], tp)):
-        share = min(left, max(1, waiting[tp] * records_max // total))
-        cut[tp] = starts[tp] + share
-        left -= share
-    return cut
+    spare, rest = max(0, records_max - len(waiting)), max(1, total - len(waiting))
+    return ends | {tp: starts[tp] + 1 + (count - 1) * spare // rest for tp, count in waiting.items()}
 
 
-async def cut_by_bytes(log: Log, starts: Mapping[TopicPartition, int], ends: Offsets, bytes_max: int) -> Offsets:
-    """About `bytes_max` stored bytes, at least one record: extents are cut by their mean record size."""
+async def cut_by_bytes(
+    log: Log, starts: Mapping[TopicPartition, int], ends: Offsets, bytes_max: int, *, fail_on_data_loss: bool
+) -> Offsets:
+    """About `bytes_max` stored bytes, but one record of every partition; extents are cut by their mean record size."""
     sizes = {}
     for tp in ends:
         if ends[tp] > starts[tp]:
-            snapshot = await take_snapshot(log, tp, starts[tp], ends[tp])
-            sizes[tp] = [(extent.start_offset, extent.end_offset, extent.byte_length) for extent in snapshot]
+            _, extents = await locate(log, Range(tp, starts[tp], ends[tp]), fail_on_data_loss=fail_on_data_loss)
+            sizes[tp] = [(extent.start_offset, extent.end_offset, extent.byte_length) for extent in extents]
     total = sum(length for extents in sizes.values() for _, _, length in extents)
     if total <= bytes_max:
         return ends
     cut = dict(ends)
-    for tp, extents in sizes.items():
-        budget = bytes_max * sum(length for _, _, length in extents) / total
-        cut[tp] = max(starts[tp] + 1, min(ends[tp], _end_within(extents, starts[tp], budget)))
+    for tp, places in sizes.items():
+        budget = bytes_max * sum(length for _, _, length in places) / total
+        cut[tp] = max(starts[tp] + 1, min(ends[tp], _end_within(places, starts[tp], budget)))
     return cut
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
-from llog.model import TopicPartition
+from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.partition.reader import Bounds, Reader
 from llog.partition.records import Topic
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
+
+logger = logging.getLogger("llog.spark")
 
 
 class Range(NamedTuple):
@@ -24,42 +28,64 @@ class Range(NamedTuple):
 
 
 async def selected_topics(log: Log, selection: Selection) -> dict[str, Topic]:
-    """The topics that are read now. Named ones must exist; a pattern may match none yet."""
-    catalog = Catalog(log)
+    """The topics that are to be read. Named ones must exist; a pattern may match none yet."""
     if selection.pattern is not None:
-        pattern = re.compile(selection.pattern)
-        return {topic.name: topic for topic in await catalog.topics() if pattern.fullmatch(topic.name)}
-    names = selection.topics or sorted({tp.topic for tp in selection.assigned})
-    return {name: await catalog.get(name) for name in names}
+        return await remaining_topics(log, selection)
+    catalog = Catalog(log)
+    return {name: await catalog.get(name) for name in _names(selection)}
+
+
+async def remaining_topics(log: Log, selection: Selection) -> dict[str, Topic]:
+    """Those of the selected topics that exist now: some may have been deleted since reading began."""
+    if selection.pattern is None:
+        return await existing_topics(log, _names(selection))
+    pattern = re.compile(selection.pattern)
+    return {topic.name: topic for topic in await Catalog(log).topics() if pattern.fullmatch(topic.name)}
+
+
+async def existing_topics(log: Log, names: Sequence[str]) -> dict[str, Topic]:
+    catalog = Catalog(log)
+    found = {}
+    for name in names:
+        try:
+            found[name] = await catalog.get(name)
+        except TopicNotFound:
+            continue
+    return found
 
 
 def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> list[TopicPartition]:
+    """The partitions of these topics that are read."""
     if selection.assigned:
-        for tp in selection.assigned:
+        assigned = [tp for tp in selection.assigned if tp.topic in topics]
+        for tp in assigned:
             if tp.partition >= topics[tp.topic].partitions:
                 raise ConfigurationError(
                     f"option assign names partition {tp.partition} of topic {tp.topic!r}, which has {topics[tp.topic].partitions}"
                 )
-        return list(selection.assigned)
+        return assigned
     return [TopicPartition(topic.name, p) for topic in topics.values() for p in range(topic.partitions)]
 
 
 async def read_bounds(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
     reader = Reader(log)
-    return {tp: await reader.bounds(tp) for tp in partitions}
+    return dict(zip(partitions, await asyncio.gather(*map(reader.bounds, partitions)), strict=True))
 
 
 async def resolve_position(
     log: Log, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
 ) -> dict[TopicPartition, int]:
-    """The offset of every partition; explicit ones are not held against the bounds here."""
+    """The offset of every partition; explicit ones are not held against the bounds here.
+
+    Offsets begin at 1: an explicit 0, where Kafka's begin, means the same record.
+    """
     _check_listed(position, bounds)
     reader = Reader(log)
     found = {}
     for tp, (log_start, next_offset) in bounds.items():
         wanted = position.offsets.get(str(tp), position.everywhere)
         if wanted is not None:
-            found[tp] = {EARLIEST: log_start, LATEST: next_offset}.get(wanted, wanted)
+            found[tp] = {EARLIEST: log_start, LATEST: next_offset}.get(wanted, max(wanted, FIRST_OFFSET))
             continue
         time_ms = position.timestamps.get(str(tp), position.timestamp_ms)
         if position.ago_ms is not None:
@@ -89,30 +115,31 @@ def _check_listed(position: Position, bounds: Mapping[TopicPartition, Bounds]) -
         )
 
 
-def within_bounds(
-    tp: TopicPartition, start: int, stop: int, bounds: Bounds, *, fail_on_data_loss: bool
-) -> tuple[Range, str | None]:
-    """The part of [start, stop) that exists, and what is lost of it; raises instead if losses are to fail."""
-    lost = None
+def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> Range:
+    """The part of it that exists. What does not is lost (`lose`)."""
+    tp, start, stop = wanted
     if start < bounds.log_start_offset:
         gone = min(bounds.log_start_offset, stop) - start
-        lost = f"{gone} records of {tp} from offset {start} on are gone by retention: it starts at {bounds.log_start_offset}"
-    elif start > bounds.next_offset or stop > bounds.next_offset:
-        beyond = max(start, stop)
-        lost = f"offset {beyond} of {tp} is beyond its next offset {bounds.next_offset}: was the topic deleted and re-created?"
-    if lost and fail_on_data_loss:
-        raise DataLoss(f"{lost}. Set failOnDataLoss=false to read what is there")
+        lose(
+            f"{gone} records of {tp} from offset {start} on are gone by retention: it starts at {bounds.log_start_offset}",
+            fail=fail_on_data_loss,
+        )
+    if max(start, stop) > bounds.next_offset:
+        lose(
+            f"offset {max(start, stop)} of {tp} is beyond its next offset {bounds.next_offset}: "
+            "was it ever there, or was the metadata restored from a backup?",
+            fail=fail_on_data_loss,
+        )
     low = min(max(start, bounds.log_start_offset), bounds.next_offset)
-    return Range(tp, low, max(low, min(stop, bounds.next_offset))), lost
+    return Range(tp, low, max(low, min(stop, bounds.next_offset)))
 
 
-async def existing_topics(log: Log, names: Sequence[str]) -> dict[str, Topic]:
-    """Those of the topics that still exist."""
-    catalog = Catalog(log)
-    found = {}
-    for name in names:
-        try:
-            found[name] = await catalog.get(name)
-        except TopicNotFound:
-            continue
-    return found
+def lose(what: str, *, fail: bool) -> None:
+    """Raises `DataLoss`, or logs what a read without `failOnDataLoss` goes on without."""
+    if fail:
+        raise DataLoss(f"{what}. Set failOnDataLoss=false to go on without them")
+    logger.warning("llog skipped: %s", what)
+
+
+def _names(selection: Selection) -> Sequence[str]:
+    return selection.topics or sorted({tp.topic for tp in selection.assigned})

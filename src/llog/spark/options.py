@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final, TypeVar
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from llog.config import Settings, load_settings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.model import TopicPartition, check_topic_name
+from llog.opening import addresses
+from llog.partition.groups import check_group_name
 from llog.partition.sink import check_sink
 from llog.units import parse_duration_ms, parse_size
 
@@ -24,24 +27,38 @@ T = TypeVar("T")
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-STORE_OPTIONS: Final = frozenset({"meta", "blobs"})
-_SELECTIONS: Final = ("subscribe", "subscribepattern", "assign")
-_STARTS: Final = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
-_ENDS: Final = ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp")
-_READ: Final = frozenset(
-    {*_SELECTIONS, *_STARTS, "failondataloss", "minpartitions", "maxpartitionbytes", "includeheaders"}
-) | {"startingoffsetsbytimestampstrategy"}
-_BATCH_READ: Final = _READ | {*_ENDS}
-_STREAM_READ: Final = _READ | {
-    "maxoffsetspertrigger",
-    "minoffsetspertrigger",
-    "maxtriggerdelay",
-    "maxbytespertrigger",
-    "groupidforcommit",
-}
-_WRITE: Final = frozenset(
-    {"topic", "includeheaders", "createtopicpartitions", "writeid", "uploadbytes", "checkpointlocation"}
+_STORES: Final = ("meta", "blobs")
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+_STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_READ: Final = (
+    *_STORES,
+    *_SELECTIONS,
+    *_STARTS,
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxPartitionBytes",
+    "includeHeaders",
 )
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "groupIdForCommit",
+)
+_WRITE: Final = (
+    *_STORES,
+    "topic",
+    "includeHeaders",
+    "createTopicPartitions",
+    "writeId",
+    "uploadBytes",
+    "checkpointLocation",
+)
+UPLOAD_BYTES_MAX: Final = 512 << 20
+"""An Arrow column of bytes ends at 2 GiB."""
 _RELATIVE: Final = re.compile(r"-(\d+\s*(?:ms|s|m|h|d|w))")
 
 
@@ -92,60 +109,77 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     upload_bytes: int = 64 << 20
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    given = _known(options, _STREAM_READ if streaming else _BATCH_READ, "stream" if streaming else "batch read")
-    start_default = LATEST if streaming else EARLIEST
-    start = _position(given, _STARTS, start_default, forbidden=None if streaming else LATEST)
-    end = _position(given, _ENDS, LATEST, forbidden=EARLIEST) if not streaming else Position(everywhere=LATEST)
-    group = given.get("groupidforcommit")
+def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """The options of a read, checked. `streaming` is None where that is not known yet: then what either takes passes."""
+    kinds = {True: (*_READ, *_STREAM_ONLY), False: (*_READ, *_ENDS), None: (*_READ, *_ENDS, *_STREAM_ONLY)}
+    given = _known(options, kinds[streaming], {True: "stream", False: "batch read", None: "read"}[streaming])
+    start_default, start_forbidden = (EARLIEST, LATEST) if streaming is False else (LATEST, None)
     return ReadOptions(
         settings=_settings(given),
         selection=_selection(given),
-        start=start,
-        end=end,
-        fail_on_data_loss=_flag(given, "failondataloss", True),
-        min_partitions=_count(given, "minpartitions") or 1,
-        partition_bytes_max=_size(given, "maxpartitionbytes") or 128 << 20,
-        include_headers=_flag(given, "includeheaders", False),
-        offsets_per_trigger_max=_count(given, "maxoffsetspertrigger"),
-        offsets_per_trigger_min=_count(given, "minoffsetspertrigger"),
-        trigger_delay_ms_max=_duration(given, "maxtriggerdelay", 15 * 60_000),
-        bytes_per_trigger_max=_size(given, "maxbytespertrigger"),
-        group=None if group is None else check_sink(group),
+        start=_position(given, _STARTS, start_default, forbidden=start_forbidden),
+        end=_position(given, _ENDS, LATEST, forbidden=EARLIEST),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        min_partitions=_count(given, "minPartitions") or 1,
+        partition_bytes_max=_size(given, "maxPartitionBytes") or 128 << 20,
+        include_headers=_flag(given, "includeHeaders", False),
+        offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger"),
+        offsets_per_trigger_min=_count(given, "minOffsetsPerTrigger"),
+        trigger_delay_ms_max=_quantity(given, "maxTriggerDelay", parse_duration_ms) or 15 * 60_000,
+        bytes_per_trigger_max=_size(given, "maxBytesPerTrigger"),
+        group=_name(given, "groupIdForCommit", check_group_name),
     )
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     given = _known(options, _WRITE, "stream write" if streaming else "batch write")
-    topic, write_id = given.get("topic"), given.get("writeid")
-    if streaming and write_id is not None:
+    if streaming and "writeId" in given:
         raise ConfigurationError("option writeId is for batch writes: a stream is exactly once by its checkpoint")
+    upload_bytes = _size(given, "uploadBytes") or 64 << 20
+    if upload_bytes > UPLOAD_BYTES_MAX:
+        raise ConfigurationError(f"option uploadBytes is {upload_bytes}, over its limit of {UPLOAD_BYTES_MAX}")
     return WriteOptions(
         settings=_settings(given),
-        topic=None if topic is None else check_topic_name(topic),
-        create_topic_partitions=_count(given, "createtopicpartitions"),
-        write_id=None if write_id is None else check_sink(write_id),
-        upload_bytes=_size(given, "uploadbytes") or 64 << 20,
+        topic=_name(given, "topic", check_topic_name),
+        create_topic_partitions=_count(given, "createTopicPartitions"),
+        write_id=_name(given, "writeId", lambda name: check_sink(f"write-{name}").removeprefix("write-")),
+        upload_bytes=upload_bytes,
     )
 
 
-def _known(options: Mapping[str, str], names: frozenset[str] | set[str], what: str) -> dict[str, str]:
-    given = {name.lower(): value for name, value in options.items()}
-    ignored = sorted(name for name in given if name.startswith("kafka."))
+def warn_of_ignored(options: Mapping[str, str]) -> None:
+    """One warning that names all options that are taken and not used."""
+    ignored = sorted(name for name in options if _is_ignored(name))
     if ignored:
         warnings.warn(
-            f"llog ignores the options {', '.join(ignored)}: there is no Kafka broker in the path", stacklevel=4
+            f"llog ignores the options {', '.join(ignored)}: there is no Kafka broker in the path", stacklevel=2
         )
-    unknown = sorted(set(given) - names - STORE_OPTIONS - set(ignored))
+
+
+def _is_ignored(name: str) -> bool:
+    return name.lower().startswith("kafka.")
+
+
+def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
+    """What is given, under the names as they are documented: Spark hands them on in lower case."""
+    spelled = {name.lower(): name for name in names}
+    unknown = sorted(name for name in options if name.lower() not in spelled and not _is_ignored(name))
     if unknown:
-        known = ", ".join(sorted(names | STORE_OPTIONS))
-        raise ConfigurationError(f"option {unknown[0]!r} is unknown for a {what} of llog. Known are: {known}")
-    return {name: value for name, value in given.items() if name not in ignored}
+        near = get_close_matches(unknown[0].lower(), spelled, 1)
+        hint = f" (did you mean {spelled[near[0]]}?)" if near else ""
+        raise ConfigurationError(
+            f"option {unknown[0]!r} is unknown for a {what} of llog{hint}. Known are: {', '.join(sorted(names))}"
+        )
+    return {spelled[name.lower()]: value for name, value in options.items() if not _is_ignored(name)}
 
 
 def _settings(given: Mapping[str, str]) -> Settings:
-    overrides = {name: given[name] for name in STORE_OPTIONS if name in given}
-    return load_settings(overrides)
+    settings = load_settings({name: given[name] for name in _STORES if name in given})
+    if addresses(settings)[0].scheme == "memory":
+        raise ConfigurationError(
+            f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the options meta and blobs"
+        )
+    return settings
 
 
 def _selection(given: Mapping[str, str]) -> Selection:
@@ -154,11 +188,11 @@ def _selection(given: Mapping[str, str]) -> Selection:
         raise ConfigurationError("give exactly one of the options subscribe, subscribePattern and assign")
     value = given[chosen[0]]
     if chosen[0] == "subscribe":
-        topics = tuple(dict.fromkeys(check_topic_name(name.strip()) for name in value.split(",") if name.strip()))
-        if not topics:
+        names = dict.fromkeys(filter(None, (name.strip() for name in value.split(","))))
+        if not names:
             raise ConfigurationError("option subscribe names no topic")
-        return Selection(topics=topics)
-    if chosen[0] == "subscribepattern":
+        return Selection(topics=tuple(_checked("subscribe", name, check_topic_name) for name in names))
+    if chosen[0] == "subscribePattern":
         try:
             re.compile(value)
         except re.error as error:
@@ -167,7 +201,9 @@ def _selection(given: Mapping[str, str]) -> Selection:
             ) from error
         return Selection(pattern=value)
     partitions = _json(given, chosen[0], dict[str, list[int]])
-    assigned = [TopicPartition(check_topic_name(topic), p) for topic, ps in partitions.items() for p in ps]
+    assigned = [
+        TopicPartition(_checked("assign", topic, check_topic_name), p) for topic, ps in partitions.items() for p in ps
+    ]
     if not assigned or any(tp.partition < 0 for tp in assigned):
         raise ConfigurationError(f'option assign must look like {{"topic": [0, 1]}}: {value[:200]!r}')
     return Selection(assigned=tuple(sorted(set(assigned))))
@@ -176,15 +212,14 @@ def _selection(given: Mapping[str, str]) -> Selection:
 def _position(given: Mapping[str, str], names: tuple[str, ...], default: int, *, forbidden: int | None) -> Position:
     """Times win over offsets, as with Kafka: one timestamp for all, then timestamps by partition, then offsets."""
     by_offset, by_time, by_times = names
-    strategy = given.get("startingoffsetsbytimestampstrategy", "error").lower()
+    strategy = given.get("startingOffsetsByTimestampStrategy", "error").lower()
     if strategy not in ("error", "latest"):
         raise ConfigurationError(f"option startingOffsetsByTimestampStrategy must be error or latest: {strategy!r}")
     latest_if_missing = strategy == "latest"
     if by_time in given:
         return _time(by_time, given[by_time], latest_if_missing)
     if by_times in given:
-        times = _by_partition(given, by_times)
-        return Position(timestamps=times, latest_if_missing=latest_if_missing)
+        return Position(timestamps=_by_partition(given, by_times, 0), latest_if_missing=latest_if_missing)
     value = given.get(by_offset)
     if value is None:
         return Position(everywhere=default)
@@ -196,7 +231,7 @@ def _position(given: Mapping[str, str], names: tuple[str, ...], default: int, *,
         return Position(everywhere=everywhere)
     if _RELATIVE.fullmatch(word):
         return _time(by_offset, word, latest_if_missing)
-    offsets = _by_partition(given, by_offset)
+    offsets = _by_partition(given, by_offset, EARLIEST)
     if forbidden is not None and forbidden in offsets.values():
         raise ConfigurationError(f"option {by_offset} cannot have the offset {forbidden} in a batch read")
     return Position(offsets=offsets)
@@ -206,28 +241,27 @@ def _time(name: str, value: str, latest_if_missing: bool) -> Position:
     relative = _RELATIVE.fullmatch(value.strip().lower())
     if relative:
         return Position(ago_ms=parse_duration_ms(relative[1]))
-    if not value.strip().isdigit():
+    if not value.strip().isdecimal():
         raise ConfigurationError(f"option {name} must be ms since 1970, or a time ago such as -10m: {value!r}")
     return Position(timestamp_ms=int(value), latest_if_missing=latest_if_missing)
 
 
-def _by_partition(given: Mapping[str, str], name: str) -> dict[str, int]:
-    nested = _json(given, name, dict[str, dict[str, int]])
+def _by_partition(given: Mapping[str, str], name: str, lowest: int) -> dict[str, int]:
     found = {}
-    for topic, partitions in nested.items():
+    for topic, partitions in _json(given, name, dict[str, dict[str, int]]).items():
         for partition, number in partitions.items():
-            if not partition.isdigit() or number < EARLIEST:
-                raise ConfigurationError(
-                    f"option {name}: {partition!r}: {number} of topic {topic!r} is no partition and offset"
-                )
-            found[str(TopicPartition(check_topic_name(topic), int(partition)))] = number
+            if not partition.isdecimal() or number < lowest:
+                raise ConfigurationError(f"option {name} of topic {topic!r}: {partition!r}: {number} cannot be")
+            found[str(TopicPartition(_checked(name, topic, check_topic_name), int(partition)))] = number
+    if not found:
+        raise ConfigurationError(f"option {name} names no partition: {given[name][:200]!r}")
     return found
 
 
 def _json(given: Mapping[str, str], name: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(given[name], type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise ConfigurationError(
             f"option {name} is not the JSON it should be ({error}): {given[name][:200]!r}"
         ) from error
@@ -246,7 +280,7 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    if not value.strip().isdigit() or int(value) < 1:
+    if not value.strip().isdecimal() or int(value) < 1:
         raise ConfigurationError(f"option {name} must be a whole number above 0: {value!r}")
     return int(value)
 
@@ -255,18 +289,22 @@ def _size(given: Mapping[str, str], name: str) -> int | None:
     return _quantity(given, name, parse_size)
 
 
-def _duration(given: Mapping[str, str], name: str, default: int) -> int:
-    return _quantity(given, name, parse_duration_ms) or default
-
-
 def _quantity(given: Mapping[str, str], name: str, parse: Callable[[str], int]) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    try:
-        parsed = parse(value)
-    except InvalidArgument as error:
-        raise ConfigurationError(f"option {name}: {error}") from error
+    parsed = _checked(name, value, parse)
     if parsed < 1:
         raise ConfigurationError(f"option {name} must be above 0: {value!r}")
     return parsed
+
+
+def _name(given: Mapping[str, str], name: str, check: Callable[[str], str]) -> str | None:
+    return None if name not in given else _checked(name, given[name], check)
+
+
+def _checked(name: str, value: str, check: Callable[[str], T]) -> T:
+    try:
+        return check(value)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"option {name}: {error}") from error

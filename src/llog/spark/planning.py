@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from llog.errors import DataLoss, OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.log import Log
-from llog.partition.records import TimestampType, Topic
+from llog.partition.reader import Bounds
+from llog.partition.records import Topic
 from llog.partition.snapshot import Snapshot, take_snapshot
-from llog.spark.offsets import Range
+from llog.spark.offsets import Range, existing_topics, within_bounds
 
 PACKED_BYTES_MAX = 32 << 20
 """Small runs are put together up to this size."""
@@ -26,7 +28,7 @@ PACKED_BYTES_MAX = 32 << 20
 class Run(NamedTuple):
     """Consecutive records [start, stop) of one partition and the extents that hold them."""
 
-    time_type: TimestampType
+    topic: Topic
     start: int
     stop: int
     extents: Snapshot
@@ -53,32 +55,48 @@ async def plan_tasks(
     pin: str | None,
     task_bytes_max: int,
     min_tasks: int,
+    fail_on_data_loss: bool,
 ) -> list[ReadTask]:
     """The tasks for these ranges, which the caller has pinned."""
     runs: list[Run] = []
-    for tp, start, stop in ranges:
+    for wanted in ranges:
+        (tp, start, stop), snapshot = await locate(log, wanted, fail_on_data_loss=fail_on_data_loss)
         if start < stop:
-            snapshot = await take_snapshot(log, tp, start, stop)
-            runs += _cut(snapshot, topics[tp.topic].timestamp_type, start, stop, task_bytes_max)
+            runs += _cut(snapshot, topics[tp.topic], start, stop, task_bytes_max)
+    # Looked up by name: only an incarnation that is still the same afterwards says that all of it is of one topic.
+    now = await existing_topics(log, sorted(topics))
+    for name, topic in topics.items():
+        if name not in now or now[name].incarnation != topic.incarnation:
+            raise DataLoss(f"topic {name!r} was deleted while its read was planned: start the read again")
     runs = _split(runs, min_tasks)
     return [ReadTask(packed, pin) for packed in _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)]
 
 
-def _cut(extents: Snapshot, time_type: TimestampType, start: int, stop: int, bytes_max: int) -> list[Run]:
+async def locate(log: Log, wanted: Range, *, fail_on_data_loss: bool) -> tuple[Range, Snapshot]:
+    """Where the records lie, and which of them are there: retention may have gone on since the bounds were read."""
+    while True:
+        try:
+            return wanted, await take_snapshot(log, *wanted)
+        except OffsetOutOfRange as error:
+            bounds = Bounds(error.log_start_offset, error.next_offset)
+            wanted = within_bounds(wanted, bounds, fail_on_data_loss=fail_on_data_loss)
+
+
+def _cut(extents: Snapshot, topic: Topic, start: int, stop: int, bytes_max: int) -> list[Run]:
     runs: list[Run] = []
     first, size = 0, 0
     for place, extent in enumerate(extents):
         if place > first and size + extent.byte_length > bytes_max:
-            runs.append(_run(extents.part(first, place), time_type, start, stop))
+            runs.append(_run(extents.part(first, place), topic, start, stop))
             first, size = place, 0
         size += extent.byte_length
-    runs.append(_run(extents.part(first, len(extents)), time_type, start, stop))
+    runs.append(_run(extents.part(first, len(extents)), topic, start, stop))
     return runs
 
 
-def _run(extents: Snapshot, time_type: TimestampType, start: int, stop: int) -> Run:
+def _run(extents: Snapshot, topic: Topic, start: int, stop: int) -> Run:
     first, last = max(start, extents[0].start_offset), min(stop, extents[-1].end_offset + 1)
-    return Run(time_type, first, last, extents)
+    return Run(topic, first, last, extents)
 
 
 def _split(runs: list[Run], wanted: int) -> list[Run]:
@@ -94,7 +112,7 @@ def _split(runs: list[Run], wanted: int) -> list[Run]:
         for start, stop in ((run.start, middle), (middle, run.stop)):
             places = [i for i, e in enumerate(run.extents) if e.end_offset >= start and e.start_offset < stop]
             kept = run.extents.part(places[0], places[-1] + 1)
-            heapq.heappush(heap, (start - stop, place, Run(run.time_type, start, stop, kept)))
+            heapq.heappush(heap, (start - stop, place, Run(run.topic, start, stop, kept)))
             place += 1
     return sorted((run for _, _, run in heap), key=lambda run: (run.tp, run.start))
 

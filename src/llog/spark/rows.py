@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +27,6 @@ class RowGroups:
         self._options = options
         self._topics: dict[str, Topic] = {}
         self._waiting: dict[TopicPartition, list[Columns]] = {}
-        self._sticky = 0
         self.size = 0
         """About how many bytes wait."""
 
@@ -33,18 +34,16 @@ class RowGroups:
         if batch.num_rows == 0:
             return
         columns = {name.lower(): batch.column(place) for place, name in enumerate(batch.schema.names)}
-        rows = _columns(columns)
-        names = columns.get("topic")
+        rows, named = _columns(columns), columns.get("partition")
         if self._options.topic is not None:
-            await self._add_topic(log, self._options.topic, columns, rows)
+            await self._add_topic(log, self._options.topic, rows, named)
             return
-        assert names is not None
+        names = columns["topic"]
         if names.null_count:
             raise InvalidArgument("a row has no topic: its column 'topic' is null, and the option topic is not set")
         for name in pc.unique(names).to_pylist():
             chosen = pa.array(np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False)))
-            part = {column: values.take(chosen) for column, values in columns.items()}
-            await self._add_topic(log, name, part, _columns(part))
+            await self._add_topic(log, name, _taken(rows, chosen), None if named is None else named.take(chosen))
 
     def take(self) -> list[tuple[TopicPartition, Columns]]:
         """All that waits; nothing waits afterwards."""
@@ -52,9 +51,9 @@ class RowGroups:
         self._waiting, self.size = {}, 0
         return taken
 
-    async def _add_topic(self, log: Log, name: str, columns: dict[str, pa.Array], rows: Columns) -> None:
+    async def _add_topic(self, log: Log, name: str, rows: Columns, named: pa.Array | None) -> None:
         topic = await self._topic(log, name)
-        partitions = self._partitions(topic, columns, rows)
+        partitions = _partitions(topic, rows, named, log.runtime.random())
         order = np.argsort(partitions, kind="stable")
         bounds = np.searchsorted(partitions[order], np.arange(topic.partitions + 1))
         for partition in np.unique(partitions):
@@ -63,30 +62,29 @@ class RowGroups:
             self._waiting.setdefault(TopicPartition(name, int(partition)), []).append(part)
             self.size += byte_size(part) + _RECORD_OVERHEAD_BYTES * part.count
 
-    def _partitions(
-        self, topic: Topic, columns: dict[str, pa.Array], rows: Columns
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Where each row goes: as its column says, else by its key, else all that have neither to one, in turn."""
-        self._sticky = (self._sticky + 1) % topic.partitions
-        chosen = np.full(rows.count, -1, dtype=np.int64)
-        if rows.keys is not None:
-            chosen = partitions_for_keys(rows.keys, topic.partitions)
-        chosen[chosen < 0] = self._sticky
-        named = columns.get("partition")
-        if named is not None:
-            wanted = named.fill_null(-1).to_numpy(zero_copy_only=False)
-            beyond = wanted[(wanted >= topic.partitions) | (wanted < -1)]
-            if len(beyond):
-                raise InvalidArgument(
-                    f"a row names partition {beyond[0]} of topic {topic.name!r}, which has {topic.partitions}"
-                )
-            chosen = np.where(wanted >= 0, wanted, chosen).astype(np.int64)
-        return chosen
-
     async def _topic(self, log: Log, name: str) -> Topic:
         if name not in self._topics:
             self._topics[name] = await ensure_topic(log, name, self._options.create_topic_partitions)
         return self._topics[name]
+
+
+def _partitions(
+    topic: Topic, rows: Columns, named: pa.Array | None, chance: Random
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Where each row goes: as its column says, else by its key, else all that have neither to one partition, by chance."""
+    chosen = np.full(rows.count, -1, dtype=np.int64)
+    if rows.keys is not None:
+        chosen = partitions_for_keys(rows.keys, topic.partitions)
+    chosen[chosen < 0] = chance.randrange(topic.partitions)
+    if named is None:
+        return chosen
+    wanted = named.fill_null(-1).to_numpy(zero_copy_only=False)
+    beyond = wanted[(wanted >= topic.partitions) | (wanted < -1)]
+    if len(beyond):
+        raise InvalidArgument(
+            f"a row names partition {beyond[0]} of topic {topic.name!r}, which has {topic.partitions}"
+        )
+    return np.where(wanted >= 0, wanted, chosen).astype(np.int64)
 
 
 async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:

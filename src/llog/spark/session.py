@@ -17,6 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from llog.spark import register
 from llog.spark.java import java_home
 
 _LOOPBACK_MASTER = re.compile(r"local(-cluster)?(\[.*\])?$|spark://(127\.0\.0\.1|localhost)(:\d+)?$")
@@ -120,11 +121,7 @@ def _settings(local: bool) -> dict[str, str]:
 
 
 def _registered(session: SparkSession) -> SparkSession:
-    from llog import spark
-
-    register = getattr(spark, "register", None)
-    if register is not None:
-        register(session)
+    register(session)
     return session
 
 

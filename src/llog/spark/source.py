@@ -15,17 +15,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from llog.partition.log import Log
-from llog.partition.pins import pin
-from llog.spark.fetching import PIN_LEASE_MS, fetch_runs, report_loss
+from llog.partition.pins import pin, release
+from llog.partition.records import Topic
+from llog.spark.fetching import PIN_LEASE_MS, fetch_runs
 from llog.spark.offsets import (
     Range,
     read_bounds,
+    remaining_topics,
     resolve_position,
     selected_partitions,
     selected_topics,
     within_bounds,
 )
-from llog.spark.options import ReadOptions, read_options, write_options
+from llog.spark.options import ReadOptions, read_options, warn_of_ignored, write_options
 from llog.spark.planning import ReadTask, plan_tasks
 from llog.spark.process import iterate, run
 from llog.spark.schema import chosen_columns, source_schema, to_arrow
@@ -34,20 +36,24 @@ from llog.spark.schema import chosen_columns, source_schema, to_arrow
 class LlogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read|readStream|write|writeStream.format("llog")`, with the options and the schema of `kafka`."""
 
+    _has_warned = False
+
     @classmethod
     def name(cls) -> str:
         return "llog"
 
     def schema(self) -> StructType:
-        # Called when a DataFrame is made: errors in what is common to batch and stream show up at load().
-        value = str(self.options.get("includeheaders", "false")).strip().lower()
-        return source_schema(include_headers=value == "true")
+        """Called by load(), unless the user names a schema: the place where mistakes show up first."""
+        options = read_options(self.options, streaming=None)
+        self._warn_once()
+        run(options.settings, lambda log: _check_selection(log, options))
+        return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._warn_once()
         return LlogReader(read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        # Spark hides an error that is raised here behind one of its own: the stream reader checks its options on first use.
         from llog.spark.stream import LlogStreamReader
 
         return LlogStreamReader(dict(self.options), schema)
@@ -55,12 +61,20 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from llog.spark.writing import LlogWriter
 
+        self._warn_once()
         return LlogWriter(write_options(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from llog.spark.writing import LlogStreamWriter
 
+        self._warn_once()
         return LlogStreamWriter(write_options(self.options, streaming=True), schema, overwrite)
+
+    def _warn_once(self) -> None:
+        """Spark copies this object, marked, to the processes that plan what it loaded."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_ignored(self.options)
 
 
 class LlogReader(DataSourceReader):  # type: ignore[misc]
@@ -77,17 +91,21 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
         options = self._options
         topics = await selected_topics(log, options.selection)
         pinned = await pin(log, "spark batch read", PIN_LEASE_MS)
+        try:
+            return await self._plan_pinned(log, topics, pinned)
+        except BaseException:
+            await release(log, pinned)
+            raise
+
+    async def _plan_pinned(self, log: Log, topics: dict[str, Topic], pinned: str) -> list[ReadTask]:
+        options = self._options
         bounds = await read_bounds(log, selected_partitions(options.selection, topics))
         starts = await resolve_position(log, options.start, bounds, is_start=True)
         ends = await resolve_position(log, options.end, bounds, is_start=False)
-        ranges: list[Range] = []
-        for tp in bounds:
-            wanted, lost = within_bounds(
-                tp, starts[tp], ends[tp], bounds[tp], fail_on_data_loss=options.fail_on_data_loss
-            )
-            ranges.append(wanted)
-            if lost:
-                report_loss(lost)
+        ranges = [
+            within_bounds(Range(tp, starts[tp], ends[tp]), bounds[tp], fail_on_data_loss=options.fail_on_data_loss)
+            for tp in bounds
+        ]
         return await plan_tasks(
             log,
             ranges,
@@ -95,6 +113,7 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
             pin=pinned,
             task_bytes_max=options.partition_bytes_max,
             min_tasks=options.min_partitions,
+            fail_on_data_loss=options.fail_on_data_loss,
         )
 
     def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
@@ -108,4 +127,10 @@ def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask) ->
         lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=options.fail_on_data_loss),
     )
     for planned, batch in batches:
-        yield to_arrow(batch, columns, planned.time_type)
+        yield to_arrow(batch, columns, planned.topic.timestamp_type)
+
+
+async def _check_selection(log: Log, options: ReadOptions) -> None:
+    """Raises if a topic or partition that is named is not there, unless the read is to go on without."""
+    look_up = selected_topics if options.fail_on_data_loss else remaining_topics
+    selected_partitions(options.selection, await look_up(log, options.selection))

@@ -23,19 +23,28 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from llog.errors import DataLoss, InvalidArgument, LlogError, StoreUnavailable
+from llog.errors import (
+    InvalidArgument,
+    LlogError,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    TopicNotFound,
+)
 from llog.model import TopicPartition
 from llog.partition.groups import commit as commit_group
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.reader import Reader
 from llog.partition.records import Topic
-from llog.spark.fetching import PIN_LEASE_MS, logger, report_loss
+from llog.spark.fetching import PIN_LEASE_MS
 from llog.spark.limits import cut_by_bytes, cut_by_records
 from llog.spark.offsets import (
     Range,
     existing_topics,
+    logger,
+    lose,
     read_bounds,
+    remaining_topics,
     resolve_position,
     selected_partitions,
     selected_topics,
@@ -43,13 +52,11 @@ from llog.spark.offsets import (
 )
 from llog.spark.options import ReadOptions, read_options
 from llog.spark.planning import ReadTask, plan_tasks
-from llog.spark.process import run
+from llog.spark.process import run_patiently
 from llog.spark.schema import chosen_columns
 from llog.spark.source import read_task
 
 T = TypeVar("T")
-
-_UNAVAILABLE_ATTEMPTS = 6
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -78,9 +85,12 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     """Lives in one process for a whole run of a query; `read` runs on copies of it in the tasks."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self._given = options
-        self._schema = schema
-        self._checked: ReadOptions | None = None
+        # Spark hides an error that is raised here behind one of its own: it is kept for the first call.
+        self._checked: ReadOptions | LlogError
+        try:
+            self._checked, self._columns = read_options(options, streaming=True), chosen_columns(schema)
+        except LlogError as error:
+            self._checked = error
         self._initial: Place | None = None
         self._target: dict[TopicPartition, int] | None = None
         self._last_advance = time.monotonic()
@@ -91,9 +101,8 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
     @property
     def _options(self) -> ReadOptions:
-        if self._checked is None:
-            self._checked = read_options(self._given, streaming=True)
-            chosen_columns(self._schema)
+        if isinstance(self._checked, LlogError):
+            raise self._checked
         return self._checked
 
     # --- what Spark asks, in the query's own process
@@ -139,7 +148,10 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
         async def publish(log: Log) -> None:
             for tp, offset in place.offsets.items():
-                await commit_group(log, group, tp, offset)
+                try:
+                    await commit_group(log, group, tp, offset)
+                except (TopicNotFound, PartitionNotInitialized, OffsetOutOfRange):
+                    continue  # deleted since
 
         try:
             self._run(publish)
@@ -147,20 +159,12 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             logger.warning("llog could not publish the progress of group %s: %s", group, error)
 
     def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
-        return read_task(self._options, chosen_columns(self._schema), partition)
+        return read_task(self._options, self._columns, partition)
 
     # --- how it is answered
 
     def _run(self, use: Callable[[Log], Awaitable[T]]) -> T:
-        """An error here ends the query, so a store that is away for a moment is asked again."""
-        for attempt in range(_UNAVAILABLE_ATTEMPTS):
-            try:
-                return run(self._options.settings, use)
-            except StoreUnavailable:
-                if attempt + 1 == _UNAVAILABLE_ATTEMPTS:
-                    raise
-                time.sleep(0.2 * 2**attempt)
-        raise AssertionError("unreachable")
+        return run_patiently(self._options.settings, use)
 
     async def _start(self, log: Log) -> Place:
         options = self._options
@@ -175,7 +179,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return Place(starts, _incarnations(topics))
 
     async def _end(self, log: Log) -> Place:
-        topics = await selected_topics(log, self._options.selection)
+        topics = await remaining_topics(log, self._options.selection)
         bounds = await read_bounds(log, selected_partitions(self._options.selection, topics))
         return Place({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
 
@@ -190,6 +194,10 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             # A partition that is new to the stream is read from its beginning: its records came after the stream began.
             starts[tp] = place.offsets.get(tp, bounds.log_start_offset) if same else bounds.log_start_offset
             end = bounds.next_offset
+            if starts[tp] > end:
+                self._lose(
+                    f"the stream has come to offset {starts[tp]} of {tp}, beyond its next offset {end}: was it restored?"
+                )
             if self._target is not None:
                 end = min(end, self._target.get(tp, starts[tp]))
             ends[tp] = max(starts[tp], end)
@@ -201,11 +209,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
     async def _topics(self, log: Log, place: Place) -> dict[str, Topic]:
         """The topics that are read now; one that is gone or another than before is a loss."""
-        selection = self._options.selection
-        if selection.pattern is not None:
-            topics = await selected_topics(log, selection)
-        else:
-            topics = await existing_topics(log, selection.topics or sorted({tp.topic for tp in selection.assigned}))
+        topics = await remaining_topics(log, self._options.selection)
         for name, incarnation in place.incarnations.items():
             if name not in topics:
                 self._lose(f"topic {name!r} was deleted while it was read")
@@ -214,9 +218,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return topics
 
     def _lose(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLoss(f"{what}. Set failOnDataLoss=false to go on with what is there")
-        report_loss(what)
+        lose(what, fail=self._options.fail_on_data_loss)
 
     async def _limited(
         self, log: Log, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
@@ -235,7 +237,9 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if options.offsets_per_trigger_max is not None:
             ends = cut_by_records(starts, ends, options.offsets_per_trigger_max)
         if options.bytes_per_trigger_max is not None:
-            ends = await cut_by_bytes(log, starts, ends, options.bytes_per_trigger_max)
+            ends = await cut_by_bytes(
+                log, starts, ends, options.bytes_per_trigger_max, fail_on_data_loss=options.fail_on_data_loss
+            )
         return ends
 
     async def _plan(self, log: Log, first: Place, last: Place) -> list[ReadTask]:
@@ -259,17 +263,16 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                 raise InvalidArgument(
                     f"the stream would go back from offset {start} to {stop} of {tp}: is the checkpoint another's?"
                 )
-            wanted, lost = within_bounds(tp, start, stop, bounds, fail_on_data_loss=options.fail_on_data_loss)
-            ranges.append(wanted)
-            if lost:
-                report_loss(lost)
+            wanted = Range(tp, start, stop)
+            ranges.append(within_bounds(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss))
         return await plan_tasks(
             log,
             ranges,
-            topics,
+            {tp.topic: topics[tp.topic] for tp, _, _ in ranges},
             pin=pinned,
             task_bytes_max=options.partition_bytes_max,
             min_tasks=options.min_partitions,
+            fail_on_data_loss=options.fail_on_data_loss,
         )
 
 

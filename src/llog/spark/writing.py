@@ -12,23 +12,26 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.opening import writer_options
 from llog.partition.log import Log
 from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
 from llog.spark.options import WriteOptions
-from llog.spark.process import run
+from llog.spark.process import run, run_patiently
 from llog.spark.rows import RowGroups, ensure_topic
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "key": (BinaryType, StringType),
-    "value": (BinaryType, StringType),
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "headers": (ArrayType,),
-    "timestamp": (TimestampType,),
+_KINDS: dict[str, tuple[str, ...]] = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "timestamp": ("timestamp",),
 }
+_IGNORED = ("offset", "timestamptype")
+"""What the source has besides: a topic can be copied as it was read."""
 
 
 class Uploaded(WriterCommitMessage):  # type: ignore[misc]
@@ -60,7 +63,7 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
             if self._options.write_id is None:
                 await forget_sink(log, self._sink)
 
-        run(self._options.settings, finish)
+        run_patiently(self._options.settings, finish)
 
     def abort(self, messages: list[Uploaded | None]) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
@@ -72,21 +75,21 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
         self._options = options
+        run(options.settings, lambda log: _prepare(log, options))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query:
             raise InvalidArgument("this stream has no query id to write under")
-        run(self._options.settings, lambda log: _prepare(log, self._options))
         return _upload(self._options, f"query-{query}", iterator)
 
     def commit(self, messages: list[Uploaded | None], batchId: int) -> None:
         sinks = {message.sink for message in messages if message is not None}
         if len(sinks) != 1:
             raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
-        uploads = _uploads(messages)
-        run(self._options.settings, lambda log: publish(log, sinks.pop(), batchId, uploads))
+        sink, uploads = sinks.pop(), _uploads(messages)
+        run_patiently(self._options.settings, lambda log: publish(log, sink, batchId, uploads))
 
     def abort(self, messages: list[Uploaded | None], batchId: int) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
@@ -100,11 +103,12 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
     if len(columns) != len(schema.fields):
         raise ConfigurationError("two columns have the same name but for their case")
     for name, kind in columns.items():
+        if name in _IGNORED:
+            continue
         if name not in _KINDS:
             raise ConfigurationError(f"column {name!r} cannot be written to llog: it takes {', '.join(_KINDS)}")
-        if not isinstance(kind, _KINDS[name]):
-            wanted = " or ".join(k().simpleString() if k is not ArrayType else "array<struct>" for k in _KINDS[name])
-            raise ConfigurationError(f"column {name!r} must be {wanted}, not {kind.simpleString()}")
+        if kind.simpleString() not in _KINDS[name]:
+            raise ConfigurationError(f"column {name!r} must be {' or '.join(_KINDS[name])}, not {kind.simpleString()}")
     if "value" not in columns:
         raise ConfigurationError("a column 'value' is needed to write to llog")
     if options.topic is None and "topic" not in columns:
@@ -119,10 +123,10 @@ async def _prepare(log: Log, options: WriteOptions) -> None:
 
 def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch]) -> Uploaded:
     """Puts all rows of one task, in blobs of about `upload_bytes`."""
-    groups = RowGroups(options)
+    groups, codec = RowGroups(options), writer_options(options.settings).codec
 
     async def flush(log: Log) -> Upload:
-        return await SinkUploader(log, sink).upload(groups.take())
+        return await SinkUploader(log, sink, codec=codec).upload(groups.take())
 
     uploads = []
     for batch in batches:

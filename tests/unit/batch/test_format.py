@@ -253,6 +253,39 @@ def test_a_wrong_uncompressed_length_is_corrupt(codec: Codec, change: int) -> No
         decode(with_checksum(batch[:32] + length.to_bytes(8, "little") + batch[40:]))
 
 
+def _crafted(count: int, flags: int, sections: bytes, *, codec: int = 0) -> bytes:
+    return with_checksum(struct.pack("<4sIIBBHqq", b"LLB1", 0, count, codec, flags, 0, 0, 0) + sections)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sections", "message"),
+    [
+        (1, bytes(8) + bytes(16), "all of them are null"),
+        (4, bytes(16), "all of them are empty"),
+        (8, struct.pack("<q4q", 2, 0, 2, 0, 0), "do not add up"),
+        (8, struct.pack("<q4q", 2, -1, 3, 0, 0), "do not add up"),
+    ],
+    ids=["keys all null", "headers all empty", "empty run", "negative run"],
+)
+def test_a_section_that_no_encoder_writes_is_corrupt(flags: int, sections: bytes, message: str) -> None:
+    values = bytes(16)
+    assert decode(_crafted(2, 0, values)).values.to_pylist() == [b"", b""]
+    with pytest.raises(CorruptBatch, match=message):
+        decode(_crafted(2, flags, values + sections))
+
+
+@pytest.mark.parametrize(("codec", "number"), [("lz4", 1), ("zstd", 2)])
+def test_compressed_bytes_beyond_the_length_they_state_are_corrupt(codec: str, number: int) -> None:
+    for extra, fits in ((b"", True), (bytes(8), False)):
+        compressed = pa.Codec(codec).compress(bytes(16) + extra, asbytes=True)
+        batch = _crafted(2, 0, (16).to_bytes(8, "little") + compressed, codec=number)
+        if fits:
+            assert decode(batch).count == 2
+        else:
+            with pytest.raises(CorruptBatch, match="uncompressed"):
+                decode(batch)
+
+
 def test_each_encoding_is_found_by_its_name() -> None:
     batch = joined(encode(EVERY_FLAG))
     assert records_of(codecs.decoder("bytes-batch-v1")(batch), 1) == records_of(EVERY_FLAG, 1)

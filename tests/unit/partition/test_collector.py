@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 
-from llog.batch.columns import Columns, columns_of
-from llog.errors import BlobCollected, BlobNotFound
+from llog.errors import BlobNotFound
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.collector import (
@@ -19,7 +19,6 @@ from llog.partition.collector import (
     raise_floors,
     raise_sink_floors,
     references,
-    sink_references,
     sweep,
     threshold,
     unreferenced,
@@ -27,16 +26,14 @@ from llog.partition.collector import (
 from llog.partition.compactor import Compactor
 from llog.partition.keys import LOG_ID, SINK_BLOBS, WAL, sink_key
 from llog.partition.log import tie_together
-from llog.partition.pins import alive_pins, pin, release, renew
-from llog.partition.records import Kind, Manifest, Sink, decode, encode
+from llog.partition.pins import alive_pins, pin, release
+from llog.partition.records import IndexEntry, Kind, Sink, decode, encode
 from llog.partition.retention import trim
-from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
 from llog.partition.snapshot import take_snapshot
-from llog.partition.verify import orphans, verify
 from llog.partition.writer import Group, Writer, index_puts
 from llog.runtime import uuid7
 from llog.stores.blobs import BlobInfo
-from tests.unit.partition.world import START_MS, TP, Interleaved, Stall, World
+from tests.unit.partition.world import START_MS, TP, Stall, World
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -45,10 +42,6 @@ OTHER = TopicPartition(TP.topic, 1)
 
 def names(world: World) -> list[str]:
     return [name for name in world.blob_server.names if not name.startswith(LOG_ID)]
-
-
-def columns(*payloads: str) -> Columns:
-    return columns_of([Record(payload=payload.encode()) for payload in payloads])
 
 
 async def sink_record(world: World, sink: str) -> Sink:
@@ -270,12 +263,10 @@ async def test_a_topic_created_after_the_listing_is_marked(world: World) -> None
 async def test_a_pin_holds_back_what_its_reader_may_have_resolved(world: World) -> None:
     for number in range(3):
         await world.append(f"a{number}")
-    pin_id = await pin(world.log, "reader")
+    pin_id = await pin(world.log, "reader", 3 * DAY)
     snapshot = await take_snapshot(world.log, TP, 1, 4)
     await compacted(world)
     world.runtime.now += HOUR + 1
-    assert await renew(world.log, pin_id, 3 * DAY) is False
-    pin_id = await pin(world.log, "reader", 3 * DAY)
     collector = Collector(world.log)
     result = await collector.collect_once()
     assert (result.deleted, result.waiting) == (0, 3)
@@ -304,17 +295,24 @@ async def test_a_name_waits_only_for_the_pins_it_met_first(world: World) -> None
 async def test_a_pin_taken_while_the_mark_runs_counts(world: World) -> None:
     """Its reader resolved a reference that the mark no longer met."""
     await world.append("a")
-    world.runtime.now += HOUR + 1
-    await world.blobs.put(WAL + uuid7(START_MS - DAY, random.Random(1)), [b"garbage"])
-    floors = Stall(lambda operation, key: operation == "put" and key.endswith("meta/control"))
     await world.append("b")
-    pin_first = asyncio.create_task(Collector(world.process(floors), CollectorOptions(grace_ms=0)).collect_once())
-    await floors.stalled.wait()
+    keys = await world.keys()
+    world.runtime.now += HOUR + 1
+    looks: list[str] = []
+
+    def marking(operation: str, key: str) -> bool:
+        if (operation, key) == ("get", keys.control):
+            looks.append(key)
+        return len(looks) == 2  # the first look is the sweep's
+
+    stall = Stall(marking)
+    collecting = asyncio.create_task(Collector(world.process(stall)).collect_once())
+    await stall.stalled.wait()
     await pin(world.log, "reader")
     snapshot = await take_snapshot(world.log, TP, 1, 3)
     await compacted(world)
-    floors.go.set()
-    await pin_first
+    stall.go.set()
+    assert (await collecting).waiting == 2
     for extent in snapshot:
         await world.blobs.get(extent.data_uri)
 
@@ -340,62 +338,6 @@ def test_waiting_names_are_bounded_and_forgotten_when_gone() -> None:
     waiting.begin_run()
     waiting.begin_run()
     assert waiting.free(["c"], frozenset({"r"})) == []
-
-
-# --- sinks
-
-
-async def uploaded(world: World, sink: str, *payloads: str) -> Upload:
-    return await SinkUploader(world.log, sink).upload([(TP, columns(*payloads))])
-
-
-async def test_an_open_upload_is_spared_and_can_still_be_committed_after_the_grace(world: World) -> None:
-    upload = await uploaded(world, "s", "a")
-    world.runtime.now += 20 * HOUR
-    assert (await Collector(world.log).collect_once()).deleted == 0
-    await publish(world.log, "s", 0, [upload])
-    assert await world.payloads() == ["a"]
-
-
-async def test_an_upload_of_a_dead_batch_goes_and_cannot_be_committed(world: World) -> None:
-    upload = await uploaded(world, "s", "a")
-    world.runtime.now += DAY + 1
-    assert (await Collector(world.log).collect_once()).deleted == 1
-    with pytest.raises(BlobCollected):
-        await publish(world.log, "s", 0, [upload])
-    assert await world.payloads() == []
-
-
-async def test_an_attempt_that_lost_goes_once_its_batch_is_finished(world: World) -> None:
-    loser, winner = await uploaded(world, "s", "a"), await uploaded(world, "s", "a")
-    await publish(world.log, "s", 0, [winner])
-    world.runtime.now += HOUR + 1
-    following = await uploaded(world, "s", "b")
-    result = await Collector(world.log).collect_once()
-    assert result.deleted == 1
-    assert loser.blob not in names(world)
-    await publish(world.log, "s", 1, [following])
-    assert await world.payloads() == ["a", "b"]
-
-
-async def test_a_manifest_keeps_its_blobs_however_old(world: World) -> None:
-    upload = await uploaded(world, "s", "a")
-    manifest = Manifest(blobs=(upload.blob,), since={str(TP): 1})
-    record = await sink_record(world, "s")
-    await world.meta.put(sink_key("s"), encode(Sink(batch=0, manifest=manifest, touched_ms=record.touched_ms)))
-    world.runtime.now += 30 * DAY
-    assert [name async for name in sink_references(world.log)] == [upload.blob]
-    assert (await Collector(world.log).collect_once()).deleted == 0
-    await publish(world.log, "s", 0, [])
-    assert await world.payloads() == ["a"]
-
-
-async def test_what_a_forgotten_sink_left_goes(world: World) -> None:
-    upload = await uploaded(world, "s", "a")
-    await forget_sink(world.log, "s")
-    world.runtime.now += HOUR + 1
-    assert (await Collector(world.log).collect_once()).deleted == 1
-    assert upload.blob not in names(world)
 
 
 # --- leftover index entries
@@ -442,6 +384,19 @@ async def test_sweeping_a_healthy_partition_removes_nothing(world: World) -> Non
     assert await world.shape() == before
 
 
+async def test_an_entry_that_reaches_out_of_the_compacted_range_is_not_swept(world: World) -> None:
+    await world.append("a")
+    await world.append("b", "c")
+    await world.append("d")
+    keys = await world.keys()
+    found = await world.meta.get(keys.entry(3))
+    assert found is not None
+    entry = msgspec.structs.replace(decode(IndexEntry, found.value, found.key), kind=Kind.COMPACTED, msg_count=2)
+    await world.meta.put(keys.entry(4), encode(entry))
+    assert await sweep(world.log, TP) == 0
+    assert len(await world.shape()) == 3
+
+
 async def test_an_entry_that_changed_while_it_is_swept_stays(world: World) -> None:
     await leave_stale_entry(world)
     stall = Stall(lambda operation, key: operation == "delete")
@@ -454,93 +409,3 @@ async def test_an_entry_that_changed_while_it_is_swept_stays(world: World) -> No
     stall.go.set()
     assert await sweeping == 0
     assert await world.meta.get(stale) is not None
-
-
-# --- everything at once
-
-
-@pytest.mark.parametrize("seed", range(30))
-async def test_no_interleaving_deletes_what_is_readable(world: World, seed: int) -> None:
-    """Writers, a sink, compactors, trimming, snapshots and two collectors without any grace, under a clock that jumps."""
-    random_source = random.Random(seed)
-    acknowledged: dict[int, str] = {}
-    running = 0
-
-    def process(number: int) -> Interleaved:
-        return Interleaved(seed * 1000 + number, random_source.choice((2, 5, 12)))
-
-    async def write(number: int) -> None:
-        writer = Writer(world.process(process(number)))
-        for count in range(12):
-            payload = f"w{number}-{count}"
-            acknowledged[(await world.append(payload, writer=writer)).start_offset] = payload
-
-    async def write_sink() -> None:
-        log = world.process(process(50))
-        for batch in range(6):
-            while True:
-                upload = await SinkUploader(log, "s").upload([(TP, columns(f"s{batch}"))])
-                for _ in range(random_source.randrange(20)):
-                    await asyncio.sleep(0)
-                try:
-                    await publish(log, "s", batch, [upload])
-                except BlobCollected:
-                    continue
-                break
-
-    async def compact(number: int) -> None:
-        compactor = Compactor(world.process(process(60 + number)))
-        for _ in range(6):
-            await compactor.compact_once(TP, force=True)
-
-    async def shorten() -> None:
-        log = world.process(process(70))
-        for _ in range(3):
-            for _ in range(random_source.randrange(100)):
-                await asyncio.sleep(0)
-            start, following = await world.reader.bounds(TP)
-            await trim(log, TP, start + (following - start) // 3)
-
-    async def read() -> None:
-        log = world.process(process(80))
-        for _ in range(6):
-            pin_id = await pin(log, "reader", DAY)
-            start, following = await world.reader.bounds(TP)
-            snapshot = await take_snapshot(world.log, TP, start, following)
-            for _ in range(random_source.randrange(60)):
-                await asyncio.sleep(0)
-            for extent in snapshot:
-                await log.blobs.get_range(extent.data_uri, extent.byte_offset, extent.byte_length)
-            await release(log, pin_id)
-
-    async def collect(number: int) -> None:
-        options = CollectorOptions(grace_ms=0, sink_open_ms=random_source.choice((0, 3, DAY)), chunk_names=5)
-        collector = Collector(world.process(process(90 + number)), options)
-        while running:
-            world.runtime.now += random_source.randrange(3)
-            await collector.collect_once()
-            await world.payloads()
-
-    async def until_done(work: object) -> None:
-        nonlocal running
-        try:
-            await work  # type: ignore[misc]
-        finally:
-            running -= 1
-
-    work = [write(0), write(1), write_sink(), compact(0), compact(1), shorten(), read()]
-    running = len(work)
-    await asyncio.gather(*map(until_done, work), collect(0), collect(1))
-
-    start, following = await world.reader.bounds(TP)
-    assert following == 1 + 24 + 6
-    found = dict(zip(range(start, following), await world.payloads(), strict=True))
-    assert all(found[offset] == payload for offset, payload in acknowledged.items() if offset >= start)
-    sunk = [payload for payload in found.values() if payload.startswith("s")]
-    assert len(sunk) == len(set(sunk))
-    assert (await verify(world.log, TP)).healthy
-
-    world.runtime.now += 2 * DAY
-    await Collector(world.log).collect_once()
-    assert (await orphans(world.log)).orphans == 0
-    assert await world.payloads() == list(found.values())

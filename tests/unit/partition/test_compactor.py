@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from llog.errors import CorruptBatch, InconsistentReadState
+from llog.batch.columns import Columns
+from llog.batch.format import Codec, encode, peek
+from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
 from llog.model import Record, TopicPartition
+from llog.partition import compaction
 from llog.partition.compactor import Compactor, CompactorOptions, claimed, lagging
 from llog.partition.keys import WAL
 from llog.partition.records import Kind, TimestampType
 from llog.partition.retention import trim
 from llog.partition.writer import AppendResult, Group, index_puts
+from llog.stores.blobs import Buffer
 from tests.unit.partition.world import START_MS, TP, World
 
 
@@ -177,6 +181,34 @@ async def test_a_blob_cut_short_spares_the_slices_that_are_whole(world: World) -
     assert (whole.start_offset, whole.end_offset, whole.damaged) == (1, 2, ())
     assert (cut.start_offset, cut.end_offset) == (None, None)
     assert len(cut.damaged) == 1
+
+
+async def test_a_run_too_large_for_one_batch_is_halved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        await world.append(f"a{number}")
+
+    def encode_few(columns: Columns, codec: Codec) -> list[Buffer]:
+        if columns.count > 3:
+            raise RecordTooLarge("too large")
+        return encode(columns, codec)
+
+    monkeypatch.setattr(compaction, "encode_batch", encode_few)
+    ends = [(await compactor(world).compact_once(TP)).end_offset for _ in range(4)]
+    assert ends == [2, 5, 8, None]
+    assert await world.payloads() == [f"a{number}" for number in range(9)]
+    await world.check_index()
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+async def test_compacted_blobs_may_be_compressed(world: World, codec: Codec) -> None:
+    for number in range(5):
+        await world.append(f"a{number}" * 100)
+    await compactor(world, codec=codec).compact_once(TP)
+    entry = (await world.index())[0].entry
+    data = await world.blobs.get(entry.data_uri)
+    assert peek(data).codec is codec
+    assert len(data) == entry.byte_length
+    assert await world.payloads() == [f"a{number}" * 100 for number in range(5)]
 
 
 async def test_a_gap_in_the_index_is_an_error_and_nothing_is_compacted(world: World) -> None:

@@ -230,7 +230,8 @@ async def test_a_lost_answer_of_a_forgotten_writer_is_reported_as_unknown(world:
         async def after(self, operation: str, key: str) -> None:
             await lost.after(operation, key)
 
-    task = asyncio.create_task(world.append("mine", writer=Writer(world.process(Both()))))
+    both = Both()
+    task = asyncio.create_task(world.append("mine", writer=Writer(world.process(both))))
     await stall.stalled.wait()
     for number in range(PRODUCERS_MAX + 1):
         world.runtime.now += 1
@@ -239,6 +240,8 @@ async def test_a_lost_answer_of_a_forgotten_writer_is_reported_as_unknown(world:
     with pytest.raises(OutcomeUnknown, match="cannot be told"):
         await task
     assert (await world.payloads()).count("mine") == 1
+    assert len([key for operation, key in both.calls if is_commit(operation, key)]) == 1
+    assert len(both.calls) < 10
 
 
 async def test_an_unavailable_store_means_nothing_happened(world: World) -> None:

@@ -1,0 +1,236 @@
+"""The commands of `llog`, run in this process on a log in a directory of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llog.cli.main import COMMANDS, main
+
+Llog = Callable[..., Result]
+
+
+@pytest.fixture
+def llog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Llog:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: str | bytes | None = None, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, arguments, input=stdin)
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run
+
+
+def _json(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "topics create", "topics describe", "groups reset"])
+def test_every_command_explains_itself_whatever_the_environment(
+    llog: Llog, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLOG_NONSENSE", "1")
+    assert len(llog(*command.split(), "--help").stdout.splitlines()) > 4
+
+
+def test_the_list_of_commands_is_the_help(llog: Llog) -> None:
+    text = llog("--help").stdout
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+def test_lines_are_produced_and_consumed(llog: Llog) -> None:
+    produced = llog("produce", "t", stdin="one\ntwo\n\nlast without an end")
+    assert produced.stdout == ""
+    assert "appended 4 records" in produced.stderr
+    assert llog("consume", "t").stdout == "one\ntwo\n\nlast without an end\n"
+    assert llog("consume", "t", "--max", "1").stdout == "one\n"
+    assert llog("consume", "t", "--from", "3").stdout == "\nlast without an end\n"
+    assert llog("consume", "t", "--from", "latest").stdout == ""
+
+
+def test_files_are_produced_in_order_and_their_last_lines_are_not_joined(llog: Llog, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1\n2")
+    (tmp_path / "b").write_bytes(b"3\n")
+    llog("produce", "t", "a", "b")
+    assert llog("consume", "t").stdout == "1\n2\n3\n"
+
+
+def test_keys_choose_the_partition_and_keep_their_order(llog: Llog) -> None:
+    lines = [f"k{number % 7}={number}" for number in range(50)]
+    llog("produce", "t", "--partitions", "4", "--key-separator", "=", stdin="\n".join(lines))
+    records = [json.loads(line) for line in llog("consume", "t", "--format", "json").stdout.splitlines()]
+    assert len({record["partition"] for record in records}) > 1
+    by_key: dict[str, list[int]] = {}
+    places: dict[str, set[int]] = {}
+    for record in records:
+        by_key.setdefault(record["key"], []).append(int(record["value"]))
+        places.setdefault(record["key"], set()).add(record["partition"])
+    assert by_key == {f"k{k}": list(range(k, 50, 7)) for k in range(7)}
+    assert all(len(partitions) == 1 for partitions in places.values())
+    assert sorted(llog("consume", "t", "--format", "kv").stdout.splitlines())[0] == "k0\t0"
+
+
+def test_a_line_without_a_key_is_refused(llog: Llog) -> None:
+    failed = llog("produce", "t", "--key-separator", "=", stdin="no key here\n", code=2)
+    assert "llog: the line 'no key here' has no key" in failed.stderr
+    assert "appended 0 records" in failed.stderr
+
+
+def test_a_partition_that_is_asked_for_gets_the_records(llog: Llog) -> None:
+    llog("topics", "create", "t", "--partitions", "3")
+    llog("produce", "t", "--partition", "2", stdin="x\n")
+    assert llog("consume", "t", "--partition", "2").stdout == "x\n"
+    assert llog("consume", "t", "--partition", "0").stdout == ""
+    assert "has no partition 3" in llog("produce", "t", "--partition", "3", stdin="x\n", code=2).stderr
+
+
+def test_bytes_that_are_no_text_are_shown_as_base64(llog: Llog) -> None:
+    llog("produce", "t", stdin=b"\xff\xfe\n")
+    assert json.loads(llog("consume", "t", "--format", "json").stdout)["value"] == {"base64": "//4="}
+
+
+def test_consuming_starts_at_a_time(llog: Llog) -> None:
+    llog("produce", "t", stdin="x\n")
+    assert llog("consume", "t", "--from", "2001-01-01").stdout == "x\n"
+    assert llog("consume", "t", "--from", "2999-01-01T00:00:00+02:00").stdout == ""
+    assert "is no place to start" in llog("consume", "t", "--from", "yesterday", code=2).stderr
+
+
+def test_an_offset_out_of_bounds_is_bad_input(llog: Llog) -> None:
+    llog("produce", "t", stdin="x\n")
+    assert "the next offset is 2" in llog("consume", "t", "--from", "9", code=2).stderr
+
+
+def test_a_group_goes_on_where_it_stopped(llog: Llog) -> None:
+    llog("produce", "t", stdin="1\n2\n3\n")
+    assert llog("consume", "t", "--group", "g", "--max", "2").stdout == "1\n2\n"
+    assert _json(llog("groups", "list", "--json")) == [{"group": "g", "lag": 1}]
+    assert llog("consume", "t", "--group", "g").stdout == "3\n"
+    assert llog("consume", "t", "--group", "g").stdout == ""
+    assert llog("groups", "reset", "g", "t", "--to", "2").stdout == "group g is at offset 2 of t/0\n"
+    assert _json(llog("groups", "describe", "g", "--json"))[0]["lag"] == 2
+    assert llog("consume", "t", "--group", "g").stdout == "2\n3\n"
+    assert "t " in llog("groups", "describe", "g").stdout
+    assert "there is no group 'h'" in llog("groups", "describe", "h", code=2).stderr
+
+
+def test_topics_are_created_listed_described_changed_and_deleted(llog: Llog) -> None:
+    llog("topics", "create", "t", "--partitions", "2", "--retention", "7d", "--retention-bytes", "10GiB")
+    (topic,) = _json(llog("topics", "list", "--json"))
+    assert (topic["partitions"], topic["retention_ms"], topic["retention_bytes"]) == (2, 7 * 86_400_000, 10 << 30)
+    assert "7d" in llog("topics", "list").stdout
+    assert "already exists" in llog("topics", "create", "t", code=2).stderr
+    assert llog("topics", "add-partitions", "t", "3").stdout == "topic t has 3 partitions\n"
+    assert "cannot become fewer" in llog("topics", "add-partitions", "t", "1", code=2).stderr
+    llog("topics", "set-retention", "t", "--retention", "1h")
+    described = _json(llog("topics", "describe", "t", "--json"))
+    assert (described["retention_ms"], described["retention_bytes"], len(described["bounds"])) == (3_600_000, None, 3)
+    assert "retention 1h" in llog("topics", "describe", "t").stdout
+    assert "--yes" in llog("topics", "delete", "t", code=2).stderr
+    llog("topics", "delete", "t", "--yes")
+    assert _json(llog("topics", "list", "--json")) == []
+    assert "there is no topic 't'" in llog("topics", "describe", "t", code=2).stderr
+
+
+def test_compacted_blobs_are_collected_and_every_record_stays(llog: Llog, tmp_path: Path) -> None:
+    for number in range(4):
+        llog("produce", "t", stdin=f"{number}\n")
+    (run,) = _json(llog("compact", "t", "--json"))
+    assert (run["start_offset"], run["entries"], run["error"]) == (1, run["records"], None)
+    collected = _json(llog("collect", "--grace", "0s", "--json"))
+    assert collected["deleted"] == run["entries"]
+    assert llog("consume", "t").stdout == "0\n1\n2\n3\n"
+    assert "nothing to compact" in llog("compact").stderr
+    assert "deleted 0 blobs" in llog("collect").stdout
+
+
+def test_retention_drops_what_a_topic_need_not_keep(llog: Llog) -> None:
+    llog("topics", "create", "kept")
+    llog("topics", "create", "t", "--retention-bytes", "0B")
+    llog("produce", "t", stdin="x\n")
+    llog("produce", "kept", stdin="y\n")
+    (result,) = _json(llog("retain", "--json"))
+    assert (result["topic"], result["records"], result["new_start"]) == ("t", 1, 2)
+    assert llog("consume", "t").stdout == ""
+    assert llog("consume", "kept").stdout == "y\n"
+
+
+def test_verify_finds_a_damaged_blob(llog: Llog, tmp_path: Path) -> None:
+    llog("produce", "t", stdin="something to damage\n")
+    assert _json(llog("verify", "--json"))["healthy"] is True
+    assert "0 of 1 blobs" in llog("verify", "t", "--orphans").stdout
+    (blob,) = (tmp_path / "llog-data/blobs/llog/wal-shared").iterdir()
+    blob.chmod(0o644)
+    data = bytearray(blob.read_bytes())
+    data[data.index(b"something")] ^= 1
+    blob.write_bytes(data)
+    damaged = llog("verify", "t", code=1)
+    assert "DAMAGED" in damaged.stdout
+    assert "t/0 offsets 1 to 1: corrupt" in damaged.stderr
+    assert _json(llog("verify", "--json", code=1))["healthy"] is False
+    assert "damaged" in llog("consume", "t", code=1).stderr
+
+
+def test_inspect_shows_how_records_are_stored(llog: Llog) -> None:
+    for number in range(3):
+        llog("produce", "t", stdin=f"{number}\n")
+    (partition,) = _json(llog("inspect", "t", "--json"))
+    assert partition["control"]["log_state"] == "OPEN"
+    assert partition["control"]["sequence_counter"] == 4
+    name = partition["entries"][0]["entry"]["data_uri"]
+    assert name in llog("inspect", "t", "--partition", "0").stdout
+    assert "--from-offset 2" in llog("inspect", "t", "--entries", "1").stdout
+    assert _json(llog("inspect", "--blob", name))["shared"]["partitions"][0]["topic"] == "t"
+    assert "TOPIC or a --blob" in llog("inspect", code=2).stderr
+
+
+def test_the_doctor_passes_an_embedded_log_and_leaves_nothing_behind(llog: Llog, tmp_path: Path) -> None:
+    report = _json(llog("doctor", "--json"))
+    assert all(check["ok"] for check in report["checks"])
+    assert len(report["checks"]) > 10
+    assert "FAILED" not in llog("doctor").stdout
+    blobs = tmp_path / "llog-data/blobs"
+    left = [str(path.relative_to(blobs)) for path in blobs.rglob("*") if path.is_file()]
+    assert [name for name in left if "doctor" in name] == []
+
+
+def test_options_go_before_the_environment_and_name_other_stores(
+    llog: Llog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "environment"))
+    llog("topics", "create", "t")
+    llog("--data-dir", "other", "topics", "create", "u")
+    (tmp_path / "settings.toml").write_text(f'data_dir = "{tmp_path}/environment"\n')
+    monkeypatch.delenv("LLOG_DATA_DIR")
+    (topic,) = _json(llog("--config", "settings.toml", "topics", "list", "--json"))
+    assert topic["name"] == "t"
+    named = ("--meta", f"sqlite://{tmp_path}/other/meta.sqlite", "--blobs", f"file://{tmp_path}/other/blobs")
+    assert _json(llog(*named, "topics", "list", "--json"))[0]["name"] == "u"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--meta", "oxia://host", "topics", "list"), "Oxia"),
+        (("--config", "missing.toml", "topics", "list"), "missing.toml"),
+        (("consume", "nothing"), "there is no topic 'nothing'"),
+        (("topics", "create", "a/b"), "topic name"),
+        (("verify", "--partition", "0"), "--partition needs a TOPIC"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(llog: Llog, arguments: tuple[str, ...], named: str) -> None:
+    failed = llog(*arguments, code=2)
+    assert failed.stdout == ""
+    assert failed.stderr.startswith("llog: ")
+    assert failed.stderr.count("\n") == 1
+    assert named in failed.stderr
+
+
+def test_a_malformed_duration_is_explained(llog: Llog) -> None:
+    assert "7d" in llog("topics", "create", "t", "--retention", "soon", code=2).stderr
