@@ -159,11 +159,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_buffer_bytes: Annotated[
         int,
         Meta(
-            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers wait.",
+            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers wait, and "
+            "a broker refuses requests with 429.",
             ge=1,
             extra={"unit": "size"},
         ),
     ] = 64 << 20
+    broker_bind_host: Annotated[
+        str,
+        Meta(
+            description="Address that the broker listens on. It asks nobody for a password: beyond this machine, put a proxy in "
+            "front of it that does."
+        ),
+    ] = "127.0.0.1"
+    broker_port: Annotated[
+        int, Meta(description="Port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
+    ] = 8080
+    request_max_bytes: Annotated[
+        int,
+        Meta(
+            description="Largest body of a request that the broker reads; larger ones are refused with 413.",
+            ge=1 << 10,
+            le=256 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 16 << 20
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():

@@ -156,6 +156,21 @@ class Contention(LlogError):
     code = "contention"
 
 
+# --- the broker
+
+
+class RequestTooLarge(LlogError):
+    """The body of a request is larger than the broker reads."""
+
+    code = "request_too_large"
+
+
+class Overloaded(LlogError):
+    """The broker holds as much as it may. Nothing of the request was read; try again later."""
+
+    code = "overloaded"
+
+
 # --- sinks and the pipeline
 
 

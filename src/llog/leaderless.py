@@ -78,7 +78,7 @@ class LeaderlessLogWriter:
 
     def initialize_partition(self, topic: str, partition: int) -> None:
         """Makes sure that the partition exists: creates the topic, or adds partitions to it, as far as needed."""
-        self._connection.call(lambda parts: _initialize(parts.catalog, topic, partition))
+        self._connection.call(lambda parts: ensure_partition(parts.catalog, topic, partition))
 
     def create_topic(
         self,
@@ -223,7 +223,8 @@ class _ReaderParts(NamedTuple):
         return cls(Reader(log), Catalog(log))
 
 
-async def _initialize(catalog: Catalog, name: str, partition: int) -> None:
+async def ensure_partition(catalog: Catalog, name: str, partition: int) -> None:
+    """Creates the topic, or adds partitions to it, as far as needed; whoever does the same at the same time does not matter."""
     if partition < 0:
         raise InvalidArgument(f"partition {partition} of {name!r} cannot be: partitions are counted from 0")
     while True:

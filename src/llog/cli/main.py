@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "retain": "llog.cli.upkeep:retain",
     "collect": "llog.cli.upkeep:collect",
     "verify": "llog.cli.verify:verify",
+    "pipeline": "llog.cli.pipeline:pipeline",
     "doctor": "llog.cli.doctor:doctor",
     "simulate": "llog.cli.simulate:simulate",
 }

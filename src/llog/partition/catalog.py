@@ -39,13 +39,7 @@ class Catalog:
         _check_retention(retention_ms, retention_bytes)
         if engine != ENGINE:
             raise InvalidArgument(f"engine {engine!r} is unknown: this version has {ENGINE!r}")
-        found = await self._log.meta.get(topic_key(name))
-        incarnation, expected = 1, ABSENT
-        if found is not None:
-            old = decode(Topic, found.value, found.key)
-            if not old.deleted:
-                raise TopicExists(f"topic {name!r} already exists with {old.partitions} partitions")
-            incarnation, expected = old.incarnation + 1, found.version
+        incarnation, expected = await self._next_incarnation(name)
         topic = Topic(
             name=name,
             partitions=partitions,
@@ -63,6 +57,19 @@ class Catalog:
         except VersionMismatch:
             raise TopicExists(f"topic {name!r} was created by somebody else at the same time") from None
         return topic
+
+    async def _next_incarnation(self, name: str) -> tuple[int, int]:
+        """The incarnation that a new topic of this name is, and the version of the catalog entry that it replaces."""
+        while True:
+            found = await self._log.meta.get(topic_key(name))
+            if found is None:
+                return 1, ABSENT
+            old = decode(Topic, found.value, found.key)
+            if not old.deleted:
+                raise TopicExists(f"topic {name!r} already exists with {old.partitions} partitions")
+            if old.swept:
+                return old.incarnation + 1, found.version
+            await self._sweep(old)
 
     async def get(self, name: str) -> Topic:
         found = await self._log.meta.get(topic_key(check_topic_name(name)))
@@ -87,13 +94,14 @@ class Catalog:
     async def add_partitions(self, name: str, partitions: int) -> Topic:
         """Grows the topic to `partitions`; records with keys may then go to other partitions than before."""
         _check_partitions(partitions)
-        while True:
-            topic = await self.get(name)
-            if partitions < topic.partitions:
-                raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+        topic = await self.get(name)
+        if partitions < topic.partitions:
+            raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+        while topic.partitions < partitions:
             await self._initialize(topic, range(topic.partitions, partitions))
-            if await self._replace(topic, msgspec.structs.replace(topic, partitions=partitions)):
-                return await self.get(name)
+            grown = msgspec.structs.replace(topic, partitions=partitions)
+            topic = grown if await self._replace(topic, grown) else await self.get(name)
+        return topic
 
     async def set_retention(self, name: str, retention_ms: int | None, retention_bytes: int | None) -> Topic:
         _check_retention(retention_ms, retention_bytes)

@@ -21,7 +21,15 @@ import msgspec
 from llog.batch.columns import Columns, stamped
 from llog.batch.format import Codec
 from llog.batch.shared import PREFIX_BYTES, Body, header_length, pack, unpack_header
-from llog.errors import BlobCollected, InvalidArgument, OutcomeUnknown, StaleWrite, VersionMismatch
+from llog.errors import (
+    BlobCollected,
+    InvalidArgument,
+    OutcomeUnknown,
+    PartitionNotInitialized,
+    StaleWrite,
+    TopicNotFound,
+    VersionMismatch,
+)
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
 from llog.partition.keys import SINK_BLOBS, sink_key
@@ -66,7 +74,7 @@ class SinkUploader:
         """Puts one blob that holds all groups. Nothing is appended by this."""
         record = await open_sink(self._log, self._sink)
         now = self._log.runtime.now_ms()
-        name = f"{SINK_BLOBS}{self._sink}/{uuid7(max(now, record.blob_floor_ms + 1), self._log.runtime.random())}"
+        name = f"{SINK_BLOBS}{self._sink}/{uuid7(max(now, record.blob_floor_ms), self._log.runtime.random())}"
         packed = [(tp, await self._directory(tp), stamped(columns, now)) for tp, columns in groups]
         parts, bodies = pack(packed, writer=f"sink:{self._sink}", created_at_ms=now, codec=self._codec)
         await self._log.blobs.put(name, parts)
@@ -85,7 +93,8 @@ async def open_sink(log: Log, sink: str) -> Sink:
         found = await log.meta.get(key)
         now = log.runtime.now_ms()
         if found is None:
-            record, expected = Sink(touched_ms=now), ABSENT
+            # The floor keeps a leftover driver of a forgotten sink of this name from committing what it uploaded before.
+            record, expected = Sink(touched_ms=now, blob_floor_ms=now), ABSENT
         else:
             known = decode(Sink, found.value, key)
             if abs(now - known.touched_ms) < _TOUCH_INTERVAL_MS:
@@ -162,7 +171,10 @@ async def _manifest(log: Log, uploads: Sequence[Upload]) -> Manifest:
 
 
 async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Mapping[str, tuple[Body, ...]]) -> None:
-    """Appends what the manifest names: per partition in one append, in the manifest's order."""
+    """Appends what the manifest names: per partition in one append, in the manifest's order.
+
+    A topic that was deleted since then takes its records with it.
+    """
     sources: dict[TopicPartition, list[tuple[str, Body]]] = {}
     for blob in manifest.blobs:
         for body in known.get(blob) or await read_directory(log, blob):
@@ -173,7 +185,10 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
     async def append(tp: TopicPartition, bodies: list[tuple[str, Body]]) -> None:
         producer = Producer(id=f"sink:{sink}", sequence=batch, since=manifest.since[str(tp)], dense=False)
         async with slots:
-            await writer.append_uploaded(tp, bodies, producer)
+            try:
+                await writer.append_uploaded(tp, bodies, producer)
+            except (TopicNotFound, PartitionNotInitialized):
+                pass
 
     await asyncio.gather(*(append(tp, bodies) for tp, bodies in sources.items()))
 

@@ -68,11 +68,11 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Writer:
     """Appends to any partition of a log. Any number of writers, in any processes, may append to the same ones."""
 
-    def __init__(self, log: Log, options: WriterOptions | None = None, *, name: str | None = None) -> None:
+    def __init__(self, log: Log, options: WriterOptions | None = None) -> None:
         self._log = log
         self._options = options or WriterOptions()
         self._catalog = Catalog(log)
-        self._name = name or uuid7(log.runtime.now_ms(), log.runtime.random())
+        self._name = uuid7(log.runtime.now_ms(), log.runtime.random())
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._last_turns: dict[TopicPartition, asyncio.Future[None]] = {}
         self._sequence = 0
@@ -89,7 +89,7 @@ class Writer:
         # Before anything is awaited: calls that have yet to learn their lane must not overtake each other on the way.
         turns = [_Turn(self._last_turns, tp) for tp in tps]
         try:
-            lanes = [await self._lane(tp) for tp in tps]
+            lanes = await asyncio.gather(*(self._lane(tp) for tp in tps))
             bodies, blob = await self._upload(lanes, columns)
             sources = [_Source(blob, body, part) for body, part in zip(bodies, columns, strict=True)]
             return await asyncio.gather(
@@ -111,6 +111,10 @@ class Writer:
             lane = await self._lane(tp)
             if isinstance(lane, LlogError):
                 raise lane
+            if any(body.directory != lane.keys.directory for _, body in uploads):
+                raise PartitionNotInitialized(
+                    f"partition {tp} was deleted with its topic, which was created again since"
+                )
             await turn.come()
             return await self._commit(lane, [_Source(blob, body, None) for blob, body in uploads], producer)
         finally:

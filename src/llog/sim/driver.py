@@ -34,7 +34,7 @@ async def driver(world: World, me: Process, log: Log) -> None:
     draw = me.runtime.random()
     attempt = 0
     while True:
-        await me.runtime.sleep(draw.expovariate(0.3))
+        await me.runtime.sleep(draw.expovariate(1.0))
         batch = world.published + 1
         if batch >= world.plan.batches:
             return

@@ -103,7 +103,9 @@ class History:
             if self.truth.get(prefix, [])[start - 1 : start - 1 + len(payloads)] == list(payloads):
                 break
         else:
-            raise Violation(f"I3: {who} was told that {payloads[0]!r} is at offset {start} of {topic}/{partition}; it is not")
+            raise Violation(
+                f"I3: {who} was told that {payloads[0]!r} is at offset {start} of {topic}/{partition}; it is not"
+            )
         kept = self._acknowledged.setdefault(prefix, {})
         kept.update(enumerate(payloads, start))
         last = self._last_end.get((who, prefix), 0)
@@ -116,7 +118,9 @@ class History:
         for prefix in self._incarnations(topic, partition):
             if self.truth.get(prefix, [])[start - 1 : start - 1 + len(payloads)] == list(payloads):
                 return
-        raise Violation(f"I1: a reader of {topic}/{partition} got {payloads[:3]!r} … at offset {start}, not what was committed")
+        raise Violation(
+            f"I1: a reader of {topic}/{partition} got {payloads[:3]!r} … at offset {start}, not what was committed"
+        )
 
     # --- at rest
 
@@ -133,7 +137,9 @@ class History:
             if span.start != expected:
                 raise Violation(f"I5: the index of {prefix} has {span}, but offset {expected} comes next")
             if span.end < control.log_start_offset:
-                raise Violation(f"I5: the index of {prefix} still has {span}, below its log start {control.log_start_offset}")
+                raise Violation(
+                    f"I5: the index of {prefix} still has {span}, below its log start {control.log_start_offset}"
+                )
             expected = span.end + 1
         if expected != control.sequence_counter:
             raise Violation(f"I5: the index of {prefix} ends at {expected}, its counter is {control.sequence_counter}")
@@ -171,7 +177,9 @@ class History:
         """I1, I3: what can be read from the log start on is what was committed, and holds all that was acknowledged."""
         committed = self.truth.get(prefix, [])[log_start - 1 :]
         if list(payloads) != committed:
-            raise Violation(f"I1: {prefix} reads {len(payloads)} records from {log_start} on, not the {len(committed)} committed")
+            raise Violation(
+                f"I1: {prefix} reads {len(payloads)} records from {log_start} on, not the {len(committed)} committed"
+            )
         for offset, payload in self._acknowledged.get(prefix, {}).items():
             if offset >= log_start and (offset - log_start >= len(payloads) or payloads[offset - log_start] != payload):
                 raise Violation(f"I3: {payload!r} was acknowledged at offset {offset} of {prefix} and is lost")
@@ -223,7 +231,9 @@ class History:
         if new.pending is None or new.pending.start_offset != old.sequence_counter:
             raise Violation(f"I2: {prefix} advanced from {old.sequence_counter} without naming the append")
         if new.pending.end_offset + 1 != new.sequence_counter:
-            raise Violation(f"I2: {prefix} advanced to {new.sequence_counter} by an append that ends at {new.pending.end_offset}")
+            raise Violation(
+                f"I2: {prefix} advanced to {new.sequence_counter} by an append that ends at {new.pending.end_offset}"
+            )
         appeared = self._appeared.setdefault(prefix, set())
         for entry in new.pending.entries:
             for payload in self._payloads(prefix, entry):
@@ -240,9 +250,13 @@ class History:
         batches = self._sinks.setdefault(sink, {})
         numbers = batches.setdefault(batch, {})
         if number in numbers:
-            raise Violation(f"S1: record {number} of batch {batch} of sink {sink} was appended a second time to {prefix}")
+            raise Violation(
+                f"S1: record {number} of batch {batch} of sink {sink} was appended a second time to {prefix}"
+            )
         if numbers and attempt not in numbers.values():
-            raise Violation(f"S1: batch {batch} of sink {sink} mixes attempts {attempt} and {sorted(set(numbers.values()))}")
+            raise Violation(
+                f"S1: batch {batch} of sink {sink} mixes attempts {attempt} and {sorted(set(numbers.values()))}"
+            )
         if max(batches) > batch:
             raise Violation(f"S1: batch {batch} of sink {sink} came after batch {max(batches)}")
         numbers[number] = attempt

@@ -1,8 +1,8 @@
 """The two stores as a process sees them over a bad network.
 
 A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never arrive
-(`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is dead or stalled. A write whose
-caller was told `OutcomeUnknown` may even take effect after that.
+(`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is dead or stalled.
+A write whose caller was told `OutcomeUnknown` may even take effect after that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from llog.stores.meta import Entry, Put
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 T = TypeVar("T")
+Page = list[BlobInfo]
 
 
 class Faults(msgspec.Struct, kw_only=True):
@@ -237,9 +239,13 @@ class SimBlobStore:
         return await self._call(f"blob head {name}", lambda: self._client.head(name), write=False)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[list[BlobInfo]]:
-        while page := await self._call(f"blob list {prefix}", lambda: self._page(prefix, start_after), write=False):
-            yield page
-            start_after = page[-1].name
+        more = True
+        while more:
+            page = await self._call(f"blob list {prefix}", partial(self._page, prefix, start_after), write=False)
+            more = bool(page)
+            if page:
+                yield page
+                start_after = page[-1].name
 
     async def delete_many(self, names: Sequence[str]) -> None:
         await self._call(f"blob delete {' '.join(names)}", lambda: self._client.delete_many(names))
@@ -247,7 +253,7 @@ class SimBlobStore:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    async def _page(self, prefix: str, start_after: str) -> Sequence[BlobInfo]:
+    async def _page(self, prefix: str, start_after: str) -> Page:
         async for page in self._client.list(prefix, start_after=start_after):
             return page
         return []

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from llog.sim.history import History, Violation
 from llog.sim.loop import SimLoop
 from llog.sim.plan import STEPS, draw_plan
 from llog.sim.process import EPOCH_MS, Process
-from llog.sim.roles import FLEETING, PARTITIONS, STABLE, InFlight
+from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
 from llog.sim.trace import Trace
 from llog.stores.blobs_memory import MemoryBlobs
@@ -88,7 +89,7 @@ class World:
         self._source = random.Random(seed)
         self._steps = steps
         self.plan = draw_plan(self._source)
-        self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)
+        self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
         self._meta = WatchedMeta()
         self._blobs = MemoryBlobs(lambda: EPOCH_MS + int(self.loop.time() * 1000))
@@ -224,7 +225,7 @@ class World:
         compactor = Compactor(log, CompactorOptions(max_offsets=self.plan.max_offsets))
         partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
         for tp in partitions:
-            await _until_quiet(lambda tp=tp: _compacted(compactor, tp))  # type: ignore[misc]
+            await _until_quiet(partial(_compacted, compactor, tp))
         collector = Collector(log, CollectorOptions(grace_ms=1000))
         await _until_quiet(lambda: _collected(collector))
         reader = Reader(log)
@@ -241,7 +242,7 @@ class World:
         """Producers and the sink's driver, restarted, come to their end."""
         for role in sorted(self.in_flight):
             process, log = self._process(role)
-            task = self.loop.spawn(self._life(process, lambda p=process, g=log: roles.send(self, p, g)), process)
+            task = self.loop.spawn(self._life(process, partial(roles.send, self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
             if role in self.in_flight:

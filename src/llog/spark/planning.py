@@ -69,7 +69,9 @@ async def plan_tasks(
         if name not in now or now[name].incarnation != topic.incarnation:
             raise DataLoss(f"topic {name!r} was deleted while its read was planned: start the read again")
     runs = _split(runs, min_tasks)
-    return [ReadTask(packed, pin) for packed in _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)]
+    packed = _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
+    # Where there is nothing to read, Spark would start a task of its own making, which has no runs.
+    return [ReadTask(group, pin) for group in packed or [[]]]
 
 
 async def locate(log: Log, wanted: Range, *, fail_on_data_loss: bool) -> tuple[Range, Snapshot]:

@@ -1,6 +1,7 @@
-"""One open log per process and address, used from synchronous code.
+"""One open log per process and settings, used from synchronous code.
 
-Spark calls a data source from several Python processes and reuses them, so a log stays open while its process lives.
+Spark calls a data source from several Python processes and reuses them: a log is opened on first use in each, and stays open while
+the process lives.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ def run_patiently(settings: Settings, use: Callable[[Log], Awaitable[T]]) -> T:
 
 
 def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]]) -> Iterator[T]:
-    """What `use` yields on this process's log, one item at a time, none of them None."""
+    """What `use` yields on this process's log, one item at a time."""
+    connection = _connection(settings)
 
     async def begin(log: Log) -> AsyncIterator[T]:
         return use(log)
 
-    async def following(_: Log) -> T | None:
-        return await anext(items, None)
+    async def step(_: Log) -> list[T]:
+        async for item in items:
+            return [item]
+        return []
 
-    items = run(settings, begin)
-    while (item := run(settings, following)) is not None:
-        yield item
+    items = connection.call(begin)
+    while found := connection.call(step):
+        yield found[0]
 
 
 def _connection(settings: Settings) -> Connection[Log]:

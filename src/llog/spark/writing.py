@@ -6,7 +6,7 @@ its own: with a `writeId` it may be repeated, and is done once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
         return _upload(self._options, self._sink, iterator)
 
-    def commit(self, messages: list[Uploaded | None]) -> None:
+    def commit(self, messages: Sequence[Uploaded | None]) -> None:
         uploads = _uploads(messages)
 
         async def finish(log: Log) -> None:
@@ -65,7 +65,7 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
         run_patiently(self._options.settings, finish)
 
-    def abort(self, messages: list[Uploaded | None]) -> None:
+    def abort(self, messages: Sequence[Uploaded | None]) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
 
 
@@ -84,14 +84,14 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             raise InvalidArgument("this stream has no query id to write under")
         return _upload(self._options, f"query-{query}", iterator)
 
-    def commit(self, messages: list[Uploaded | None], batchId: int) -> None:
+    def commit(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
         sinks = {message.sink for message in messages if message is not None}
         if len(sinks) != 1:
             raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
         sink, uploads = sinks.pop(), _uploads(messages)
         run_patiently(self._options.settings, lambda log: publish(log, sink, batchId, uploads))
 
-    def abort(self, messages: list[Uploaded | None], batchId: int) -> None:
+    def abort(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
 
 
@@ -138,5 +138,5 @@ def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch])
     return Uploaded(sink, tuple(uploads))
 
 
-def _uploads(messages: list[Uploaded | None]) -> list[Upload]:
+def _uploads(messages: Sequence[Uploaded | None]) -> list[Upload]:
     return [upload for message in messages if message is not None for upload in message.uploads]

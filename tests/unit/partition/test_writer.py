@@ -233,9 +233,9 @@ async def test_a_lost_answer_of_a_forgotten_writer_is_reported_as_unknown(world:
     both = Both()
     task = asyncio.create_task(world.append("mine", writer=Writer(world.process(both))))
     await stall.stalled.wait()
-    for number in range(PRODUCERS_MAX + 1):
+    for _ in range(PRODUCERS_MAX + 1):
         world.runtime.now += 1
-        await world.append("x", writer=Writer(world.process(), name=f"w{number}"))
+        await world.append("x", writer=Writer(world.process()))
     stall.go.set()
     with pytest.raises(OutcomeUnknown, match="cannot be told"):
         await task

@@ -201,7 +201,7 @@ async def _share(log: Log, options: CompactorOptions, found: Lagging) -> Share |
     known = {entry.data_uri for entry in waiting}
     waiting += [entry for entry in (pending.entries if pending else ()) if entry.data_uri not in known]
     size = sum(entry.byte_length for entry in waiting)
-    few = len(entries) == len(page) and len(waiting) < options.min_entries and size < options.max_bytes // 4
+    few = len(page) < _PAGE and len(waiting) < options.min_entries and size < options.max_bytes // 4
     if few and not found.begun:
         return None
     return Share(found.tp, min(size, options.max_bytes), tuple(dict.fromkeys(entry.data_uri for entry in waiting)))

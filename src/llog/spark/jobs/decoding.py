@@ -147,9 +147,9 @@ def _json_type(kind: pa.DataType) -> Any:
     if pa.types.is_date(kind):
         return datetime.date
     if pa.types.is_list(kind):
-        return list[_json_type(kind.value_type) | None]  # type: ignore[operator, misc]
+        return list[_json_type(kind.value_type) | None]  # type: ignore[misc]
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
-        return dict[str, _json_type(kind.item_type) | None]  # type: ignore[operator, misc]
+        return dict[str, _json_type(kind.item_type) | None]  # type: ignore[misc]
     if pa.types.is_struct(kind):
         return _json_object(kind)
     raise ConfigurationError(f"a column of type {kind} cannot be decoded from JSON")
@@ -174,7 +174,9 @@ def _supported(node: Any) -> Any:
         return [_supported(each) for each in node]
     if not isinstance(node, dict):
         return node
-    kept = {name: _supported(each) if name in ("type", "items", "values", "fields") else each for name, each in node.items()}
+    kept = {
+        name: _supported(each) if name in ("type", "items", "values", "fields") else each for name, each in node.items()
+    }
     if "logicalType" in kept and kept["logicalType"] not in (*_LOGICAL, "decimal"):
         del kept["logicalType"]
     return kept

@@ -8,8 +8,8 @@ and of two that work on one table at once only one can commit.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from llog import errors
+from llog.config import Settings
 from llog.errors import ConfigurationError, DataLoss, LlogError, MissingExtra, WrongStore
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import LOG_ID
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
-from llog.spark.fetching import PIN_LEASE_MS, report_loss
+from llog.spark.fetching import PIN_LEASE_MS
+from llog.spark.jobs.tasks import run_tasks
 from llog.spark.limits import cut_by_bytes
-from llog.spark.offsets import Range, read_bounds
+from llog.spark.offsets import Range, logger, read_bounds
 from llog.spark.planning import ReadTask, plan_tasks
+from llog.spark.process import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 _OUR_ERROR = re.compile(r"^(?:\S+: )?llog\.errors\.(\w+): (.*)$", re.MULTILINE)
 
@@ -57,7 +59,7 @@ class Position(msgspec.Struct, frozen=True):
     """Next offset by partition."""
 
 
-class Step(NamedTuple):
+class Planned(NamedTuple):
     tasks: list[ReadTask]
     after: Position
     """The table's position once the tasks' results are committed."""
@@ -72,14 +74,13 @@ class Parallel(Protocol):
 def in_spark(spark: SparkSession) -> Parallel:
     """One Spark task for each; an error of llog in one of them is raised as itself."""
 
-    def run(work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]:
+    def run_all(work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]:
         try:
-            results: list[R] = spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
+            return run_tasks(spark, tasks, work)
         except Exception as error:
             raise _own_error(str(error)) or error from error
-        return results
 
-    return run
+    return run_all
 
 
 def in_process(work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]:
@@ -114,43 +115,62 @@ async def target_of(log: Log, source: Source) -> dict[int, int]:
     return {tp.partition: each.next_offset for tp, each in bounds.items()}
 
 
-@asynccontextmanager
-async def planned_step(
-    log: Log,
-    source: Source,
-    before: Position | None,
-    target: dict[int, int],
-    *,
-    bytes_max: int,
-    task_bytes_max: int,
-    allow_gaps: bool,
-) -> AsyncIterator[Step]:
-    """The next records after `before`, about `bytes_max` of them, pinned while the caller works on them. No tasks: nothing is left.
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes into one commit and one task, in stored bytes, and whether lost records are skipped."""
+
+    commit_bytes_max: int
+    task_bytes_max: int
+    allow_gaps: bool = False
+
+
+@contextmanager
+def planned_step(
+    settings: Settings, source: Source, before: Position | None, target: dict[int, int], limits: Limits
+) -> Iterator[Planned]:
+    """The next records after `before`, pinned while the caller works on them. Without tasks, nothing is left below `target`.
 
     Records that retention took before they were read raise `DataLoss`, or are reported and skipped.
     """
-    pinned = await pin(log, "pipeline lake", PIN_LEASE_MS)
+    pinned = run(settings, lambda log: pin(log, "pipeline lake", PIN_LEASE_MS))
     try:
-        bounds = await read_bounds(log, _partitions(source))
-        starts, ends = {}, {}
-        for tp, (log_start, next_offset) in bounds.items():
-            # A partition added since was empty then. A first run has missed nothing: it takes what there is.
-            start = log_start if before is None else before.offsets.get(tp.partition, FIRST_OFFSET)
-            if start < log_start:
-                _gap(f"records {start} to {log_start - 1} of {tp} are gone by retention", allow_gaps)
-                start = log_start
-            starts[tp] = start
-            ends[tp] = max(start, min(next_offset, target.get(tp.partition, next_offset)))
-        ends = await cut_by_bytes(log, starts, ends, bytes_max)
-        topic = await Catalog(log).get(source.topic)
-        ranges = [Range(tp, starts[tp], ends[tp]) for tp in ends]
-        tasks = await plan_tasks(
-            log, ranges, {source.topic: topic}, pin=pinned, task_bytes_max=task_bytes_max, min_tasks=1
-        )
-        offsets = {tp.partition: end for tp, end in ends.items()}
-        yield Step(tasks, Position(source.log_id, source.topic, source.incarnation, offsets))
+        yield run(settings, lambda log: _plan(log, source, before, target, limits, pinned))
     finally:
-        await release(log, pinned)
+        run(settings, lambda log: release(log, pinned))
+
+
+async def _plan(
+    log: Log, source: Source, before: Position | None, target: dict[int, int], limits: Limits, pinned: str
+) -> Planned:
+    topic = await Catalog(log).get(source.topic)
+    if topic.incarnation != source.incarnation:
+        raise DataLoss(f"topic {source.topic!r} was deleted and created again while it was read: go on in a new table")
+    bounds = await read_bounds(log, _partitions(source))
+    starts, ends = {}, {}
+    for tp, (log_start, next_offset) in bounds.items():
+        # A partition added since was empty then. A first run has missed nothing: it takes what there is.
+        start = log_start if before is None else before.offsets.get(tp.partition, FIRST_OFFSET)
+        if start < log_start:
+            _gap(f"records {start} to {log_start - 1} of {tp} are gone by retention", limits.allow_gaps)
+            start = log_start
+        if start > next_offset:
+            raise DataLoss(
+                f"the table has the records of {tp} up to {start - 1}, but the log ends at {next_offset - 1}: was its metadata "
+                "restored from a backup? Records of the same offsets may differ now: go on in a new table"
+            )
+        starts[tp] = start
+        ends[tp] = max(start, min(next_offset, target[tp.partition]))
+    ends = await cut_by_bytes(log, starts, ends, limits.commit_bytes_max, fail_on_data_loss=not limits.allow_gaps)
+    tasks = await plan_tasks(
+        log,
+        [Range(tp, starts[tp], ends[tp]) for tp in ends],
+        {source.topic: topic},
+        pin=pinned,
+        task_bytes_max=limits.task_bytes_max,
+        min_tasks=1,
+        fail_on_data_loss=not limits.allow_gaps,
+    )
+    offsets = {tp.partition: end for tp, end in ends.items()}
+    return Planned(tasks, Position(source.log_id, source.topic, source.incarnation, offsets))
 
 
 def local_directory(target: str, what: str) -> Path:
@@ -184,7 +204,7 @@ def _partitions(source: Source) -> list[TopicPartition]:
 def _gap(what: str, allowed: bool) -> None:
     if not allowed:
         raise DataLoss(f"{what} before they were read. Use --allow-gaps to go on without them")
-    report_loss(what)
+    logger.warning("llog skipped: %s", what)
 
 
 def _own_error(trace: str) -> LlogError | None:

@@ -1,0 +1,40 @@
+"""Runs the benchmarks: `python -m bench` all of them, `python -m bench NAME [its options]` one, `--list` says which there are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHES = ("blobs", "stores", "partition", "spark")
+
+
+def summary(name: str) -> str:
+    """The first line of the bench's docstring, read without importing what it needs."""
+    module = ast.parse(Path(__file__).with_name(f"{name}.py").read_text())
+    return (ast.get_docstring(module) or "").partition("\n")[0]
+
+
+def run(name: str, options: list[str]) -> int:
+    """In a process of its own, so that no bench inherits another's memory, threads or warm caches."""
+    print(f"== bench.{name}: {summary(name)}", flush=True)
+    return subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--list"]:
+        for name in BENCHES:
+            print(f"{name:10} {summary(name)}")
+        return 0
+    if not arguments:
+        return max([run(name, []) for name in BENCHES])
+    name, *options = arguments
+    if name not in BENCHES:
+        print(f"there is no bench {name!r}: there are {', '.join(BENCHES)}", file=sys.stderr)
+        return 2
+    return run(name, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""One table for what a bench measured: each row with what it is held against and the bound that it should keep."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Report:
+    """Collects rows, prints them at the end, and knows whether every bound held."""
+
+    def __init__(self, title: str) -> None:
+        self.missed: list[str] = []
+        self._table = Table("measure", "value", "held against", "ratio", "bound", "", title=title, title_justify="left")
+
+    def note(self, measure: str, value: str) -> None:
+        """A figure without a bound."""
+        self._table.add_row(measure, value, "", "", "", "")
+
+    def ratio(self, measure: str, value: str, against: str, ratio: float, at_least: float) -> None:
+        self._row(measure, value, against, f"{ratio:.2f}", f">= {at_least:g}", kept=ratio >= at_least)
+
+    def limit(self, measure: str, value: float, at_most: float, unit: str) -> None:
+        self._row(measure, f"{value:,.1f} {unit}", "", "", f"<= {at_most:,g} {unit}", kept=value <= at_most)
+
+    def print(self) -> None:
+        Console(width=None if os.isatty(1) else 140).print(self._table)
+        if self.missed:
+            print(f"bounds that were missed: {', '.join(self.missed)}")
+
+    def _row(self, measure: str, value: str, against: str, ratio: str, bound: str, *, kept: bool) -> None:
+        self._table.add_row(measure, value, against, ratio, bound, "ok" if kept else "MISSED")
+        if not kept:
+            self.missed.append(measure)
+
+
+def rate(size: int, seconds: float) -> str:
+    return f"{size / seconds / 1e6:,.0f} MB/s"

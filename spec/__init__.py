@@ -1,0 +1,1 @@
+"""Executable specification of the log's protocols: every interleaving of small configurations, searched exhaustively."""

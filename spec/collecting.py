@@ -1,0 +1,72 @@
+"""The collector, and the trimmer that raises the log start. Any blob may be old enough at any time: there is no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spec.partition import COMPACTED, BlobName, Collector, State, Trimmer, with_process
+
+Steps = Iterator[tuple[str, State]]
+
+_MARKS = ("pending", "breadcrumb", "index")
+
+
+def collector_steps(state: State, number: int, me: Collector, mutation: str | None) -> Steps:
+    def become(after: State, pc: str) -> State:
+        return with_process(after, number, me._replace(pc=pc))
+
+    idle = Collector(me.id, "list", me.left)
+    if me.pc == "list":
+        if me.left:
+            first = _MARKS[0] if mutation in ("no-floor", "no-remark") else "floor"
+            for blob in state.blobs:
+                yield f"lists {name_of(blob.name)}", with_process(
+                    state, number, Collector(me.id, first, me.left - 1, blob.name)
+                )
+        return
+    assert me.candidate is not None
+    if me.pc == "floor":
+        control = state.control
+        raised = state._replace(control=control._replace(floor=max(control.floor, me.candidate[3])))
+        yield "raises the floor", become(raised, "delete" if mutation == "no-remark" else _MARKS[0])
+    elif me.pc in _MARKS:
+        if me.candidate in _references(state, me.pc, mutation):
+            yield f"finds it in {me.pc}", with_process(state, number, idle)
+        elif me.pc != _MARKS[-1]:
+            yield f"does not find it in {me.pc}", become(state, _MARKS[_MARKS.index(me.pc) + 1])
+        else:
+            yield "does not find it in index", become(state, "floor" if mutation == "no-remark" else "delete")
+    elif me.pc == "delete":
+        kept = tuple(blob for blob in state.blobs if blob.name != me.candidate)
+        yield f"deletes {name_of(me.candidate)}", with_process(state._replace(blobs=kept), number, idle)
+
+
+def _references(state: State, where: str, mutation: str | None) -> set[BlobName]:
+    if mutation == f"mark-ignores-{where}":
+        return set()
+    if where == "pending":
+        return {state.control.pending.blob} if state.control.pending else set()
+    if where == "breadcrumb":
+        return {state.crumb.blob} if state.crumb else set()
+    return {entry.blob for entry in state.index}
+
+
+def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) -> Steps:
+    """Raises the log start to any offset there is, then deletes what ends below it."""
+    control = state.control
+    if me.pc == "raise" and me.left:
+        for start in range(control.log_start + 1, control.counter + 1):
+            kept = control.pending if control.pending and control.pending.end >= start else None
+            raised = state._replace(control=control._replace(log_start=start, pending=kept))
+            after = Trimmer(me.id, "delete", me.left - 1, start)
+            yield f"raises the log start to {start}", with_process(raised, number, after)
+    elif me.pc == "delete":
+        end = me.start + 1 if mutation == "trim-one-too-many" else me.start
+        kept_entries = tuple(entry for entry in state.index if entry.end >= end)
+        after = Trimmer(me.id, "raise", me.left)
+        yield "deletes the entries below", with_process(state._replace(index=kept_entries), number, after)
+
+
+def name_of(name: BlobName) -> str:
+    kind, process, which, _stamp = name
+    return f"the {'compacted ' if kind == COMPACTED else ''}blob {process}.{which}"

@@ -1,0 +1,187 @@
+"""One partition as the stores hold it, and what must be true of it in every state.
+
+Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb never return to an
+earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a stalled writer), so it has a version,
+the lowest that nobody holds for its key. A blob's name says who put it, when in that process's life, and its stamp: equal histories are equal
+states.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Value = tuple[int, int]
+"""A record: (writer, sequence)."""
+
+BlobName = tuple[str, int, int, int]
+"""(kind, process, which of its blobs, stamp). Compacted blobs have stamp 0: no floor protects them, their breadcrumb does."""
+
+WAL, COMPACTED = "w", "c"
+
+
+class Pending(NamedTuple):
+    start: int
+    end: int
+    blob: BlobName
+
+
+class Control(NamedTuple):
+    """The control record; `producers` has (writer, sequence, offset) of each writer's last append."""
+
+    counter: int = 1
+    log_start: int = 1
+    pending: Pending | None = None
+    floor: int = 0
+    producers: tuple[tuple[int, int, int], ...] = ()
+
+
+class Entry(NamedTuple):
+    """An index entry under the key `end`."""
+
+    end: int
+    start: int
+    blob: BlobName
+    version: int
+
+    @property
+    def compacted(self) -> bool:
+        return self.blob[0] == COMPACTED
+
+
+class Crumb(NamedTuple):
+    """The compaction's breadcrumb; `expected` is the version of the entry under the key `end` when the run was chosen."""
+
+    state: str
+    start: int
+    end: int
+    blob: BlobName
+    expected: int
+
+
+class Blob(NamedTuple):
+    name: BlobName
+    values: tuple[Value, ...]
+
+
+class Writer(NamedTuple):
+    """Knows a control record from the start: that it may be old is the point."""
+
+    id: int
+    pc: str
+    left: int
+    sequence: int
+    blob: BlobName | None
+    seen: Control
+
+
+class Compactor(NamedTuple):
+    id: int
+    pc: str
+    left: int
+    limit: int = 0
+    position: int = 0
+    cursor: int = 0
+    sources: tuple[BlobName, ...] = ()
+    crumb: Crumb | None = None
+
+
+class Collector(NamedTuple):
+    id: int
+    pc: str
+    left: int
+    candidate: BlobName | None = None
+
+
+class Trimmer(NamedTuple):
+    id: int
+    pc: str
+    left: int
+    start: int = 0
+
+
+Process = Writer | Compactor | Collector | Trimmer
+
+
+class State(NamedTuple):
+    """`log` is what was committed, in order, as the world outside may know it; no process looks at it."""
+
+    control: Control
+    index: tuple[Entry, ...]
+    cursor: int
+    crumb: Crumb | None
+    blobs: tuple[Blob, ...]
+    log: tuple[Value, ...]
+    procs: tuple[Process, ...]
+    losses: int
+    fault: str | None
+
+
+def with_process(state: State, number: int, process: Process) -> State:
+    return state._replace(procs=(*state.procs[:number], process, *state.procs[number + 1 :]))
+
+
+def entry_at(state: State, end: int) -> Entry | None:
+    return next((entry for entry in state.index if entry.end == end), None)
+
+
+def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
+    """Puts the entry under a version that nobody holds for this key."""
+    held = {entry.version for entry in state.index if entry.end == end}
+    held |= {
+        crumb.expected
+        for crumb in (state.crumb, *(p.crumb for p in state.procs if isinstance(p, Compactor)))
+        if crumb is not None and crumb.end == end
+    }
+    version = next(number for number in range(1, len(held) + 2) if number not in held)
+    others = [entry for entry in state.index if entry.end != end]
+    return state._replace(index=tuple(sorted([*others, Entry(end, start, blob, version)])))
+
+
+def put_pending(state: State, pending: Pending | None, *, unconditional: bool = False) -> State:
+    """Puts the index entry of a pending append, if there is none under its key."""
+    if pending is None or (entry_at(state, pending.end) is not None and not unconditional):
+        return state
+    return put_entry(state, pending.end, pending.start, pending.blob)
+
+
+def values_of(state: State, name: BlobName) -> tuple[Value, ...] | None:
+    return next((blob.values for blob in state.blobs if blob.name == name), None)
+
+
+def put_blob(state: State, name: BlobName, values: tuple[Value, ...]) -> State:
+    if values_of(state, name) is not None:
+        return state
+    return state._replace(blobs=tuple(sorted([*state.blobs, Blob(name, values)])))
+
+
+def read(state: State, offset: int, mutation: str | None) -> Value | None:
+    """What a reader that nobody disturbs gets for the offset now."""
+    for entry in state.index:
+        if entry.start <= offset <= entry.end:
+            values = values_of(state, entry.blob)
+            if values is not None:
+                return values[offset - entry.start]
+            if mutation == "reader-no-fallthrough":
+                return None
+    pending = state.control.pending
+    if pending is not None and pending.start <= offset <= pending.end:
+        values = values_of(state, pending.blob)
+        return None if values is None else values[offset - pending.start]
+    return None
+
+
+def violation(state: State, mutation: str | None) -> str | None:
+    if state.fault is not None:
+        return state.fault
+    if len(set(state.log)) != len(state.log):
+        return f"a value was committed twice: {state.log}"
+    for offset in range(state.control.log_start, state.control.counter):
+        found = read(state, offset, mutation)
+        if found != state.log[offset - 1]:
+            return f"offset {offset} was committed with {state.log[offset - 1]} and reads {found}"
+    for entry in state.index:
+        if entry.compacted and values_of(state, entry.blob) is None:
+            return f"the COMPACTED entry of offsets {entry.start} to {entry.end} names a blob that is gone"
+    if state.cursor > state.control.counter:
+        return "the cursor passed the counter"
+    return None

@@ -1,0 +1,74 @@
+"""Breadth-first search of every reachable state, so that the trace of a violation is a shortest one.
+
+Visited states are kept as 64-bit hashes: of a million states, two have the same one with a chance below 1 in 10 million. The hashes of
+-1 and -2 are equal, so no field of a state may be either.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Result(NamedTuple):
+    """What one search found. `cut`: it was stopped at the limit of states, so that "no violation" is no proof."""
+
+    states: int
+    depth: int
+    cut: bool
+    violation: str | None
+    trace: tuple[str, ...]
+
+
+def explore(
+    start: S,
+    steps: Callable[[S], Iterable[tuple[str, S]]],
+    violation: Callable[[S], str | None],
+    states_max: int,
+) -> Result:
+    """Searches until a state is violated, nothing is left, or `states_max` states were met."""
+    collecting = gc.isenabled()
+    gc.disable()  # states are tuples of tuples: no cycles, and most live to the end
+    try:
+        return _explore(start, steps, violation, states_max)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _explore(
+    start: S,
+    steps: Callable[[S], Iterable[tuple[str, S]]],
+    violation: Callable[[S], str | None],
+    states_max: int,
+) -> Result:
+    parents: dict[int, tuple[int, str]] = {hash(start): (0, "")}
+    queue = deque([(start, hash(start), 0)])
+    depth, cut = 0, False
+    while queue:
+        state, key, depth = queue.popleft()
+        bad = violation(state)
+        if bad is not None:
+            return Result(len(parents), depth, cut, bad, _trace(parents, key))
+        if cut:
+            continue
+        for label, following in steps(state):
+            following_key = hash(following)
+            if following_key not in parents:
+                parents[following_key] = (key, label)
+                queue.append((following, following_key, depth + 1))
+        cut = len(parents) >= states_max
+    return Result(len(parents), depth, cut, None, ())
+
+
+def _trace(parents: dict[int, tuple[int, str]], key: int) -> tuple[str, ...]:
+    labels = []
+    while True:
+        key, label = parents[key]
+        if not label:
+            return tuple(reversed(labels))
+        labels.append(label)

@@ -1,0 +1,127 @@
+"""The sink's processes put together: configurations, the collector, and the order of its marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spec.search import Result, explore
+from spec.sink import PARTITIONS, Collector, Compactor, Driver, Partition, Process, State, Task, violation, with_process
+from spec.sinking import driver_steps, task_steps
+
+Steps = Iterator[tuple[str, State]]
+
+BOTH = ((0, 1),)
+"""One task, which writes to both partitions."""
+EACH = ((0,), (1,))
+"""Two tasks, one partition each."""
+SECOND = ((1,),)
+"""One task, which writes to the second partition only: another attempt may cut the records differently."""
+EMPTY: tuple[tuple[int, ...], ...] = ()
+
+
+class Sinks(NamedTuple):
+    """One entry of `attempts` per driver: the partitions that each of its tasks writes to."""
+
+    attempts: tuple[tuple[tuple[int, ...], ...], ...]
+    batches: int = 1
+    runs: int = 1
+    """Of each task of the first driver: speculative ones, or repeated ones."""
+    compactions: bool = False
+    collections: int = 0
+    losses: int = 0
+    forgets: bool = False
+    """The driver removes the sink's record in the end, as a write that nobody can repeat does."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._asdict().items() if value)
+
+    def search(self, mutation: str | None, states_max: int) -> Result:
+        return explore(initial(self), lambda state: steps(state, self, mutation), violation, states_max)
+
+
+def initial(shape: Sinks) -> State:
+    procs: list[Process] = []
+    for attempt, tasks in enumerate(shape.attempts):
+        procs.append(Driver(attempt, 0, "tasks"))
+        for batch in range(shape.batches):
+            for task, partitions in enumerate(tasks):
+                for run in range(shape.runs if attempt == 0 else 1):
+                    procs.append(Task(attempt, batch, task, run, partitions, "start"))
+    if shape.compactions:
+        procs += [Compactor(partition, "start") for partition in PARTITIONS]
+    if shape.collections:
+        procs.append(Collector("list", shape.collections))
+    chosen = (None,) * shape.batches
+    return State(None, (Partition(),) * len(PARTITIONS), (), tuple(procs), shape.losses, chosen, ())
+
+
+def steps(state: State, shape: Sinks, mutation: str | None) -> Steps:
+    for number, process in enumerate(state.procs):
+        if isinstance(process, Task):
+            found = task_steps(state, number, process, mutation)
+        elif isinstance(process, Driver):
+            found = driver_steps(
+                state,
+                number,
+                process,
+                mutation,
+                batches=shape.batches,
+                tasks=len(shape.attempts[process.attempt]),
+                forgets=shape.forgets,
+            )
+        elif isinstance(process, Compactor):
+            found = _compactor_steps(state, number, process)
+        else:
+            found = _collector_steps(state, number, process, mutation)
+        for label, after in found:
+            yield f"{process} {label}", after
+
+
+def _compactor_steps(state: State, number: int, me: Compactor) -> Steps:
+    """All of the partition at once: how that is done safely is the partition's model."""
+    there = state.partitions[me.partition]
+    if me.pc == "start" and there.records:
+        compacted = there._replace(records=tuple(record._replace(compacted=True) for record in there.records))
+        partitions = (*state.partitions[: me.partition], compacted, *state.partitions[me.partition + 1 :])
+        after = state._replace(partitions=partitions)
+        yield "compacts it", with_process(after, number, me._replace(pc="done"))
+
+
+def _collector_steps(state: State, number: int, me: Collector, mutation: str | None) -> Steps:
+    def become(after: State, pc: str) -> State:
+        return with_process(after, number, me._replace(pc=pc))
+
+    idle = Collector("list", me.left)
+    if me.pc == "list":
+        if me.left:
+            for upload in state.blobs:
+                listed = Collector("floor", me.left - 1, upload)
+                yield f"lists the blob of {upload}", with_process(state, number, listed)
+        return
+    assert me.candidate is not None
+    if me.pc == "floor":
+        if state.sink is None:
+            yield "finds no sink", become(state, "manifest")
+        else:
+            sink = state.sink
+            if mutation != "sink-no-floor":
+                sink = sink._replace(floor=max(sink.floor, me.candidate.stamp))
+            yield "raises the sink's floor", become(state._replace(sink=sink), "manifest")
+    elif me.pc == "manifest":
+        named = state.sink.manifest if state.sink is not None else None
+        if me.candidate in (named or ()) and mutation != "mark-ignores-manifest":
+            yield "finds it in the manifest", with_process(state, number, idle)
+        else:
+            yield "does not find it in the manifest", become(state, "partition 0")
+    elif me.pc == "delete":
+        kept = tuple(upload for upload in state.blobs if upload != me.candidate)
+        yield "deletes the blob", with_process(state._replace(blobs=kept), number, idle)
+    else:
+        partition = int(me.pc.removeprefix("partition "))
+        records = state.partitions[partition].records
+        if any(record.upload == me.candidate and not record.compacted for record in records):
+            yield f"finds it in {me.pc}", with_process(state, number, idle)
+        else:
+            following = "delete" if partition == PARTITIONS[-1] else f"partition {partition + 1}"
+            yield f"does not find it in {me.pc}", become(state, following)

@@ -1,0 +1,132 @@
+"""What clients send, as types: anything else is refused, with the place where it differs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET, Meta, UnsetType
+
+from llog.batch.columns import Columns, columns_of
+from llog.errors import InvalidArgument
+from llog.model import PARTITIONS_MAX, Record
+from llog.partition.records import TimestampType
+
+ITEMS_MAX: Final = 1000
+WAIT_MS_MAX: Final = 60_000
+FETCH_BYTES_MAX: Final = 16 << 20
+
+T = TypeVar("T")
+Partition = Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]
+FetchBytes = Annotated[int, Meta(ge=1, le=FETCH_BYTES_MAX)]
+
+
+class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes that are no text."""
+
+    base64: bytes
+
+
+Data = str | Base64
+
+
+class RecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record in full, or `{"base64": …}` alone. `"value": null` marks its key as deleted."""
+
+    value: Data | None | UnsetType = UNSET
+    base64: bytes | UnsetType = UNSET
+    key: Data | None = None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, Data | None], ...] = ()
+
+
+class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+    records: Annotated[list[str | RecordIn], Meta(min_length=1)]
+
+
+class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic_partitions: Annotated[list[ProduceItem], Meta(min_length=1, max_length=ITEMS_MAX)]
+
+
+class ConsumeItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+    fetch_offset: Annotated[int, Meta(ge=1)]
+    partition_max_bytes: FetchBytes = 1 << 20
+
+
+class ConsumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic_partitions: Annotated[list[ConsumeItem], Meta(min_length=1, max_length=ITEMS_MAX)]
+    max_wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    min_bytes: FetchBytes = 1
+    max_bytes: FetchBytes = 4 << 20
+
+
+class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
+    retention_ms: Annotated[int, Meta(ge=0)] | None = None
+    retention_bytes: Annotated[int, Meta(ge=0)] | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE
+
+
+def decoded(kind: type[T], body: bytes | bytearray) -> T:
+    """The request in this body; `InvalidArgument` says what is wrong and where."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"the body is not what it should be: {error}") from error
+
+
+def columns_in(records: Sequence[str | RecordIn]) -> Columns:
+    """The records of one item, ready to append."""
+    if all(type(record) is str for record in records):  # the common case, without an object for each
+        return columns_of(())._replace(values=_text_values(records))
+    return columns_of([_record(record) for record in records])
+
+
+def data_out(data: bytes | None) -> str | dict[str, str] | None:
+    """Bytes as JSON has them: text where they are UTF-8, else base64."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def _text_values(records: Sequence[Any]) -> pa.BinaryArray:
+    try:
+        return pa.array(records, pa.string()).view(pa.binary())
+    except UnicodeEncodeError:
+        raise InvalidArgument("a record is text with a lone surrogate, which is no Unicode: send base64") from None
+
+
+def _record(record: str | RecordIn) -> Record:
+    if isinstance(record, str):
+        return Record(payload=_bytes(record))
+    if (record.value is UNSET) == (record.base64 is UNSET):
+        raise InvalidArgument('a record has either "value" or "base64" (a deleted key has "value": null)')
+    payload = record.base64 if isinstance(record.base64, bytes) else _bytes(record.value)
+    return Record(
+        payload=payload,
+        key=_bytes(record.key),
+        timestamp=record.timestamp,
+        headers=tuple((name, _bytes(value)) for name, value in record.headers),
+    )
+
+
+def _bytes(data: Data | None | UnsetType) -> bytes | None:
+    if isinstance(data, Base64):
+        return data.base64
+    if not isinstance(data, str):
+        return None
+    try:
+        return data.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("a text has a lone surrogate, which is no Unicode: send base64") from None

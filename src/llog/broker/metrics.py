@@ -1,0 +1,130 @@
+"""What a broker counts: plain numbers on the hot path, made into samples when somebody looks.
+
+Both answers, JSON and Prometheus text, come from the same samples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from llog.stores.blobs import OperationCounts
+
+BATCH_BYTES: Final = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_OPERATIONS: Final = "Operations on the stores."
+
+
+class Sample(NamedTuple):
+    """One number. `name` is without the suffix that a histogram's parts have."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+    suffix: str = ""
+
+
+class Metrics:
+    """Counts of one process since it started."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.request_seconds: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.produced_records = 0
+        self.produced_bytes = 0
+        self.consumed_records = 0
+        self.consumed_bytes = 0
+        self.batches = 0
+        self.batch_records = 0
+        self.batch_bytes = 0
+        self.batch_groups = 0
+        self._batch_buckets = [0] * (len(BATCH_BYTES) + 1)
+        self.buffered_bytes = 0
+        self.flushes_in_flight = 0
+
+    def batch(self, records: int, size: int, groups: int) -> None:
+        self.batches += 1
+        self.batch_records += records
+        self.batch_bytes += size
+        self.batch_groups += groups
+        self._batch_buckets[sum(size > bound for bound in BATCH_BYTES)] += 1
+
+    def samples(self, stores: Iterable[tuple[str, OperationCounts | None]]) -> Iterator[Sample]:
+        for (route, status), count in sorted(self.requests.items()):
+            labels = (("route", route), ("status", str(status)))
+            yield Sample("llog_requests_total", "counter", "Requests answered.", labels, count)
+        for route, seconds in sorted(self.request_seconds.items()):
+            labels = (("route", route),)
+            yield Sample("llog_request_seconds_total", "counter", "Time spent on requests, waits included.", labels, seconds)
+        for code, count in sorted(self.errors.items()):
+            yield Sample("llog_errors_total", "counter", "Errors answered, by code.", (("code", code),), count)
+        for name, kind, text, value in (
+            ("llog_produced_records_total", "counter", "Records appended.", self.produced_records),
+            ("llog_produced_bytes_total", "counter", "Bytes appended.", self.produced_bytes),
+            ("llog_consumed_records_total", "counter", "Records handed out.", self.consumed_records),
+            ("llog_consumed_bytes_total", "counter", "Bytes handed out.", self.consumed_bytes),
+            ("llog_batch_records_total", "counter", "Records in batches.", self.batch_records),
+            ("llog_batch_groups_total", "counter", "Partitions in batches.", self.batch_groups),
+            ("llog_buffered_bytes", "gauge", "Bytes of requests that are not yet answered.", self.buffered_bytes),
+            ("llog_flushes_in_flight", "gauge", "Batches on their way into the stores.", self.flushes_in_flight),
+        ):
+            yield Sample(name, kind, text, (), value)
+        yield from self._batch_sizes()
+        for store, counts in stores:
+            if counts is not None:
+                yield from _operations(store, counts)
+
+    def _batch_sizes(self) -> Iterator[Sample]:
+        name, text = "llog_batch_bytes", "Sizes of batches."
+        bounds = [*map(str, BATCH_BYTES), "+Inf"]
+        for bound, count in zip(bounds, accumulate(self._batch_buckets), strict=True):
+            yield Sample(name, "histogram", text, (("le", bound),), count, "_bucket")
+        yield Sample(name, "histogram", text, (), self.batch_bytes, "_sum")
+        yield Sample(name, "histogram", text, (), self.batches, "_count")
+
+
+def _operations(store: str, counts: OperationCounts) -> Iterator[Sample]:
+    for name, values in (
+        ("llog_store_operations_total", counts.count),
+        ("llog_store_errors_total", counts.errors),
+        ("llog_store_bytes_total", counts.bytes),
+        ("llog_store_seconds_total", counts.seconds),
+    ):
+        for operation, value in sorted(dict(values).items()):
+            yield Sample(name, "counter", _OPERATIONS, (("store", store), ("operation", operation)), value)
+
+
+def as_json(samples: Iterable[Sample]) -> dict[str, object]:
+    """By name: a number, or a list of numbers with their labels."""
+    shown: dict[str, object] = {}
+    for sample in samples:
+        name = sample.name + sample.suffix
+        if not sample.labels:
+            shown[name] = sample.value
+            continue
+        labelled = shown.setdefault(name, [])
+        assert isinstance(labelled, list)
+        labelled.append({**dict(sample.labels), "value": sample.value})
+    return shown
+
+
+def as_prometheus(samples: Iterable[Sample]) -> str:
+    """The text format; samples of one name stand together, as it wants them."""
+    families: dict[str, list[Sample]] = {}
+    for sample in samples:
+        families.setdefault(sample.name, []).append(sample)
+    lines = []
+    for name, family in families.items():
+        lines += [f"# HELP {name} {family[0].help}", f"# TYPE {name} {family[0].kind}"]
+        for sample in family:
+            labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in sample.labels)
+            lines.append(f"{name}{sample.suffix}{f'{{{labels}}}' if labels else ''} {sample.value}")
+    return "\n".join([*lines, ""])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

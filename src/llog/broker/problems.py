@@ -1,0 +1,60 @@
+"""What failures look like over HTTP: problem JSON (RFC 9457) with the error's stable code."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from llog.errors import (
+    Contention,
+    InvalidArgument,
+    LlogError,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    Overloaded,
+    PartitionFenced,
+    PartitionNotInitialized,
+    RecordTooLarge,
+    RequestTooLarge,
+    StoreUnavailable,
+    TopicExists,
+    TopicNotFound,
+)
+
+RETRY_AFTER_S: Final = 1
+_STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
+    InvalidArgument: HTTPStatus.BAD_REQUEST,
+    TopicNotFound: HTTPStatus.NOT_FOUND,
+    PartitionNotInitialized: HTTPStatus.NOT_FOUND,
+    TopicExists: HTTPStatus.CONFLICT,
+    PartitionFenced: HTTPStatus.CONFLICT,
+    RecordTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+    Contention: HTTPStatus.SERVICE_UNAVAILABLE,
+    OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
+    StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def problem(status: HTTPStatus, code: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    body = {"type": "about:blank", "title": status.phrase, "status": status.value, "code": code, "detail": detail}
+    return Response(msgspec.json.encode(body), status.value, headers, "application/problem+json")
+
+
+def problem_of(error: LlogError) -> Response:
+    """The answer to a request that failed as a whole."""
+    status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+    again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    return problem(status, error.code, str(error), {"retry-after": str(RETRY_AFTER_S)} if again else None)
+
+
+def error_of(error: LlogError) -> dict[str, Any]:
+    """The error of one item in an answer whose other items may have gone well."""
+    shown: dict[str, Any] = {"code": error.code, "detail": str(error)}
+    if isinstance(error, OffsetOutOfRange):
+        shown |= {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
+    return shown

@@ -1,0 +1,303 @@
+"""`llog pipeline`: upkeep of large logs on Spark, once or as a service.
+
+Spark is imported when a command runs. A new command is one `pipeline.add_command` at the end.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from llog.cli.common import DURATION, Invocation, note, print_table, progress
+from llog.errors import ConfigurationError, LlogError, MissingExtra, SparkFailed
+from llog.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.progress import Progress
+
+    from llog.spark.jobs.runner import StepFailure, StepResult
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_MASTER: Final = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|yarn|k8s://\S+"
+)
+_POLL_SECONDS: Final = 0.3
+_GRACE_HELP: Final = "Leave blobs younger than this alone, e.g. 1h (LLOG_COLLECT_GRACE_MS)."
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def spark_options(command: F) -> F:
+    """`--master` and `--conf`, as spark-submit has them."""
+    conf = click.option(
+        "--conf", metavar="KEY=VALUE", multiple=True, help="Setting of Spark, e.g. spark.driver.memory=4g; repeatable."
+    )
+    master = click.option(
+        "--master",
+        default="local[*]",
+        show_default=True,
+        help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…",
+    )
+    return master(conf(command))
+
+
+def require_spark() -> None:
+    """`MissingExtra`, unless Spark is installed."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f'the pipeline runs on Spark, which is not installed ({error}): pip install "leaderless-log[spark]"'
+        ) from error
+
+
+def open_session(app_name: str, master: str, conf: Sequence[str]) -> SparkSession:
+    """A session, or an error of one line that says why there is none."""
+    settings = _parsed(conf)
+    if not _MASTER.fullmatch(master):
+        raise ConfigurationError(
+            f"--master is {master!r}: it must be local, local[N], local[*], spark://host:port, yarn or k8s://…"
+        )
+    require_spark()
+    from llog.spark.jobs.tasks import in_one_line
+    from llog.spark.session import spark_session
+
+    try:
+        return spark_session(app_name, master=master, conf=settings)
+    except LlogError:
+        raise
+    except Exception as error:
+        given = " ".join(["--master", master, *(f"--conf {each}" for each in conf)])
+        raise SparkFailed(f"Spark did not start with {given}: {in_one_line(error)}") from error
+
+
+@click.group(short_help="Upkeep of large logs on Spark.")
+def pipeline() -> None:
+    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over executors.
+
+    Everything may run beside writers, readers, other pipelines and the commands without Spark.
+    """
+
+
+@pipeline.command(short_help="Do all steps, once or again and again.")
+@click.option("--once", is_flag=True, help="Do one round and end.")
+@click.option("--interval", type=DURATION, default="30s", show_default=True, help="From one round's begin to the next.")
+@click.option(
+    "--steps", metavar="NAMES", default="compact,retain,collect", show_default=True, help="Which steps, in which order."
+)
+@click.option(
+    "--option",
+    "given",
+    metavar="STEP.NAME=VALUE",
+    multiple=True,
+    help="Option of a step, e.g. collect.grace=1h; repeatable.",
+)
+@spark_options
+@click.pass_obj
+def run(
+    invocation: Invocation,
+    once: bool,
+    interval: int,
+    steps: str,
+    given: tuple[str, ...],
+    master: str,
+    conf: tuple[str, ...],
+) -> None:
+    """Keep a log in order: compact, retain, collect, and again after the interval, in one warm session.
+
+    A step that fails is told in one line; the others and the next round go on. SIGTERM ends it within a step with exit code 0: what
+    was under way is taken up by the next run. With --once, exit code 1 if anything failed.
+    """
+    names = [name.strip() for name in steps.split(",") if name.strip()]
+    with _terminable():
+        failed = _serve(invocation, names, _step_options(given), master, conf, None if once else interval)
+    if failed:
+        click.get_current_context().exit(1)
+
+
+@pipeline.command(short_help="Join the small pieces of all partitions into few large blobs.")
+@spark_options
+@click.pass_obj
+def compact(invocation: Invocation, master: str, conf: tuple[str, ...]) -> None:
+    """Compact every partition that lags, until nothing is left that is worth it.
+
+    Partitions that share blobs are compacted by one task, which reads each of them once. Exit code 1 if a partition failed or is damaged.
+    """
+    _once(invocation, "compact", {}, master, conf)
+
+
+@pipeline.command(short_help="Drop records that their topics need not keep.")
+@spark_options
+@click.pass_obj
+def retain(invocation: Invocation, master: str, conf: tuple[str, ...]) -> None:
+    """Apply every topic's retention to its partitions. Exit code 1 if a partition failed."""
+    _once(invocation, "retain", {}, master, conf)
+
+
+@pipeline.command(short_help="Delete blobs that nothing names any more.")
+@click.option("--grace", type=DURATION, help=_GRACE_HELP)
+@spark_options
+@click.pass_obj
+def collect(invocation: Invocation, grace: int | None, master: str, conf: tuple[str, ...]) -> None:
+    """Delete the blobs that no record lies in any more; listing, references and deletes are spread over executors.
+
+    Snapshots in use (pins) keep their blobs until a later run: the service remembers which blobs wait for which pins.
+    """
+    _once(invocation, "collect", {"grace_ms": grace}, master, conf)
+
+
+def _once(invocation: Invocation, step: str, options: Mapping[str, Any], master: str, conf: Sequence[str]) -> None:
+    if _serve(invocation, [step], {step: options}, master, conf, None):
+        click.get_current_context().exit(1)
+
+
+def _serve(
+    invocation: Invocation,
+    names: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    master: str,
+    conf: Sequence[str],
+    interval_ms: int | None,
+) -> bool:
+    """Rounds for ever, or one if there is no interval; whether anything failed in the last one."""
+    require_spark()
+    from llog.spark.jobs.runner import StepResult, check_steps, run_round
+    from llog.spark.jobs.tasks import check_reachable
+
+    settings = invocation.settings()
+    check_steps(names)
+    check_reachable(settings)
+    with progress("starting Spark"):
+        spark = open_session(f"llog pipeline {' '.join(names)}", master, conf)
+    while True:
+        began = time.monotonic()
+        with _display(spark, names) as show:
+            ended = list(run_round(spark, settings, names, options, began=show))
+        _summarize(ended)
+        if interval_ms is None:
+            return any(not isinstance(each, StepResult) or each.failures for each in ended)
+        time.sleep(max(0.0, interval_ms / 1000 - (time.monotonic() - began)))
+
+
+def _summarize(ended: Sequence[StepResult | StepFailure]) -> None:
+    from llog.spark.jobs.runner import StepResult
+
+    rows, failures = [], []
+    for each in ended:
+        if isinstance(each, StepResult):
+            told = ", ".join(f"{name} {value}" for name, value in each.rows)
+            failures += [f"{each.name}: {failure}" for failure in each.failures]
+        else:
+            told = "failed"
+            failures.append(f"{each.name}: {each.error}")
+        rows.append([each.name, f"{each.seconds:.1f}", told])
+    print_table(["STEP", "SECONDS", "RESULT"], rows, numbers=["SECONDS"])
+    for failure in failures:
+        note(f"llog: {' '.join(failure.split())}")
+
+
+@contextmanager
+def _display(spark: SparkSession, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Bars of the Spark tasks of each step, for a terminal; gives what is to be called when a step begins."""
+    bar = progress(names[0] if names else "nothing", total=0)
+    if bar.disable:
+        yield lambda name: None
+        return
+    ended = threading.Event()
+    poller = threading.Thread(target=_poll, args=(spark, bar, ended), name="llog-progress", daemon=True)
+
+    def began(name: str) -> None:
+        bar.reset(bar.task_ids[-1], description=f"{name} ({names.index(name) + 1} of {len(names)})", total=None)
+
+    with bar:
+        poller.start()
+        try:
+            yield began
+        finally:
+            ended.set()
+            poller.join()
+
+
+def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
+    """Shows how many tasks of the running stages are done, as Spark tells."""
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(_POLL_SECONDS):
+        try:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        except Exception:  # the session has ended, which the step itself will tell
+            return
+        running = [stage for stage in stages if stage is not None]
+        if running:
+            done, total = sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running)
+            bar.update(bar.task_ids[-1], completed=done, total=total)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the block at once and without an error; the session's jobs are cancelled when it is stopped."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note("llog: terminated")
+        _stop_session()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop_session() -> None:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        try:
+            session.sparkContext.cancelAllJobs()
+        except Exception as error:  # the same signal may have ended the JVM
+            note(f"llog: Spark had ended before ({type(error).__name__})")
+
+
+def _parsed(conf: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for each in conf:
+        key, separator, value = each.partition("=")
+        if not separator or not re.fullmatch(r"spark\.\S+", key):
+            raise ConfigurationError(f"--conf is {each!r}: write it like spark.driver.memory=4g")
+        settings[key] = value
+    return settings
+
+
+def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By step. Durations are for `grace` only: what other steps take, they read themselves."""
+    options: dict[str, dict[str, Any]] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        step, dot, option = name.partition(".")
+        if not separator or not dot or not option:
+            raise ConfigurationError(f"--option is {each!r}: write it like collect.grace=1h")
+        chosen = options.setdefault(step, {})
+        if (step, option) == ("collect", "grace"):
+            chosen["grace_ms"] = parse_duration_ms(value)
+        else:
+            chosen[option] = value
+    return options
+
+
+from llog.cli.pipeline_stats import stats  # noqa: E402
+
+pipeline.add_command(stats)

@@ -1,0 +1,69 @@
+"""The steps of the pipeline by name, and how a round of them goes: one after the other, in one warm session.
+
+A new step is one line in `STEPS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from llog.config import Settings
+from llog.errors import ConfigurationError, SparkFailed
+from llog.spark.jobs.collect import collect
+from llog.spark.jobs.compact import compact
+from llog.spark.jobs.results import StepResult
+from llog.spark.jobs.retain import retain
+from llog.spark.jobs.tasks import in_one_line, is_alive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DEFAULT_STEPS", "STEPS", "Step", "StepFailure", "StepResult", "check_steps", "run_round"]
+
+Step = Callable[["SparkSession", Settings, Mapping[str, Any]], StepResult]
+
+STEPS: Final[dict[str, Step]] = {
+    "compact": compact,
+    "retain": retain,
+    "collect": collect,
+}
+DEFAULT_STEPS: Final = ("compact", "retain", "collect")
+
+
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that raised; what it had done by then stays done."""
+
+    name: str
+    seconds: float
+    error: str
+    """In one line."""
+
+
+def check_steps(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in STEPS:
+            raise ConfigurationError(f"there is no step {name!r} in the pipeline: there are {', '.join(STEPS)}")
+
+
+def run_round(
+    spark: SparkSession,
+    settings: Settings,
+    names: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    *,
+    began: Callable[[str], None] = lambda name: None,
+) -> Iterator[StepResult | StepFailure]:
+    """What each step came to, as they end. One that fails keeps none of the others; `SparkFailed` if the session is gone."""
+    for name in names:
+        began(name)
+        started = time.monotonic()
+        try:
+            yield STEPS[name](spark, settings, options.get(name, {}))
+        except Exception as error:
+            if not is_alive(spark):
+                raise SparkFailed(f"the Spark session ended during {name}: {in_one_line(error)}") from error
+            yield StepFailure(name=name, seconds=time.monotonic() - started, error=in_one_line(error))

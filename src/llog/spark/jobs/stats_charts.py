@@ -1,0 +1,219 @@
+"""Statistics as pictures: records per partition, bytes over time, skew and lag, one PNG each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from llog.errors import ConfigurationError
+from llog.spark.jobs.lake import optional_module
+from llog.spark.jobs.stats import Stats
+from llog.spark.jobs.stats_timeline import Moment
+
+_BARS_MAX: Final = 30
+_TOPICS_MAX: Final = 8
+_LABEL_MAX: Final = 32
+_SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+_BLUE, _ORANGE, _GREY = "#2b6cb0", "#dd7f28", "#8a8f98"
+_COLOURS: Final = (_BLUE, _ORANGE, "#2f9e6e", "#b83280", "#6b46c1", "#c5a614", "#319795", "#c0392b", _GREY)
+
+
+def draw(measured: Stats, directory: Path) -> list[Path]:
+    """Four files, of the same names at every run."""
+    optional_module("matplotlib", "lake", "--plot")
+    made = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, figure in (
+            ("records-per-partition", _records(measured)),
+            ("bytes-over-time", _bytes(measured)),
+            ("skew", _skew(measured)),
+            ("lag", _lag(measured)),
+        ):
+            path = directory / f"{name}.png"
+            figure.savefig(path)
+            made.append(path)
+    except OSError as error:
+        raise ConfigurationError(f"{directory} cannot be written to: {error.strerror or error}") from error
+    return made
+
+
+def _records(measured: Stats) -> Any:
+    parts = sorted(measured.partitions, key=lambda each: -each.records)
+    shown = sorted(parts[:_BARS_MAX], key=lambda each: (each.topic, each.partition))
+    figure, axes = _figure(_bars_height(len(shown)))
+    topics = [each.topic for each in measured.topics]
+    colours = [_COLOURS[topics.index(each.topic) % len(_COLOURS)] for each in shown]
+    _bars(axes, [_label(each.topic, each.partition) for each in shown], [each.records for each in shown], colours)
+    _title(axes, "Records per partition", _cut(len(shown), len(parts), "partitions by records"))
+    axes.set_xlabel("records")
+    return figure
+
+
+def _bytes(measured: Stats) -> Any:
+    sizes = {each.topic: each.bytes for each in measured.topics}
+    names = sorted(measured.timelines, key=lambda name: -sizes.get(name, 0))
+    figure, axes = _figure(4.5)
+    moments = {name: measured.timelines[name].moments() for name in names}
+    starts = sorted({moment.start_ms for each in moments.values() for moment in each})
+    width_ms = next((measured.timelines[name].width_ms for name in names), 1000)
+    _title(axes, "Bytes appended over time", f"by append time, in steps of {_step(width_ms)}")
+    if not starts:
+        return _nothing(figure, axes, "no records")
+    every = range(starts[0], starts[-1] + width_ms, width_ms)
+    series = {name: _at(moments[name], every) for name in names[:_TOPICS_MAX]}
+    if len(names) > _TOPICS_MAX:
+        rest = [_at(moments[name], every) for name in names[_TOPICS_MAX:]]
+        series[f"{len(rest)} other topics"] = [sum(column) for column in zip(*rest, strict=True)]
+    highest = max(sum(column) for column in zip(*series.values(), strict=True))
+    unit, factor = _unit(highest)
+    times = [datetime.fromtimestamp(ms / 1000, UTC) for ms in every]
+    bottom = [0.0] * len(times)
+    for colour, (name, values) in zip(_COLOURS, series.items(), strict=False):
+        heights = [value / factor for value in values]
+        axes.bar(
+            times,
+            heights,
+            bottom=bottom,
+            width=width_ms / 86_400_000,
+            align="edge",
+            color=colour,
+            linewidth=0,
+            label=_short(name),
+        )
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    dates = optional_module("matplotlib.dates", "lake", "--plot")
+    locator = dates.AutoDateLocator(minticks=3, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))
+    axes.set_ylabel(f"{unit} per {_step(width_ms)}")
+    axes.set_xlabel("append time (UTC)")
+    axes.grid(axis="y", color="#e3e6ea")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return figure
+
+
+def _skew(measured: Stats) -> Any:
+    topics = [each for each in measured.topics if each.record_skew is not None and each.byte_skew is not None]
+    shown = sorted(topics, key=lambda each: -max(each.record_skew or 0, each.byte_skew or 0))[:_BARS_MAX]
+    figure, axes = _figure(_bars_height(2 * len(shown)))
+    _title(axes, "Skew of topics", _cut(len(shown), len(topics), "topics by skew", "largest partition by the mean one"))
+    if not shown:
+        return _nothing(figure, axes, "no records")
+    for shift, colour, name, values in (
+        (-0.2, _BLUE, "records", [each.record_skew or 0 for each in shown]),
+        (0.2, _ORANGE, "bytes", [each.byte_skew or 0 for each in shown]),
+    ):
+        drawn = axes.barh([place + shift for place in range(len(shown))], values, height=0.38, color=colour, label=name)
+        axes.bar_label(drawn, labels=[f"{value:.2f}" for value in values], padding=4, fontsize=8)
+    axes.axvline(1, color=_GREY, linestyle="--", linewidth=1, label="even")
+    axes.set_yticks(range(len(shown)), [_short(each.topic) for each in shown])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("max / mean")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return figure
+
+
+def _lag(measured: Stats) -> Any:
+    by_group: dict[str, int] = {}
+    for each in measured.groups:
+        name = f"{each.group} · {each.topic}"
+        by_group[name] = by_group.get(name, 0) + each.lag
+    consumers = sorted(by_group.items(), key=lambda item: -item[1])
+    compaction = sorted(measured.partitions, key=lambda each: -each.lag_records)
+    shown = min(_BARS_MAX, max(len(consumers), len(compaction)))
+    figure, (left, right) = _figure(_bars_height(shown), columns=2)
+    top = consumers[:_BARS_MAX]
+    _title(left, "Lag of consumer groups", _cut(len(top), len(consumers), "groups by lag", "records yet to read"))
+    if top:
+        _bars(left, [_short(name) for name, _ in top], [lag for _, lag in top], [_BLUE] * len(top))
+        left.set_xlabel("records")
+    else:
+        _nothing(figure, left, "no groups")
+    waiting = compaction[:_BARS_MAX]
+    _title(
+        right, "Lag of compaction", _cut(len(waiting), len(compaction), "partitions by lag", "records not compacted")
+    )
+    if waiting:
+        names = [_label(each.topic, each.partition) for each in waiting]
+        _bars(right, names, [each.lag_records for each in waiting], [_ORANGE] * len(waiting))
+        right.set_xlabel("records")
+    else:
+        _nothing(figure, right, "no partitions")
+    return figure
+
+
+def _figure(height: float, columns: int = 1) -> Any:
+    """Without pyplot, whose figures are global and stay in memory."""
+    figure = optional_module("matplotlib.figure", "lake", "--plot").Figure(
+        figsize=(9 if columns == 1 else 13, height), dpi=120, layout="constrained"
+    )
+    axes = figure.subplots(1, columns)
+    for each in [axes] if columns == 1 else axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.set_axisbelow(True)
+    return figure, axes
+
+
+def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Sequence[str]) -> None:
+    places = range(len(labels))
+    drawn = axes.barh(places, values, height=0.7, color=colours)
+    axes.bar_label(drawn, labels=[f"{value:,.0f}" for value in values], padding=4, fontsize=8)
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlim(left=0, right=None if any(values) else 1)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(axis="x", color="#e3e6ea")
+
+
+def _title(axes: Any, title: str, below: str) -> None:
+    axes.set_title(f"{title}\n", loc="left", fontweight="bold")
+    if below:
+        axes.text(0, 1.02, below, transform=axes.transAxes, fontsize=9, color=_GREY, va="bottom")
+
+
+def _nothing(figure: Any, axes: Any, why: str) -> Any:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=_GREY)
+    return figure
+
+
+def _at(moments: Sequence[Moment], starts: Sequence[int]) -> list[float]:
+    known = {moment.start_ms: moment.bytes for moment in moments}
+    return [known.get(start, 0.0) for start in starts]
+
+
+def _bars_height(bars: int) -> float:
+    return max(3.0, 1.5 + 0.28 * bars)
+
+
+def _cut(shown: int, there_are: int, what: str, meaning: str = "") -> str:
+    cut = f"the {shown} largest of {there_are:,} {what}" if shown < there_are else ""
+    return "; ".join(filter(None, [meaning, cut]))
+
+
+def _unit(highest: float) -> tuple[str, int]:
+    return next((each for each in _SIZES if highest >= each[1]), _SIZES[-1])
+
+
+def _step(width_ms: int) -> str:
+    seconds = width_ms // 1000
+    if seconds < 120:
+        return "second" if seconds == 1 else f"{seconds} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h"
+
+
+def _label(topic: str, partition: int) -> str:
+    return f"{_short(topic)}/{partition}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LABEL_MAX else f"{name[: _LABEL_MAX - 1]}…"

@@ -1,0 +1,147 @@
+"""Exactly once by manifest: one attempt of a batch counts, whatever was done for it before and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from llog.batch.columns import columns_of
+from llog.errors import OutcomeUnknown, StaleWrite
+from llog.model import Record, TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.records import Sink, decode
+from llog.partition.sink import SinkUploader, Upload, forget_sink, open_sink, publish
+from llog.stores.meta import Entry
+from tests.unit.partition.world import Crash, CrashAt, Faults, Interleaved, LostAnswers, Stall, World
+
+ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
+SINK = "query"
+
+
+async def attempt(log: Log, name: str) -> list[Upload]:
+    """Two tasks, each with records for both partitions."""
+    uploader = SinkUploader(log, SINK)
+    uploads = []
+    for task in ("a", "b"):
+        groups = [(tp, columns_of([Record(payload=f"{name}-{task}{tp.partition}".encode())])) for tp in (ONE, TWO)]
+        uploads.append(await uploader.upload(groups))
+    return uploads
+
+
+def records_of(name: str, partition: int) -> list[str]:
+    return [f"{name}-{task}{partition}" for task in ("a", "b")]
+
+
+async def contents(world: World) -> tuple[list[str], list[str]]:
+    return await world.payloads(ONE), await world.payloads(TWO)
+
+
+async def run_batch(log: Log, name: str, batch: int = 0) -> None:
+    await publish(log, SINK, batch, await attempt(log, name))
+
+
+async def test_a_batch_is_one_append_per_partition_in_the_order_of_its_tasks(world: World) -> None:
+    await run_batch(world.log, "x")
+    assert await contents(world) == (records_of("x", 0), records_of("x", 1))
+
+
+async def test_a_repeated_batch_is_the_first_attempt_and_nothing_more(world: World) -> None:
+    await run_batch(world.log, "x")
+    published = await publish(world.log, SINK, 0, await attempt(world.log, "y"))
+    assert published.repeated
+    assert await contents(world) == (records_of("x", 0), records_of("x", 1))
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_driver_that_dies_at_any_store_call_is_finished_by_the_next_with_one_attempt(done: bool) -> None:
+    finished = False
+    number = 0
+    seen = set()
+    while not finished:
+        number += 1
+        world = World()
+        await Catalog(world.log).create("orders", 2)
+        try:
+            await run_batch(world.process(CrashAt(number, done=done)), "x")
+            finished = True
+        except Crash:
+            pass
+        await run_batch(world.log, "y")
+        await run_batch(world.log, "z", batch=1)
+        first, second = await contents(world)
+        name = first[0][0]
+        seen.add(name)
+        assert first == records_of(name, 0) + records_of("z", 0), number
+        assert second == records_of(name, 1) + records_of("z", 1), number
+    assert seen == {"x", "y"}  # some crashes came before the manifest and some after
+    assert number > 10
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_an_answer_that_is_lost_anywhere_changes_nothing(done: bool) -> None:
+    for number in range(1, 12):
+        world = World()
+        await Catalog(world.log).create("orders", 2)
+        lost = LostAnswers(OutcomeUnknown("lost"), lambda operation, _: "put" in operation, done=done, number=number)
+        uploads = await attempt(world.log, "x")
+        await publish(world.process(lost), SINK, 0, uploads)
+        assert await contents(world) == (records_of("x", 0), records_of("x", 1)), number
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_two_drivers_of_one_batch_race_and_one_attempt_counts(world: World, seed: int) -> None:
+    names = ("x", "y")
+    await asyncio.gather(*(run_batch(world.process(Interleaved(seed * 2 + i)), name) for i, name in enumerate(names)))
+    first, second = await contents(world)
+    name = first[0][0]
+    assert (first, second) == (records_of(name, 0), records_of(name, 1))
+
+
+async def test_a_leftover_driver_of_an_older_batch_writes_nothing(world: World) -> None:
+    stalled = Stall(lambda operation, key: operation == "put" and "/sinks/" in key)
+    uploads = await attempt(world.log, "zombie")
+    zombie = asyncio.create_task(publish(world.process(stalled), SINK, 0, uploads))
+    await stalled.stalled.wait()
+    await run_batch(world.log, "x")
+    await run_batch(world.log, "y", batch=1)
+    stalled.go.set()
+    with pytest.raises(StaleWrite):
+        await zombie
+    assert await contents(world) == (records_of("x", 0) + records_of("y", 0), records_of("x", 1) + records_of("y", 1))
+
+
+async def test_a_forgotten_sink_cannot_be_published_by_a_leftover_driver(world: World) -> None:
+    uploads = await attempt(world.log, "x")
+    await publish(world.log, SINK, 0, uploads)
+    await forget_sink(world.log, SINK)
+    with pytest.raises(StaleWrite):
+        await publish(world.log, SINK, 0, uploads)
+
+
+async def test_an_empty_batch_counts_as_the_batch(world: World) -> None:
+    await open_sink(world.log, SINK)
+    await publish(world.log, SINK, 0, [])
+    await run_batch(world.log, "late")
+    assert await contents(world) == ([], [])
+    found: Entry | None = await world.log.meta.get("llog/sinks/query")
+    assert found is not None
+    assert decode(Sink, found.value, found.key).batch == 0
+
+
+async def test_a_topic_deleted_before_its_batch_is_applied_takes_the_records_with_it(world: World) -> None:
+    uploads = await attempt(world.log, "x")
+    crash = Faults()
+
+    async def die(operation: str, key: str) -> None:
+        if operation == "put" and "/sinks/" in key:
+            raise Crash
+
+    crash.after = die  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        await publish(world.process(crash), SINK, 0, uploads)
+    await Catalog(world.log).delete("orders")
+    await Catalog(world.log).create("orders", 2)
+    await publish(world.log, SINK, 0, [])
+    assert await contents(world) == ([], [])
