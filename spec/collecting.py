@@ -20,8 +20,9 @@ def collector_steps(state: State, number: int, me: Collector, mutation: str | No
         if me.left:
             first = _MARKS[0] if mutation in ("no-floor", "no-remark") else "floor"
             for blob in state.blobs:
-                yield f"lists {name_of(blob.name)}", with_process(
-                    state, number, Collector(me.id, first, me.left - 1, blob.name)
+                yield (
+                    f"lists {name_of(blob.name)}",
+                    with_process(state, number, Collector(me.id, first, me.left - 1, blob.name)),
                 )
         return
     assert me.candidate is not None
@@ -48,7 +49,7 @@ def _references(state: State, where: str, mutation: str | None) -> set[BlobName]
         return {state.control.pending.blob} if state.control.pending else set()
     if where == "breadcrumb":
         return {state.crumb.blob} if state.crumb else set()
-    return {entry.blob for entry in state.index}
+    return {entry.blob for entry in state.entries}
 
 
 def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) -> Steps:
@@ -62,9 +63,9 @@ def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) 
             yield f"raises the log start to {start}", with_process(raised, number, after)
     elif me.pc == "delete":
         end = me.start + 1 if mutation == "trim-one-too-many" else me.start
-        kept_entries = tuple(entry for entry in state.index if entry.end >= end)
+        kept_entries = tuple(entry for entry in state.entries if entry.end >= end)
         after = Trimmer(me.id, "raise", me.left)
-        yield "deletes the entries below", with_process(state._replace(index=kept_entries), number, after)
+        yield "deletes the entries below", with_process(state._replace(entries=kept_entries), number, after)
 
 
 def name_of(name: BlobName) -> str:

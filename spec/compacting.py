@@ -73,7 +73,7 @@ def _scan(state: State, number: int, me: Compactor, mutation: str | None) -> Ste
     position = max(me.cursor, me.position)
     run: list[Entry] = []
     passed = 0
-    for entry in state.index:
+    for entry in state.entries:
         if not position <= entry.end < me.limit:
             continue
         first = run[0].start if run else position
@@ -112,7 +112,7 @@ def _resume(state: State, number: int, me: Compactor, crumb: Crumb, mutation: st
     resumed = Compactor(me.id, crumb.state, me.left, crumb=crumb)
     trimmed = me.position > crumb.end
     if crumb.state == "blob":
-        run = [entry for entry in state.index if crumb.start <= entry.end <= crumb.end]
+        run = [entry for entry in state.entries if crumb.start <= entry.end <= crumb.end]
         starts = [crumb.start, *(entry.end + 1 for entry in run)]
         whole = [entry.start for entry in run] == starts[:-1] and starts[-1] == crumb.end + 1
         if trimmed or not whole or any(entry.compacted for entry in run) or run[-1].version != crumb.expected:
@@ -191,7 +191,7 @@ def _concatenated(state: State, me: Compactor) -> tuple[Value, ...] | None:
 
 
 def _deleted(state: State, crumb: Crumb) -> State:
-    return state._replace(index=tuple(e for e in state.index if not crumb.start <= e.end < crumb.end))
+    return state._replace(entries=tuple(e for e in state.entries if not crumb.start <= e.end < crumb.end))
 
 
 def _cleared(state: State, crumb: Crumb) -> State:

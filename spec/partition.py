@@ -1,9 +1,9 @@
 """One partition as the stores hold it, and what must be true of it in every state.
 
-Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb never return to an
-earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a stalled writer), so it has a version,
-the lowest that nobody holds for its key. A blob's name says who put it, when in that process's life, and its stamp: equal histories are equal
-states.
+Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb never return
+to an earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a stalled writer), so it has a
+version, the lowest that nobody holds for its key. A blob's name says who put it, which of that process's blobs it is, and its stamp.
+So equal situations are equal states, however they came about.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class State(NamedTuple):
     """`log` is what was committed, in order, as the world outside may know it; no process looks at it."""
 
     control: Control
-    index: tuple[Entry, ...]
+    entries: tuple[Entry, ...]
     cursor: int
     crumb: Crumb | None
     blobs: tuple[Blob, ...]
@@ -121,20 +121,20 @@ def with_process(state: State, number: int, process: Process) -> State:
 
 
 def entry_at(state: State, end: int) -> Entry | None:
-    return next((entry for entry in state.index if entry.end == end), None)
+    return next((entry for entry in state.entries if entry.end == end), None)
 
 
 def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
     """Puts the entry under a version that nobody holds for this key."""
-    held = {entry.version for entry in state.index if entry.end == end}
+    held = {entry.version for entry in state.entries if entry.end == end}
     held |= {
         crumb.expected
         for crumb in (state.crumb, *(p.crumb for p in state.procs if isinstance(p, Compactor)))
         if crumb is not None and crumb.end == end
     }
     version = next(number for number in range(1, len(held) + 2) if number not in held)
-    others = [entry for entry in state.index if entry.end != end]
-    return state._replace(index=tuple(sorted([*others, Entry(end, start, blob, version)])))
+    others = [entry for entry in state.entries if entry.end != end]
+    return state._replace(entries=tuple(sorted([*others, Entry(end, start, blob, version)])))
 
 
 def put_pending(state: State, pending: Pending | None, *, unconditional: bool = False) -> State:
@@ -156,7 +156,7 @@ def put_blob(state: State, name: BlobName, values: tuple[Value, ...]) -> State:
 
 def read(state: State, offset: int, mutation: str | None) -> Value | None:
     """What a reader that nobody disturbs gets for the offset now."""
-    for entry in state.index:
+    for entry in state.entries:
         if entry.start <= offset <= entry.end:
             values = values_of(state, entry.blob)
             if values is not None:
@@ -179,7 +179,7 @@ def violation(state: State, mutation: str | None) -> str | None:
         found = read(state, offset, mutation)
         if found != state.log[offset - 1]:
             return f"offset {offset} was committed with {state.log[offset - 1]} and reads {found}"
-    for entry in state.index:
+    for entry in state.entries:
         if entry.compacted and values_of(state, entry.blob) is None:
             return f"the COMPACTED entry of offsets {entry.start} to {entry.end} names a blob that is gone"
     if state.cursor > state.control.counter:

@@ -1,4 +1,4 @@
-"""The partition's processes put together: configurations, and the broken variants that must be caught."""
+"""The partition's processes put together, in the numbers that a configuration names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from typing import NamedTuple
 
 from spec.collecting import collector_steps, trimmer_steps
 from spec.compacting import compactor_steps
-from spec.partition import Collector, Compactor, Control, Process, State, Trimmer, Writer, violation
-from spec.search import Result, explore
+from spec.partition import (
+    WAL,
+    Collector,
+    Compactor,
+    Control,
+    Pending,
+    Process,
+    State,
+    Trimmer,
+    Writer,
+    put_blob,
+    put_pending,
+    violation,
+)
+from spec.search import Result, described, explore
 from spec.writing import writer_steps
 
 
-class Partition(NamedTuple):
+class PartitionShape(NamedTuple):
     """How many processes there are, and how often each appends or runs."""
 
-    writers: int = 1
+    writers: int = 0
     appends: int = 1
     compactors: int = 0
     compactions: int = 1
@@ -25,10 +38,12 @@ class Partition(NamedTuple):
     losses: int = 0
     """CAS answers that may be lost."""
     written: int = 0
-    """Offsets that are there, in the index, at the start."""
+    """Offsets that are there at the start: the last one pending, those before it in the index."""
+    stalled: bool = False
+    """The first compactor has read the control record when only the offsets up to the last but one were written."""
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._asdict().items() if value) or "nothing"
+        return described("partition", self)
 
     def search(self, mutation: str | None, states_max: int) -> Result:
         return explore(
@@ -39,25 +54,29 @@ class Partition(NamedTuple):
         )
 
 
-def initial(shape: Partition) -> State:
+def initial(shape: PartitionShape) -> State:
     state = State(Control(), (), 1, None, (), (), (), shape.losses, None)
     for offset in range(1, shape.written + 1):
-        state = _written(state, offset)
-    procs: list[Process] = [Writer(number, "put", shape.appends, 1, None, state.control) for number in range(shape.writers)]
+        state = _written(state, shape.writers, offset)
+    procs: list[Process] = [
+        Writer(number, "put", shape.appends, 1, None, state.control) for number in range(shape.writers)
+    ]
     procs += [Compactor(number, "start", shape.compactions) for number in range(shape.compactors)]
+    if shape.stalled:
+        compactor = Compactor(0, "look", shape.compactions - 1, limit=shape.written - 1, position=1)
+        procs[shape.writers] = compactor
     procs += [Collector(number, "list", shape.collections) for number in range(shape.collectors)]
     if shape.trims:
         procs.append(Trimmer(0, "raise", shape.trims))
     return state._replace(procs=tuple(procs))
 
 
-def _written(state: State, offset: int) -> State:
-    """One more append by a writer that is gone, its index entry in place."""
-    from spec.partition import WAL, put_blob, put_entry
-
-    name = (WAL, -1, offset, 1)
-    state = put_entry(put_blob(state, name, ((-1, offset),)), offset, offset, name)
-    return state._replace(control=state.control._replace(counter=offset + 1), log=(*state.log, (-1, offset)))
+def _written(state: State, writer: int, offset: int) -> State:
+    """One more append by a writer that is gone since."""
+    name = (WAL, writer, offset, 1)
+    state = put_blob(put_pending(state, state.control.pending), name, ((writer, offset),))
+    control = state.control._replace(counter=offset + 1, pending=Pending(offset, offset, name))
+    return state._replace(control=control, log=(*state.log, (writer, offset)))
 
 
 def steps(state: State, mutation: str | None) -> Iterator[tuple[str, State]]:

@@ -1,7 +1,7 @@
 """Breadth-first search of every reachable state, so that the trace of a violation is a shortest one.
 
 Visited states are kept as 64-bit hashes: of a million states, two have the same one with a chance below 1 in 10 million. The hashes of
--1 and -2 are equal, so no field of a state may be either.
+-1 and -2 are equal, so no field of a state may be one here and the other there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 
@@ -22,6 +22,18 @@ class Result(NamedTuple):
     cut: bool
     violation: str | None
     trace: tuple[str, ...]
+
+
+class Configuration(Protocol):
+    """Which processes there are."""
+
+    def search(self, mutation: str | None, states_max: int) -> Result: ...
+
+
+def described(model: str, shape: Any) -> str:
+    """The model, and the fields of a named tuple that are not as by default."""
+    defaults = shape._field_defaults
+    return " ".join([model, *(f"{k}={v}" for k, v in shape._asdict().items() if v != defaults.get(k))])
 
 
 def explore(
@@ -66,7 +78,7 @@ def _explore(
 
 
 def _trace(parents: dict[int, tuple[int, str]], key: int) -> tuple[str, ...]:
-    labels = []
+    labels: list[str] = []
     while True:
         key, label = parents[key]
         if not label:

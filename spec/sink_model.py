@@ -1,11 +1,11 @@
-"""The sink's processes put together: configurations, the collector, and the order of its marks."""
+"""The sink's processes put together with a compactor and a collector, in the numbers that a configuration names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spec.search import Result, explore
+from spec.search import Result, described, explore
 from spec.sink import PARTITIONS, Collector, Compactor, Driver, Partition, Process, State, Task, violation, with_process
 from spec.sinking import driver_steps, task_steps
 
@@ -20,7 +20,7 @@ SECOND = ((1,),)
 EMPTY: tuple[tuple[int, ...], ...] = ()
 
 
-class Sinks(NamedTuple):
+class SinkShape(NamedTuple):
     """One entry of `attempts` per driver: the partitions that each of its tasks writes to."""
 
     attempts: tuple[tuple[tuple[int, ...], ...], ...]
@@ -34,20 +34,20 @@ class Sinks(NamedTuple):
     """The driver removes the sink's record in the end, as a write that nobody can repeat does."""
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._asdict().items() if value)
+        return described("sink", self)
 
     def search(self, mutation: str | None, states_max: int) -> Result:
         return explore(initial(self), lambda state: steps(state, self, mutation), violation, states_max)
 
 
-def initial(shape: Sinks) -> State:
+def initial(shape: SinkShape) -> State:
     procs: list[Process] = []
     for attempt, tasks in enumerate(shape.attempts):
         procs.append(Driver(attempt, 0, "tasks"))
         for batch in range(shape.batches):
             for task, partitions in enumerate(tasks):
-                for run in range(shape.runs if attempt == 0 else 1):
-                    procs.append(Task(attempt, batch, task, run, partitions, "start"))
+                runs = range(shape.runs if attempt == 0 else 1)
+                procs += [Task(attempt, batch, task, run, partitions, "start") for run in runs]
     if shape.compactions:
         procs += [Compactor(partition, "start") for partition in PARTITIONS]
     if shape.collections:
@@ -56,7 +56,7 @@ def initial(shape: Sinks) -> State:
     return State(None, (Partition(),) * len(PARTITIONS), (), tuple(procs), shape.losses, chosen, ())
 
 
-def steps(state: State, shape: Sinks, mutation: str | None) -> Steps:
+def steps(state: State, shape: SinkShape, mutation: str | None) -> Steps:
     for number, process in enumerate(state.procs):
         if isinstance(process, Task):
             found = task_steps(state, number, process, mutation)

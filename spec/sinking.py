@@ -27,6 +27,7 @@ def task_steps(state: State, number: int, me: Task, mutation: str | None) -> Ste
 
 
 def _open(state: State, number: int, me: Task, following: str) -> Steps:
+    """A new record has the lowest floor: the code takes the clock's, which may be as far behind as it likes."""
     sink = state.sink or Sink()
     opened = me._replace(pc=following, seen_floor=sink.floor if following == "put" else 0)
     yield "opens the sink", with_process(state._replace(sink=sink), number, opened)
@@ -47,7 +48,9 @@ def driver_steps(
 
     if me.pc == "tasks":
         for uploads in _reported(state, me, tasks):
-            yield "has an upload of every task", become(state, pc="read", uploads=uploads)
+            # Without an upload, no task has opened the sink.
+            after = state if uploads else state._replace(sink=state.sink or Sink())
+            yield "has an upload of every task", become(after, pc="read", uploads=uploads)
     elif me.pc == "read":
         yield from _read(state, number, me, mutation, batches, forgets)
     elif me.pc == "publish":
@@ -105,7 +108,8 @@ def _read(state: State, number: int, me: Driver, mutation: str | None, batches: 
         yield "reads another attempt's manifest", with_process(state, number, publishing)
     elif sink.manifest is not None:
         todo = tuple(
-            TODO if any(partition in upload.partitions for upload in sink.manifest) else DONE for partition in PARTITIONS
+            TODO if any(partition in upload.partitions for upload in sink.manifest) else DONE
+            for partition in PARTITIONS
         )
         following = "finish" if mutation == "sink-cleared-before-applied" else "apply"
         applying = me._replace(pc=following, seen=sink, partitions=todo)
@@ -153,8 +157,9 @@ def _apply(state: State, number: int, me: Driver, mutation: str | None, batches:
             if me.seen.batch in there.sequences and mutation != "sink-no-producer-dedup":
                 yield f"finds partition {partition} applied", become(state, DONE)
             elif there.sequences and me.seen.batch < there.sequences[-1]:
-                yield f"is out of order in partition {partition}, fails", with_process(
-                    state, number, Driver(me.attempt, me.batch, "failed")
+                yield (
+                    f"is out of order in partition {partition}, fails",
+                    with_process(state, number, Driver(me.attempt, me.batch, "failed")),
                 )
             else:
                 yield f"reads the control record of {partition}", become(state, len(there.records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 from llog.batch.columns import columns_of
 from llog.cli.main import main
 from llog.config import Settings
+from llog.errors import ConfigurationError
 from llog.model import Record, TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import Catalog
@@ -302,7 +304,7 @@ def test_the_prefixes_of_shared_blobs_cover_every_old_stamp_once() -> None:
     oldest, limit = 1_700_000_000_123, 1_702_592_000_456
     prefixes = wal_prefixes(oldest, limit)
     assert 1 < len(prefixes) <= 256
-    source = __import__("random").Random(7)
+    source = random.Random(7)
     for stamp in [oldest, limit - 1, *(source.randrange(oldest, limit) for _ in range(500))]:
         name = WAL + uuid7(stamp, source)
         assert sum(name.startswith(prefix) for prefix in prefixes) == 1
@@ -419,7 +421,5 @@ def test_without_spark_the_command_names_what_to_install(
 
 
 def test_a_log_in_memory_is_refused_because_tasks_run_elsewhere(spark: SparkSession) -> None:
-    from llog.errors import ConfigurationError
-
     with pytest.raises(ConfigurationError, match="other processes cannot see"):
         compact_lagging(spark, Settings(meta="memory://x", blobs="memory://x"))

@@ -20,18 +20,18 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 
 
 def test_the_same_seed_takes_the_same_course_and_another_takes_another() -> None:
-    digests = [run_seed(seed).digest for seed in (11, 12, 13)]
-    assert digests == [run_seed(seed).digest for seed in (11, 12, 13)]
+    digests = [run_seed(seed, steps=2000).digest for seed in (11, 12, 13)]
+    assert digests == [run_seed(seed, steps=2000).digest for seed in (11, 12, 13)]
     assert len(set(digests)) == 3
 
 
 def test_the_seeds_together_meet_every_kind_of_trouble() -> None:
     met: dict[str, int] = {}
     for seed in range(12):
-        for what, count in run_seed(seed).counts.items():
+        for what, count in run_seed(seed, steps=2000).counts.items():
             met[what] = met.get(what, 0) + count
     assert all(met.get(what, 0) > 0 for what in ("crashes", "stalls", "lost answers", "late effects", "throttled"))
-    assert met["operations"] > 10_000
+    assert met["operations"] > 5_000
 
 
 def test_the_command_reports_what_it_ran_and_proves_determinism() -> None:

@@ -123,7 +123,8 @@ class BatchingProducer:
 
     def _next_batch(self) -> list[_Item]:
         """At least one, and as many more as fit."""
-        batch, size = [], 0
+        batch: list[_Item] = []
+        size = 0
         while self._waiting and (not batch or size + self._waiting[0].size <= self._max_bytes):
             batch.append(self._waiting.popleft())
             size += batch[-1].size

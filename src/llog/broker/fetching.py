@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -115,13 +115,14 @@ class FetchService:
             await asyncio.gather(*map(self._look, fetches))
             await self._fill(fetches, request.max_bytes)
             size, left = sum(each.size for each in fetches), deadline - loop.time()
-            enough = size >= min(request.min_bytes, request.max_bytes)
-            growing = [each for each in fetches if each.room and not each.has_more]
-            if enough or left <= 0 or not growing or self._stopping.is_set() or any(each.error for each in fetches):
+            enough = size >= request.min_bytes or any(each.error or each.has_more for each in fetches)
+            growing = [each for each in fetches if each.room]
+            if enough or left <= 0 or not growing or self._stopping.is_set():
                 break
             await self._any_more(growing, left)
-        self._metrics.consumed_records += sum(len(each.records) for each in fetches)
-        self._metrics.consumed_bytes += size
+        count = sum(len(each.records) for each in fetches)
+        self._metrics.consumed_records += count
+        self._metrics.consumed_bytes += size - RECORD_OVERHEAD * count
         for each in fetches:
             if each.error is not None:
                 self._metrics.errors[each.error.code] += 1
@@ -136,7 +137,8 @@ class FetchService:
             fetch.fail(error)
             return
         if fetch.directory not in ("", keys.directory):
-            return  # deleted and created again since it was first read: what was read of the old one is the answer
+            fetch.max_bytes = 0  # deleted and created again meanwhile: what was read of the old one is the answer
+            return
         fetch.directory = keys.directory
         fetch.log_start_offset, fetch.next_offset = control.log_start_offset, control.sequence_counter
         if not control.log_start_offset <= fetch.position <= control.sequence_counter:
@@ -148,7 +150,7 @@ class FetchService:
         waiting = [each for each in fetches if each.room and each.has_more]
         left = max_bytes - sum(each.size for each in fetches)
         while waiting and left > 0:
-            reads = []
+            reads: list[Coroutine[Any, Any, None]] = []
             while waiting and left > 0 and len(reads) < _CONCURRENCY:
                 fetch = waiting.pop(0)
                 share = min(fetch.room, left)
@@ -162,9 +164,7 @@ class FetchService:
             async with self._gate:
                 while share > 0 and fetch.has_more:
                     batch = await self._batch(fetch)
-                    columns = slice_columns(
-                        batch.columns, fetch.position - batch.start_offset, batch.columns.count
-                    )
+                    columns = slice_columns(batch.columns, fetch.position - batch.start_offset, batch.columns.count)
                     count, size = _fitting(columns, share)
                     if count == 0:
                         if fetch.records:

@@ -36,7 +36,7 @@ Data = str | Base64
 class RecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record in full, or `{"base64": …}` alone. `"value": null` marks its key as deleted."""
 
-    value: Data | None | UnsetType = UNSET
+    value: Data | UnsetType | None = UNSET
     base64: bytes | UnsetType = UNSET
     key: Data | None = None
     timestamp: int | None = None
@@ -121,7 +121,7 @@ def _record(record: str | RecordIn) -> Record:
     )
 
 
-def _bytes(data: Data | None | UnsetType) -> bytes | None:
+def _bytes(data: Data | UnsetType | None) -> bytes | None:
     if isinstance(data, Base64):
         return data.base64
     if not isinstance(data, str):

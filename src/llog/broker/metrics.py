@@ -5,7 +5,7 @@ Both answers, JSON and Prometheus text, come from the same samples.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -32,7 +32,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.request_seconds: Counter[str] = Counter()
+        self.request_seconds: defaultdict[str, float] = defaultdict(float)
         self.errors: Counter[str] = Counter()
         self.produced_records = 0
         self.produced_bytes = 0
@@ -55,11 +55,11 @@ class Metrics:
 
     def samples(self, stores: Iterable[tuple[str, OperationCounts | None]]) -> Iterator[Sample]:
         for (route, status), count in sorted(self.requests.items()):
-            labels = (("route", route), ("status", str(status)))
-            yield Sample("llog_requests_total", "counter", "Requests answered.", labels, count)
+            by = (("route", route), ("status", str(status)))
+            yield Sample("llog_requests_total", "counter", "Requests answered.", by, count)
         for route, seconds in sorted(self.request_seconds.items()):
-            labels = (("route", route),)
-            yield Sample("llog_request_seconds_total", "counter", "Time spent on requests, waits included.", labels, seconds)
+            text = "Time spent on requests, waits included."
+            yield Sample("llog_request_seconds_total", "counter", text, (("route", route),), seconds)
         for code, count in sorted(self.errors.items()):
             yield Sample("llog_errors_total", "counter", "Errors answered, by code.", (("code", code),), count)
         for name, kind, text, value in (

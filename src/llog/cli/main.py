@@ -28,6 +28,8 @@ from llog.errors import (
 )
 
 COMMANDS: Final = {
+    "up": "llog.cli.up:up",
+    "serve": "llog.cli.serve:serve",
     "topics": "llog.cli.topics:topics",
     "produce": "llog.cli.produce:produce",
     "consume": "llog.cli.consume:consume",
@@ -39,6 +41,7 @@ COMMANDS: Final = {
     "verify": "llog.cli.verify:verify",
     "pipeline": "llog.cli.pipeline:pipeline",
     "doctor": "llog.cli.doctor:doctor",
+    "demo": "llog.cli.demo:demo",
     "simulate": "llog.cli.simulate:simulate",
 }
 

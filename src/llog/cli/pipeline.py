@@ -120,6 +120,7 @@ def run(
     was under way is taken up by the next run. With --once, exit code 1 if anything failed.
     """
     names = [name.strip() for name in steps.split(",") if name.strip()]
+    failed = False
     with _terminable():
         failed = _serve(invocation, names, _step_options(given), master, conf, None if once else interval)
     if failed:

@@ -120,7 +120,10 @@ async def publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) ->
     while True:
         found = await log.meta.get(key)
         if found is None:
-            raise StaleWrite(f"sink {sink} is gone: its write was finished and forgotten, or never began")
+            if uploads:
+                raise StaleWrite(f"sink {sink} is gone: its write was finished and forgotten")
+            await open_sink(log, sink)  # no task had anything to upload
+            continue
         record = decode(Sink, found.value, key)
         if record.manifest is not None:
             await _apply(log, sink, record.batch, record.manifest, bodies)

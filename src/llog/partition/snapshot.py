@@ -5,9 +5,13 @@ Take a pin first (`pins.pin`): what a snapshot names is then kept from the colle
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from llog.errors import InconsistentReadState, OffsetOutOfRange
 from llog.model import TopicPartition
@@ -40,7 +44,6 @@ class Snapshot:
         self._numbers = array("q")
         self._uris: list[str] = []
         self._encodings: list[str] = []
-        self._names: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._uris)
@@ -54,8 +57,13 @@ class Snapshot:
         return (self[place] for place in range(len(self)))
 
     @property
-    def byte_size(self) -> int:
-        return sum(self._numbers[3::4])
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        return self._table[:, 3]
+
+    @property
+    def _table(self) -> npt.NDArray[np.int64]:
+        """A copy: an array that numpy looks into cannot grow."""
+        return np.array(self._numbers, np.int64).reshape(-1, 4)
 
     def part(self, first: int, last: int) -> Snapshot:
         """The extents from place `first` up to `last`, exclusive."""
@@ -66,11 +74,13 @@ class Snapshot:
 
     def add(self, start_offset: int, end_offset: int, entry: IndexEntry) -> None:
         """Adds an extent that ends above all others, and drops those inside it: a zombie's entries in a compacted range."""
-        while self._uris and self._numbers[-4] >= start_offset:
-            del self._numbers[-4:], self._uris[-1], self._encodings[-1]
-        self._numbers.extend((start_offset, end_offset, entry.byte_offset, entry.byte_length))
-        self._uris.append(self._names.setdefault(entry.data_uri, entry.data_uri))
-        self._encodings.append(self._names.setdefault(entry.encoding, entry.encoding))
+        numbers = self._numbers
+        if numbers and numbers[-4] >= start_offset:
+            self.cut(start_offset)
+        numbers.extend((start_offset, end_offset, entry.byte_offset, entry.byte_length))
+        # Partitions share blobs: one string for each, over all snapshots.
+        self._uris.append(sys.intern(entry.data_uri))
+        self._encodings.append(sys.intern(entry.encoding))
 
     def cut(self, stop: int) -> None:
         """Drops the extents that begin at `stop` or above."""
@@ -78,11 +88,12 @@ class Snapshot:
             del self._numbers[-4:], self._uris[-1], self._encodings[-1]
 
     def check_whole(self, start: int, stop: int) -> None:
-        expected = start
-        for extent in self:
-            if extent.start_offset > expected or (extent.start_offset < expected and expected != start):
-                break
-            expected = extent.end_offset + 1
+        starts, ends = self._table[:, 0], self._table[:, 1]
+        if len(self) == 0 or starts[0] > start:
+            expected = start
+        else:
+            breaks = np.flatnonzero(starts[1:] != ends[:-1] + 1)
+            expected = int(ends[breaks[0] if len(breaks) else -1]) + 1
         if expected < stop:
             raise InconsistentReadState(
                 f"the index of {self.tp} has a gap at offset {expected}: records up to {stop - 1} should be there"
@@ -116,8 +127,7 @@ async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snap
             covered = end_offset_of(found.key)
             snapshot.add(covered - entry.msg_count + 1, covered, entry)
             # A WAL entry below that may be a zombie's, whose blob is gone: then a COMPACTED one above covers it.
-            settled = entry.kind is Kind.COMPACTED or covered > compacted
-            if covered >= stop - 1 and settled:
+            if covered >= stop - 1 and (entry.kind is Kind.COMPACTED or covered > compacted):
                 more = False
                 break
         if len(page) < _PAGE:

@@ -22,7 +22,7 @@ from llog.sim import roles
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History, Violation
 from llog.sim.loop import SimLoop
-from llog.sim.plan import STEPS, draw_plan
+from llog.sim.plan import STEPS, SimPlan, draw_plan
 from llog.sim.process import EPOCH_MS, Process
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
@@ -60,9 +60,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     last: tuple[str, ...]
 
 
-def run_seed(seed: int, *, steps: int = STEPS) -> Outcome:
-    """Simulates this seed: `steps` callbacks under faults, then healing and the checks at rest."""
-    world = World(seed, steps)
+def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPlan] | None = None) -> Outcome:
+    """Simulates this seed: `steps` callbacks under faults, then healing and the checks at rest.
+
+    `adjust` may change the plan that was drawn, to look harder at one thing.
+    """
+    world = World(seed, steps, adjust)
     # A collection would finish generators of killed processes at a moment that no seed decides.
     collecting = gc.isenabled()
     gc.disable()
@@ -85,10 +88,11 @@ def described(error: BaseException) -> str:
 
 
 class World:
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, adjust: Callable[[SimPlan], SimPlan] | None = None) -> None:
         self._source = random.Random(seed)
         self._steps = steps
-        self.plan = draw_plan(self._source)
+        drawn = draw_plan(self._source)
+        self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
         self._meta = WatchedMeta()

@@ -165,6 +165,9 @@ def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[
     spelled = {name.lower(): name for name in names}
     unknown = sorted(name for name in options if name.lower() not in spelled and not _is_ignored(name))
     if unknown:
+        elsewhere = [name for name in (*_READ, *_ENDS, *_STREAM_ONLY, *_WRITE) if name.lower() == unknown[0].lower()]
+        if elsewhere:
+            raise ConfigurationError(f"option {elsewhere[0]} is not for a {what} of llog")
         near = get_close_matches(unknown[0].lower(), spelled, 1)
         hint = f" (did you mean {spelled[near[0]]}?)" if near else ""
         raise ConfigurationError(

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from llog.errors import DataLoss, OffsetOutOfRange
@@ -86,13 +87,12 @@ async def locate(log: Log, wanted: Range, *, fail_on_data_loss: bool) -> tuple[R
 
 def _cut(extents: Snapshot, topic: Topic, start: int, stop: int, bytes_max: int) -> list[Run]:
     runs: list[Run] = []
+    sizes = np.cumsum(extents.byte_lengths)
     first, size = 0, 0
-    for place, extent in enumerate(extents):
-        if place > first and size + extent.byte_length > bytes_max:
-            runs.append(_run(extents.part(first, place), topic, start, stop))
-            first, size = place, 0
-        size += extent.byte_length
-    runs.append(_run(extents.part(first, len(extents)), topic, start, stop))
+    while first < len(extents):
+        last = max(first + 1, int(np.searchsorted(sizes, size + bytes_max, "right")))
+        runs.append(_run(extents.part(first, last), topic, start, stop))
+        first, size = last, int(sizes[last - 1])
     return runs
 
 
@@ -125,7 +125,7 @@ def _pack(runs: list[Run], bytes_max: int, wanted: int) -> list[list[Run]]:
     size = 0
     spare = len(runs) - wanted  # how many runs may still join another
     for run in sorted(runs, key=lambda run: (run.extents[0].data_uri, run.extents[0].byte_offset)):
-        run_bytes = run.extents.byte_size
+        run_bytes = int(run.extents.byte_lengths.sum())
         if groups and size + run_bytes <= bytes_max and spare > 0:
             groups[-1].append(run)
             size += run_bytes

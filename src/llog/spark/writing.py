@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.opening import writer_options
 from llog.partition.log import Log
-from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
+from llog.partition.sink import SinkUploader, Upload, forget_sink, open_sink, publish
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
 from llog.spark.rows import RowGroups, ensure_topic
@@ -59,7 +59,7 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
         async def finish(log: Log) -> None:
             if uploads or self._options.write_id:
-                await publish(log, self._sink, 0, uploads)
+                await _publish(log, self._sink, 0, uploads)
             if self._options.write_id is None:
                 await forget_sink(log, self._sink)
 
@@ -89,7 +89,7 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if len(sinks) != 1:
             raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
         sink, uploads = sinks.pop(), _uploads(messages)
-        run_patiently(self._options.settings, lambda log: publish(log, sink, batchId, uploads))
+        run_patiently(self._options.settings, lambda log: _publish(log, sink, batchId, uploads))
 
     def abort(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
@@ -136,6 +136,12 @@ def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch])
     if groups.size:
         uploads.append(run(options.settings, flush))
     return Uploaded(sink, tuple(uploads))
+
+
+async def _publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) -> None:
+    if not uploads:
+        await open_sink(log, sink)  # no task had anything to put, so none has opened it
+    await publish(log, sink, batch, uploads)
 
 
 def _uploads(messages: Sequence[Uploaded | None]) -> list[Upload]:

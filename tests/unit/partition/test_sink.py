@@ -12,7 +12,7 @@ from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.partition.records import Sink, decode
-from llog.partition.sink import SinkUploader, Upload, forget_sink, open_sink, publish
+from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
 from llog.stores.meta import Entry
 from tests.unit.partition.world import Crash, CrashAt, Faults, Interleaved, LostAnswers, Stall, World
 
@@ -121,7 +121,6 @@ async def test_a_forgotten_sink_cannot_be_published_by_a_leftover_driver(world: 
 
 
 async def test_an_empty_batch_counts_as_the_batch(world: World) -> None:
-    await open_sink(world.log, SINK)
     await publish(world.log, SINK, 0, [])
     await run_batch(world.log, "late")
     assert await contents(world) == ([], [])

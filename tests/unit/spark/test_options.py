@@ -110,7 +110,7 @@ def test_assigned_partitions_are_sorted_and_named_once(stores: dict[str, str]) -
         ({"subscribe": "a", "maxPartitionBytes": "many"}, "option maxPartitionBytes: 'many' is not a size"),
         ({"subscribe": "a", "startingOffset": "1"}, r"'startingOffset' is unknown.*did you mean startingOffsets"),
         ({"subscribe": "a", "path": "x"}, "option 'path' is unknown for a batch read of llog"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "1"}, "'maxOffsetsPerTrigger' is unknown for a batch read"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is not for a batch read"),
         ({"subscribe": "a", "startingOffsets": "latest"}, "option startingOffsets cannot be 'latest' in a batch read"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": -1}}'}, "cannot have the offset -1 in a batch read"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "option endingOffsets cannot be 'earliest'"),
@@ -124,7 +124,7 @@ def test_a_wrong_option_of_a_read_is_named(stores: dict[str, str], given: dict[s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"endingOffsets": "latest"}, "'endingOffsets' is unknown for a stream"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is not for a stream of llog"),
         ({"maxTriggerDelay": "0"}, "option maxTriggerDelay must be above 0"),
         ({"groupIdForCommit": "a b"}, "option groupIdForCommit: group name 'a b' is not usable"),
     ],
@@ -148,7 +148,7 @@ def test_what_batch_or_stream_alone_takes_passes_while_it_is_not_known_which_it_
         ({"writeId": "x" * 200}, "option writeId: "),
         ({"uploadBytes": "2GiB"}, "option uploadBytes is 2147483648, over its limit"),
         ({"createTopicPartitions": "-1"}, "option createTopicPartitions must be"),
-        ({"subscribe": "a"}, "option 'subscribe' is unknown for a batch write"),
+        ({"subscribe": "a"}, "option subscribe is not for a batch write"),
     ],
 )
 def test_a_wrong_option_of_a_write_is_named(stores: dict[str, str], given: dict[str, str], message: str) -> None:

@@ -273,7 +273,7 @@ def _batches(settings: Settings, found: Callable[[Log], AsyncIterator[str]]) -> 
 
 
 async def _paged(names: AsyncIterator[str]) -> AsyncIterator[list[str]]:
-    """Without repetitions that follow one another, as those of a shared blob do not and those of a sink's batch may."""
+    """In pages, each name once in a page: neighbouring entries often lie in one blob."""
     page: dict[str, None] = {}
     async for name in names:
         page[name] = None

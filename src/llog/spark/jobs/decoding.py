@@ -10,7 +10,7 @@ import datetime
 import decimal
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypedDict
 
@@ -48,6 +48,8 @@ class Decoding(msgspec.Struct, frozen=True):
     columns: pa.Schema
     avro: Any = None
     """The Avro schema, for `avro`."""
+    lenient: tuple[str, ...] = ()
+    """Columns of text that are null, and not an error, where a member is something else."""
 
 
 def json_decoding(ddl: str) -> Decoding:
@@ -81,10 +83,17 @@ def avro_decoding(file: Path) -> Decoding:
     return Decoding("avro", pa.schema(list(arrow)), parsed)
 
 
+def placed_columns(own: Iterable[pa.Field], decoding: Decoding | None) -> list[pa.Field]:
+    """The decoded columns beside a table's own: a member called `timestamp`, say, must not hide the record's."""
+    taken = {field.name.lower() for field in own}
+    decoded = decoding.columns if decoding else ()
+    return [each.with_name(f"value_{each.name}") if each.name.lower() in taken else each for each in decoded]
+
+
 def decoder(decoding: Decoding) -> Decode:
     """Made once in each task."""
     row = pa.struct(list(decoding.columns))
-    one = _json_row(decoding.columns) if decoding.kind == "json" else _avro_row(decoding.avro)
+    one = _json_row(decoding) if decoding.kind == "json" else _avro_row(decoding.avro)
 
     def decode(values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         rows: list[Any] = []
@@ -118,13 +127,26 @@ def _one_by_one(rows: list[Any], wrong: list[str | None], row: pa.DataType) -> t
     return pa.array(rows, row), pa.array(wrong, pa.string())
 
 
-def _json_row(columns: pa.Schema) -> Callable[[bytes], Any]:
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(_json_object(columns)).decode
-    return decode
+def _json_row(decoding: Decoding) -> Callable[[bytes], Any]:
+    row = _json_object(decoding.columns, decoding.lenient)
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(row).decode
+    if not decoding.lenient:
+        return decode
+
+    def decode_leniently(value: bytes) -> Any:
+        found = decode(value)
+        for name in decoding.lenient:
+            if not isinstance(found.get(name), str):
+                found[name] = None
+        return found
+
+    return decode_leniently
 
 
-def _json_object(fields: Any) -> Any:
-    return TypedDict("Row", {field.name: _json_type(field.type) | None for field in fields}, total=False)  # type: ignore[operator]
+def _json_object(fields: Any, lenient: tuple[str, ...] = ()) -> Any:
+    members = {each.name: Any if each.name in lenient else _json_type(each.type) | None for each in fields}
+    made: Any = TypedDict
+    return made("Row", members, total=False)
 
 
 def _json_type(kind: pa.DataType) -> Any:

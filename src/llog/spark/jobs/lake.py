@@ -170,6 +170,8 @@ async def _plan(
         fail_on_data_loss=not limits.allow_gaps,
     )
     offsets = {tp.partition: end for tp, end in ends.items()}
+    # Spark wants at least one task of a plan; here, one without records is none.
+    tasks = [task for task in tasks if task.runs]
     return Planned(tasks, Position(source.log_id, source.topic, source.incarnation, offsets))
 
 

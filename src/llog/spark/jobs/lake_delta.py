@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +19,8 @@ import pyarrow as pa
 from llog.errors import ConfigurationError, StaleWrite, WrongStore
 from llog.spark.jobs.lake import Position, Source, optional_module
 from llog.spark.jobs.lake_files import PARTITIONED_BY, LakeFile, Layout, Shape, sync_parents
+
+T = TypeVar("T")
 
 _ATTEMPTS: Final = 5
 _LOG: Final = "llog.log"
@@ -87,20 +89,20 @@ class DeltaState:
             app_transactions=[self._delta.Transaction(_app_id(p), offset) for p, offset in moved.items()],
         )
 
-    def commit(self, table: Any, before: Position | None, attempt: Callable[[Any], None]) -> Any:
+    def commit(self, table: Any, before: Position | None, attempt: Callable[[Any], T]) -> tuple[Any, T]:
         """Runs `attempt` on the table, again if somebody committed something else (an optimisation, say) meanwhile.
 
-        `StaleWrite` if the position is no longer `before`. Returns the table after the commit.
+        `StaleWrite` if the position is no longer `before`. Returns the table after the commit and what `attempt` returned.
         """
         for last in (*[False] * (_ATTEMPTS - 1), True):
             try:
-                attempt(table)
+                result = attempt(table)
             except self._delta.exceptions.CommitFailedError as error:
                 table = self.open()
                 if last or self.position(table) != before:
                     raise StaleWrite(f"another exporter has committed to {self.root} since: this one stops") from error
                 continue
-            return self.open()
+            return self.open(), result
         raise AssertionError("unreachable")
 
     def _check_columns(self, table: Any) -> None:
@@ -146,7 +148,7 @@ class DeltaTable:
             )
 
         try:
-            self._table = self._state.commit(self._table, self._before, attempt)
+            self._table, _ = self._state.commit(self._table, self._before, attempt)
         except StaleWrite:
             for file in files:
                 os.unlink(root / file.name)

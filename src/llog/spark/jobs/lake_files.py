@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from llog.batch.columns import HEADERS_TYPE
 from llog.config import Settings
 from llog.spark.fetching import fetch_runs
-from llog.spark.jobs.decoding import Decode, Decoding, decoder
+from llog.spark.jobs.decoding import Decode, Decoding, decoder, placed_columns
 from llog.spark.planning import ReadTask
 from llog.spark.process import iterate
 from llog.spark.schema import to_arrow
@@ -54,11 +54,7 @@ class Shape(msgspec.Struct, frozen=True):
         if self.decoding is not None:
             fields.append(pa.field(_ERROR, pa.string()))
         fields.append(pa.field("day", pa.date32()))
-        taken = {field.name.lower() for field in fields}
-        # A member called `timestamp` must not hide the record's own.
-        decoded = self.decoding.columns if self.decoding else ()
-        fields += [each.with_name(f"value_{each.name}") if each.name.lower() in taken else each for each in decoded]
-        return pa.schema(fields)
+        return pa.schema([*fields, *placed_columns(fields, self.decoding)])
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ class ParquetTable:
             file_bytes=self._file_bytes,
             nested=False,
             suffix=_STAGED,
+            partitioned_by=(),  # a reader that knows nothing of directories has the columns all the same
         )
 
     def commit(self, position: Position, files: Sequence[LakeFile]) -> None:

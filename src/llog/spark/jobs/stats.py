@@ -169,9 +169,7 @@ async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, flo
         partitions=partitions,
         groups=lags,
         blobs=blobs,
-        bill=estimate(
-            blobs, readers=max(1, len({lag.group for lag in lags})), span_ms=_span_ms(partitions), prices=chosen
-        ),
+        bill=estimate(blobs, gets=_gets(partitions, lags), span_ms=_span_ms(partitions), prices=chosen),
         timelines=counting.timelines(),
     )
 
@@ -307,6 +305,13 @@ def _topic(name: str, partitions: Sequence[PartitionStats]) -> TopicStats:
         byte_skew=max(each.bytes for each in partitions) * len(partitions) / size if size else None,
         lag_records=sum(each.lag_records for each in partitions),
     )
+
+
+def _gets(partitions: Sequence[PartitionStats], lags: Sequence[GroupStats]) -> int:
+    readers: dict[str, set[str]] = {}
+    for lag in lags:
+        readers.setdefault(lag.topic, set()).add(lag.group)
+    return sum(each.entries * max(1, len(readers.get(each.topic, ()))) for each in partitions)
 
 
 def _span_ms(partitions: Sequence[PartitionStats]) -> int:

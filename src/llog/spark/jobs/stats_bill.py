@@ -1,6 +1,7 @@
 """What a log would cost on S3, estimated from its index: nothing is asked of the store, so nothing here is an invoice.
 
-Counted are the blobs that the index names: one PUT each, one LIST for a thousand of them, and one GET for each index entry and reader.
+Counted are the blobs that the index names: one PUT each, one LIST for a thousand of them, and one GET for each index entry and each
+group of its topic, or one reader where there is no group.
 Not counted are blobs that were compacted or trimmed away, what the compactor reads, retries, and traffic out of the region.
 """
 
@@ -62,12 +63,12 @@ def check_prices(given: Mapping[str, float]) -> dict[str, float]:
     return {**PRICES, **given}
 
 
-def estimate(counts: BlobCounts, *, readers: int, span_ms: int, prices: Mapping[str, float]) -> list[BillLine]:
-    """The bill of a log whose kept records were appended within `span_ms` and are read by so many readers."""
+def estimate(counts: BlobCounts, *, gets: int, span_ms: int, prices: Mapping[str, float]) -> list[BillLine]:
+    """The bill of a log whose kept records were appended, and read by so many GETs, within `span_ms`."""
     stored_gib = counts.bytes / (1 << 30)
     requests = {
         "put": counts.blobs,
-        "get": counts.slices * readers,
+        "get": gets,
         "list": -(-counts.blobs // _LISTED_PER_REQUEST),
     }
     months = max(span_ms, SPAN_MS_MIN) / MONTH_MS

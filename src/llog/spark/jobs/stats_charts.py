@@ -13,8 +13,11 @@ from llog.spark.jobs.stats import Stats
 from llog.spark.jobs.stats_timeline import Moment
 
 _BARS_MAX: Final = 30
+_BARS_MIN: Final = 6
+"""There is room for so many, lest a single one fills the picture."""
 _TOPICS_MAX: Final = 8
 _LABEL_MAX: Final = 32
+_HOUR_MS: Final = 3_600_000
 _SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#dd7f28", "#8a8f98"
 _COLOURS: Final = (_BLUE, _ORANGE, "#2f9e6e", "#b83280", "#6b46c1", "#c5a614", "#319795", "#c0392b", _GREY)
@@ -44,8 +47,8 @@ def _records(measured: Stats) -> Any:
     parts = sorted(measured.partitions, key=lambda each: -each.records)
     shown = sorted(parts[:_BARS_MAX], key=lambda each: (each.topic, each.partition))
     figure, axes = _figure(_bars_height(len(shown)))
-    topics = [each.topic for each in measured.topics]
-    colours = [_COLOURS[topics.index(each.topic) % len(_COLOURS)] for each in shown]
+    topics = _by_size(measured)
+    colours = [_colour(topics.index(each.topic)) for each in shown]
     _bars(axes, [_label(each.topic, each.partition) for each in shown], [each.records for each in shown], colours)
     _title(axes, "Records per partition", _cut(len(shown), len(parts), "partitions by records"))
     axes.set_xlabel("records")
@@ -53,8 +56,7 @@ def _records(measured: Stats) -> Any:
 
 
 def _bytes(measured: Stats) -> Any:
-    sizes = {each.topic: each.bytes for each in measured.topics}
-    names = sorted(measured.timelines, key=lambda name: -sizes.get(name, 0))
+    names = [name for name in _by_size(measured) if name in measured.timelines]
     figure, axes = _figure(4.5)
     moments = {name: measured.timelines[name].moments() for name in names}
     starts = sorted({moment.start_ms for each in moments.values() for moment in each})
@@ -71,7 +73,7 @@ def _bytes(measured: Stats) -> Any:
     unit, factor = _unit(highest)
     times = [datetime.fromtimestamp(ms / 1000, UTC) for ms in every]
     bottom = [0.0] * len(times)
-    for colour, (name, values) in zip(_COLOURS, series.items(), strict=False):
+    for place, (name, values) in enumerate(series.items()):
         heights = [value / factor for value in values]
         axes.bar(
             times,
@@ -79,17 +81,17 @@ def _bytes(measured: Stats) -> Any:
             bottom=bottom,
             width=width_ms / 86_400_000,
             align="edge",
-            color=colour,
+            color=_colour(place),
             linewidth=0,
             label=_short(name),
         )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     dates = optional_module("matplotlib.dates", "lake", "--plot")
-    locator = dates.AutoDateLocator(minticks=3, maxticks=8)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))
-    axes.set_ylabel(f"{unit} per {_step(width_ms)}")
-    axes.set_xlabel("append time (UTC)")
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=3, maxticks=7))
+    format_ = "%H:%M:%S" if starts[-1] - starts[0] < _HOUR_MS else "%m-%d %H:%M"
+    axes.xaxis.set_major_formatter(dates.DateFormatter(format_, tz=UTC))
+    axes.set_ylabel(f"{unit} in {_step(width_ms)}")
+    axes.set_xlabel(f"append time, UTC, from {times[0]:%Y-%m-%d} on")
     axes.grid(axis="y", color="#e3e6ea")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return figure
@@ -147,6 +149,15 @@ def _lag(measured: Stats) -> Any:
     return figure
 
 
+def _by_size(measured: Stats) -> list[str]:
+    return [each.topic for each in sorted(measured.topics, key=lambda each: -each.bytes)]
+
+
+def _colour(place: int) -> str:
+    """A topic has the same in every chart."""
+    return _COLOURS[min(place, _TOPICS_MAX)]
+
+
 def _figure(height: float, columns: int = 1) -> Any:
     """Without pyplot, whose figures are global and stay in memory."""
     figure = optional_module("matplotlib.figure", "lake", "--plot").Figure(
@@ -164,7 +175,7 @@ def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Se
     drawn = axes.barh(places, values, height=0.7, color=colours)
     axes.bar_label(drawn, labels=[f"{value:,.0f}" for value in values], padding=4, fontsize=8)
     axes.set_yticks(places, labels)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(labels), _BARS_MIN) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlim(left=0, right=None if any(values) else 1)
     axes.locator_params(axis="x", nbins=6)
@@ -173,7 +184,7 @@ def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Se
 
 
 def _title(axes: Any, title: str, below: str) -> None:
-    axes.set_title(f"{title}\n", loc="left", fontweight="bold")
+    axes.set_title(f"{title}\n" if below else title, loc="left", fontweight="bold")
     if below:
         axes.text(0, 1.02, below, transform=axes.transAxes, fontsize=9, color=_GREY, va="bottom")
 
@@ -205,7 +216,7 @@ def _unit(highest: float) -> tuple[str, int]:
 def _step(width_ms: int) -> str:
     seconds = width_ms // 1000
     if seconds < 120:
-        return "second" if seconds == 1 else f"{seconds} s"
+        return f"{seconds} s"
     if seconds < 7200:
         return f"{seconds / 60:.3g} min"
     return f"{seconds / 3600:.3g} h"

@@ -1,0 +1,167 @@
+"""What Spark gets out of llog: reads beside Parquet's, compaction beside plain Python, planning over a million index entries.
+
+`python -m bench.spark [--quick] [--only read|compaction|planning] [--kafka]`: one run, two task slots; `--quick` takes a tenth of the
+data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first run of each warms it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from bench import spark_compaction, spark_planning
+from bench.logs import BenchLog, compact_all, fill
+from bench.report import Report, rate
+from llog.spark.session import spark_session
+
+PARTITIONS = 8
+APPEND_BYTES = 8 << 20
+ROUNDS = 5
+STREAM_BATCHES = 4
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What is read, and the part of Parquet's rate that the batch read should reach."""
+
+    record_bytes: int
+    of_parquet: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.record_bytes:,} B records"
+
+
+READINGS = (Reading(1000, 0.7), Reading(100, 0.5))
+STREAM_OF_BATCH = 0.6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data")
+    parser.add_argument("--only", choices=("read", "compaction", "planning"), help="one part")
+    parser.add_argument("--kafka", action="store_true", help="the same read through Kafka's connector and a broker")
+    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    arguments = parser.parse_args()
+    scale = 0.1 if arguments.quick else 1.0
+    report = Report(f"bench.spark, {'a tenth of the' if arguments.quick else 'all'} data, local[2]")
+    report.note("load when it began", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as temporary:
+        directory = Path(temporary)
+        if arguments.only in (None, "planning"):
+            spark_planning.measure(report, directory / "planning", scale)
+        if arguments.only in (None, "compaction"):
+            spark_compaction.measure(report, directory, scale)
+        if arguments.only in (None, "read"):
+            measure_reads(report, directory, int(1e9 * scale), kafka=arguments.kafka)
+    report.note("load when it ended", f"{os.getloadavg()[0]:.1f}")
+    report.print()
+    sys.exit(1 if report.missed else 0)
+
+
+def measure_reads(report: Report, directory: Path, size: int, *, kafka: bool) -> None:
+    logs = [(reading, filled(directory, reading, size)) for reading in READINGS]
+    conf = {}
+    if kafka:
+        from bench.spark_kafka import connector
+
+        conf["spark.jars"] = connector()
+    spark = spark_session("llog-bench", master="local[2]", conf=conf)
+    for reading, log in logs:
+        parquet = str(log.directory / "parquet")
+        loaded(spark, log).write.option("compression", "none").parquet(parquet)
+        reads: dict[str, Callable[[], float]] = {
+            "llog": lambda log=log: drained(loaded(spark, log)),  # type: ignore[misc]
+            "parquet": lambda path=parquet: drained(spark.read.parquet(path)),  # type: ignore[misc]
+            "stream": lambda log=log, size=size, reading=reading: streamed(  # type: ignore[misc]
+                spark, log, size // reading.record_bytes // STREAM_BATCHES
+            ),
+        }
+        if kafka:
+            from bench.spark_kafka import filled_topic
+
+            with filled_topic(log, directory) as options:
+                reads["kafka"] = lambda options=options: drained(  # type: ignore[misc]
+                    spark.read.format("kafka").options(**options).load()
+                )
+                seconds = in_turns(reads)
+        else:
+            seconds = in_turns(reads)
+        batch = seconds["llog"]
+        report.ratio(
+            f"batch read, {reading.name}",
+            rate(size, batch),
+            f"Parquet {rate(size, seconds['parquet'])}",
+            seconds["parquet"] / batch,
+            reading.of_parquet,
+        )
+        report.ratio(
+            f"AvailableNow, {reading.name}",
+            rate(size, seconds["stream"]),
+            f"batch read {rate(size, batch)}",
+            batch / seconds["stream"],
+            STREAM_OF_BATCH,
+        )
+        if "kafka" in seconds:
+            kafka_rate = rate(size, seconds["kafka"])
+            report.note(
+                f"Kafka's connector, {reading.name}", f"{kafka_rate}: llog {seconds['kafka'] / batch:.1f} times"
+            )
+    spark.stop()
+
+
+def filled(directory: Path, reading: Reading, size: int) -> BenchLog:
+    """A topic of about `size` bytes, all of it compacted."""
+    log = BenchLog(directory / f"records-{reading.record_bytes}")
+    log.directory.mkdir()
+    count = APPEND_BYTES // PARTITIONS // reading.record_bytes
+    blobs = -(-size // (count * PARTITIONS * reading.record_bytes))
+    fill(log, "bench", partitions=PARTITIONS, blobs=blobs, count=count, size=reading.record_bytes)
+    compact_all(log, "bench", PARTITIONS)
+    return log
+
+
+def loaded(spark: SparkSession, log: BenchLog) -> DataFrame:
+    return spark.read.format("llog").options(**log.options).option("subscribe", "bench").load()
+
+
+def drained(rows: DataFrame) -> float:
+    """Seconds until Spark has had every row and column."""
+    started = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - started
+
+
+def streamed(spark: SparkSession, log: BenchLog, batch_records: int) -> float:
+    """Seconds that Spark itself says the batches of a stream over all of it took."""
+    stream = spark.readStream.format("llog").options(**log.options).option("subscribe", "bench")
+    rows = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", batch_records).load()
+    with tempfile.TemporaryDirectory(dir=log.directory) as checkpoint:
+        query = (
+            rows.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", checkpoint).start()
+        )
+        query.awaitTermination()
+        return sum(float(progress["durationMs"].get("addBatch", 0)) for progress in query.recentProgress) / 1000
+
+
+def in_turns(reads: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The median of some runs of each."""
+    for read in reads.values():
+        read()
+    taken: dict[str, list[float]] = {name: [] for name in reads}
+    for _ in range(ROUNDS):
+        for name, read in reads.items():
+            taken[name].append(read())
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+if __name__ == "__main__":
+    main()

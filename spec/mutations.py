@@ -1,0 +1,69 @@
+"""Broken variants of the protocols. Each leaves out one thing that the code does; the configuration beside it shows why it is done."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from spec.partition_model import PartitionShape
+from spec.search import Configuration
+from spec.sink_model import BOTH, SECOND, SinkShape
+
+
+class Mutation(NamedTuple):
+    what: str
+    shape: Configuration
+
+
+_STALLED_WRITER = PartitionShape(writers=1, collectors=1)
+_ONE_COMPACTION = PartitionShape(compactors=1, collectors=1, written=3)
+_RESTARTED = SinkShape((BOTH, SECOND))
+_ONE_DRIVER = SinkShape((BOTH,), collections=1)
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    "ack-before-cas": Mutation("an append is acknowledged after its blob is put", PartitionShape(writers=1)),
+    "no-writer-dedup": Mutation(
+        "after a lost answer, a writer appends again without looking", PartitionShape(writers=1, losses=1)
+    ),
+    "no-pending-recovery": Mutation(
+        "a writer replaces `pending` without putting its index entry", PartitionShape(1, 2)
+    ),
+    "index-unconditional": Mutation(
+        "index entries are put over what is there", PartitionShape(writers=1, compactors=1, written=3)
+    ),
+    "no-floor": Mutation("the collector does not raise the partition's floor", _STALLED_WRITER),
+    "no-remark": Mutation("the collector marks before it raises the floor, and not again", _STALLED_WRITER),
+    "mark-ignores-pending": Mutation("the mark does not look at `pending`", _STALLED_WRITER),
+    "mark-ignores-breadcrumb": Mutation("the mark does not look at the breadcrumb", _ONE_COMPACTION),
+    "blob-before-breadcrumb": Mutation("the compacted blob is put before the breadcrumb names it", _ONE_COMPACTION),
+    "delete-before-compacted": Mutation("the lower entries are deleted before COMPACTED is there", _ONE_COMPACTION),
+    "no-cursor-check": Mutation(
+        "a compactor does not read the cursor again after it has put its breadcrumb",
+        PartitionShape(compactors=3, written=4, stalled=True),
+    ),
+    "abandon-without-rewrite": Mutation(
+        "a trimmed run that may be published is given up without changing the version of its highest entry",
+        PartitionShape(compactors=2, collectors=1, trims=1, written=2),
+    ),
+    "trim-one-too-many": Mutation("the entry at the log start is deleted too", PartitionShape(trims=1, written=3)),
+    "reader-no-fallthrough": Mutation(
+        "a reader whose blob is gone gives up instead of trying the next entry",
+        PartitionShape(writers=2, compactors=1, collectors=1, written=2),
+    ),
+    "sink-own-attempt": Mutation("a driver publishes its own attempt although the record names another", _RESTARTED),
+    "sink-batch-goes-back": Mutation(
+        "a driver publishes a batch although the sink is past it", SinkShape((BOTH, SECOND), 2)
+    ),
+    "sink-no-producer-dedup": Mutation("a manifest is appended without looking whether it has been", _RESTARTED),
+    "sink-cleared-before-applied": Mutation("the manifest is cleared before all partitions have it", _RESTARTED),
+    "sink-clears-any-manifest": Mutation(
+        "a driver clears the manifest that is there, of whichever batch", SinkShape((BOTH, SECOND), 2)
+    ),
+    "sink-no-floor": Mutation("the collector does not raise the sink's floor", _ONE_DRIVER),
+    "sink-floor-unchecked": Mutation("a driver does not compare its uploads with the floor", _ONE_DRIVER),
+    "mark-ignores-manifest": Mutation("the mark does not look at the sinks' manifests", _ONE_DRIVER),
+    "sink-opened-after-upload": Mutation("a task puts its blob before the sink's record is there", _ONE_DRIVER),
+    "sink-published-again-after-forget": Mutation(
+        "a driver whose forgetting had no answer publishes again before it forgets again",
+        SinkShape((BOTH,), runs=2, compactions=True, collections=1, losses=1, forgets=True),
+    ),
+}

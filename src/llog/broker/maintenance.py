@@ -1,0 +1,106 @@
+"""Compaction, retention and collection beside a broker, in its own process: what a small log needs to stay quick and small."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from llog.config import Settings
+from llog.errors import LlogError
+from llog.model import TopicPartition
+from llog.opening import collector_options, compactor_options
+from llog.partition.collector import Collector
+from llog.partition.compactor import Compactor, lagging
+from llog.partition.log import Log
+from llog.partition.retention import retain_all
+
+_PAGE: Final = 256
+_PASSES_MAX: Final = 100
+
+
+class MaintenanceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    compact_ms: int = 30_000
+    retain_ms: int = 60_000
+    collect_ms: int = 600_000
+    look_again_ms: int = 120_000
+    """A partition that had nothing to compact and has not grown is left alone for so long."""
+
+
+class _Idle(NamedTuple):
+    offsets: int
+    until_ms: int
+
+
+class Maintenance:
+    """Failures are reported and stop nothing: the next round tries again. Others may maintain the same log at the same time."""
+
+    def __init__(
+        self, log: Log, settings: Settings, report: Callable[[str], None], options: MaintenanceOptions | None = None
+    ) -> None:
+        self._log = log
+        self._report = report
+        self._options = options or MaintenanceOptions()
+        self._compactor = Compactor(log, compactor_options(settings))
+        self._collector = Collector(log, collector_options(settings))
+        self._idle: dict[TopicPartition, _Idle] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        options, runtime = self._options, self._log.runtime
+        steps: list[tuple[str, int, Callable[[], Awaitable[None]]]] = [
+            ("compaction", options.compact_ms, self.compact),
+            ("retention", options.retain_ms, self.retain),
+            ("collection", options.collect_ms, self.collect),
+        ]
+        due = [runtime.now_ms() + every for _, every, _ in steps]
+        while True:
+            # Bounded, for the clock may be set back.
+            await runtime.sleep(min(max(0, min(due) - runtime.now_ms()), options.compact_ms) / 1000)
+            for place, (name, every, step) in enumerate(steps):
+                if runtime.now_ms() >= due[place]:
+                    try:
+                        await step()
+                    except LlogError as error:
+                        self._report(f"{name} failed, and is tried again later: {error}")
+                    due[place] = runtime.now_ms() + every
+
+    async def compact(self) -> None:
+        """Compacts what lags, until nothing is left that is worth it."""
+        now = self._log.runtime.now_ms()
+        found: dict[TopicPartition, int] = {}
+        idle: dict[TopicPartition, _Idle] = {}
+        async for each in lagging(self._log):
+            known = self._idle.get(each.tp)
+            if known is not None and not each.begun and known.offsets == each.offsets and now < known.until_ms:
+                idle[each.tp] = known
+            else:
+                found[each.tp] = each.offsets
+        self._idle = idle
+        every = list(found)
+        for first in range(0, len(every), _PAGE):
+            await self._compact_page(every[first : first + _PAGE], found)
+
+    async def _compact_page(self, left: list[TopicPartition], offsets: dict[TopicPartition, int]) -> None:
+        until = self._log.runtime.now_ms() + self._options.look_again_ms
+        grown: set[TopicPartition] = set()
+        for _ in range(_PASSES_MAX):
+            results = dict(zip(left, await self._compactor.compact_many(left), strict=True))
+            for tp, result in results.items():
+                for what in (*result.damaged, *([result.error] if result.error else [])):
+                    self._report(f"compaction of {tp}: {what}")
+                if result.end_offset is None and result.error is None and tp not in grown:
+                    self._idle[tp] = _Idle(offsets[tp], until)
+            left = [tp for tp, result in results.items() if result.end_offset is not None and result.error is None]
+            grown.update(left)
+            if not left:
+                return
+
+    async def retain(self) -> None:
+        for tp, result in (await retain_all(self._log)).items():
+            if isinstance(result, LlogError):
+                self._report(f"retention of {tp}: {result}")
+
+    async def collect(self) -> None:
+        await self._collector.collect_once()

@@ -1,0 +1,371 @@
+"""`llog demo`: the whole way of a stream in one go, on a log of its own, with a count at every stage."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from llog.cli.common import note, print_table, progress
+from llog.config import Settings
+from llog.errors import InvalidArgument, MissingExtra
+from llog.units import format_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from pyspark.sql import SparkSession
+
+    from llog.model import Record
+    from llog.partition.verify import VerifyReport
+
+PARTITIONS: Final = 6
+EVENTS: Final = "events"
+SALES: Final = "sales-by-minute"
+SALES_PARTITIONS: Final = 2
+_CLOCK: Final = "clock"
+_PINGS: Final = "pings"
+_PING_COUNT: Final = 100
+_APPEND_RECORDS: Final = 10_000
+_USERS: Final = 20_000
+_HOURS: Final = 2
+_LATE_SHARE: Final = 0.03
+_LATE_MS_MAX: Final = 8 * 60_000
+_WATERMARK: Final = "30 minutes"
+"""Beyond the latest event by what partitions that are read side by side may be apart: nothing is dropped."""
+_PRODUCTS: Final = (
+    ("espresso machine", 42_900),
+    ("grinder", 17_900),
+    ("kettle", 5_900),
+    ("beans 1 kg", 2_190),
+    ("filters", 690),
+)
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    records: int
+    seconds: float
+    what: str
+    """What was done, for people."""
+    expected: int | None = None
+    """How many records there must be; None where there is nothing to compare with."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.expected is None or self.expected == self.records
+
+
+@click.command(short_help="Produce, consume, aggregate, compact, export and query a stream, end to end.")
+@click.option("--events", type=click.IntRange(min=1000), default=300_000, show_default=True, help="How many events.")
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep log, checkpoint and table in this new directory. Default: a temporary one, removed at the end.",
+)
+def demo(events: int, directory: Path | None) -> None:
+    """Show the log at work on a stream of a shop's events, checking at every stage that no record is lost or doubled.
+
+    Events are produced with keys of uneven weight and some of them late, read by a plain consumer, summed up by minute in a Spark stream
+    whose sums go back into the log exactly once, compacted, exported to an Iceberg table and queried with DuckDB. No server is needed, and
+    no other log is touched. Exit code 1 if a count does not agree.
+    """
+    for module, extra in (("pyspark", "spark"), ("pyiceberg", "lake")):
+        if find_spec(module) is None:
+            raise MissingExtra(
+                f'the demo needs {module}, which is not installed: pip install "leaderless-log[{extra}]"'
+            )
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise InvalidArgument(f"--dir {directory} is not empty: name a new directory")
+    with _place(directory) as root:
+        began = time.monotonic()
+        stages = _run(root, events)
+        _show(stages, time.monotonic() - began)
+    if directory is not None:
+        note(f"look around: llog --data-dir {root / 'log'} topics list")
+    if not all(stage.agrees for stage in stages):
+        click.get_current_context().exit(1)
+
+
+@contextmanager
+def _place(directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="llog-demo-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def _run(root: Path, events: int) -> list[Stage]:
+    settings = Settings(data_dir=str(root / "log"))
+    stages: list[Stage] = []
+
+    def stage(name: str, work: Callable[[], Stage]) -> None:
+        with progress(name):
+            stages.append(work())
+
+    stage("producing", lambda: _produce(settings, events))
+    stage("consuming", lambda: _consume(settings, events))
+    stage("measuring latency", lambda: _ping(settings))
+    started = time.monotonic()
+    with progress("starting Spark"):
+        from llog.spark.session import spark_session
+
+        conf = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
+        spark = spark_session("llog demo", conf=conf, fast_start=True)
+    spark_seconds = time.monotonic() - started
+    try:
+        stage("streaming", lambda: _aggregate(spark, settings, root, events, spark_seconds))
+        stage("compacting", lambda: _compact(spark, settings, events))
+        stage("exporting", lambda: _export(spark, settings, root, events))
+    finally:
+        spark.stop()
+    if find_spec("duckdb") is None:
+        note("DuckDB is not installed, so the table is not queried: pip install duckdb")
+    else:
+        stage("querying", lambda: _query(root, events))
+    return stages
+
+
+def _produce(settings: Settings, events: int) -> Stage:
+    import numpy as np
+
+    from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
+
+    random = np.random.default_rng(7)
+    now_ms = int(time.time() * 1000)
+    begin_ms = (now_ms - _HOURS * 3_600_000) // 60_000 * 60_000
+    taken: list[float] = []
+    size = 0
+    began = time.monotonic()
+    with LeaderlessLogWriter(settings) as writer:
+        writer.create_topic(EVENTS, PARTITIONS)
+        for first in range(0, events, _APPEND_RECORDS):
+            last = min(first + _APPEND_RECORDS, events)
+            by_partition = _events(random, begin_ms, first, last, events)
+            size += sum(len(record.payload or b"") for records in by_partition.values() for record in records)
+            groups = [
+                SharedAppendGroup(topic=EVENTS, partition=partition, payloads=records)
+                for partition, records in by_partition.items()
+            ]
+            appending = time.monotonic()
+            writer.append_shared(groups)
+            taken.append(time.monotonic() - appending)
+    what = f"{format_size(size)} of JSON in {len(taken)} appends to {PARTITIONS} partitions, {_quantiles(taken)} each"
+    return Stage(name="produce", records=events, seconds=time.monotonic() - began, what=what)
+
+
+def _events(random: np.random.Generator, begin_ms: int, first: int, last: int, events: int) -> dict[int, list[Record]]:
+    """Events `first` to `last` in the order they arrive: a few users do most, and some events arrive minutes after they happened."""
+    import numpy as np
+
+    from llog.model import Record, partition_for_key
+
+    count = last - first
+    users = random.zipf(1.3, count) % _USERS
+    late = (random.random(count) < _LATE_SHARE) * random.integers(60_000, _LATE_MS_MAX, count)
+    times = begin_ms + np.arange(first, last) * (_HOURS * 3_600_000) // events - late
+    bought = random.random(count) < 0.2
+    products = random.integers(0, len(_PRODUCTS), count)
+    encoder = msgspec.json.Encoder()
+    by_partition: dict[int, list[Record]] = {}
+    rows = zip(users.tolist(), times.tolist(), bought.tolist(), products.tolist(), strict=True)
+    for number, (user, at_ms, is_order, product) in enumerate(rows, first):
+        key = b"user-%d" % user
+        name, cents = _PRODUCTS[product]
+        event = {"id": number, "kind": "order" if is_order else "view", "user": user, "product": name}
+        event |= {"cents": cents if is_order else 0}
+        record = Record(payload=encoder.encode(event), key=key, timestamp=max(at_ms, begin_ms))
+        by_partition.setdefault(partition_for_key(key, PARTITIONS), []).append(record)
+    return by_partition
+
+
+def _consume(settings: Settings, events: int) -> Stage:
+    from llog.leaderless import LeaderlessLogReader
+
+    began = time.monotonic()
+    ids = bytearray(events)
+    records = 0
+    identified = msgspec.json.Decoder(_Identified)
+    with LeaderlessLogReader(settings) as reader:
+        for partition in range(PARTITIONS):
+            for record in reader.iter_from(EVENTS, partition, 1):
+                ids[identified.decode(record.payload or b"").id] = 1
+                records += 1
+    seconds = time.monotonic() - began
+    what = f"{records / seconds:,.0f} records a second, decoded one by one; {sum(ids):,} different ids"
+    return Stage(name="consume", records=min(records, sum(ids)), seconds=seconds, what=what, expected=events)
+
+
+class _Identified(msgspec.Struct):
+    id: int
+
+
+def _ping(settings: Settings) -> Stage:
+    """From the call of an append to its record in a reader's hands, one at a time."""
+    from llog.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
+
+    began = time.monotonic()
+    taken, read = [], 0
+    with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
+        writer.create_topic(_PINGS)
+        for number in range(_PING_COUNT):
+            sent = time.monotonic()
+            writer.append_shared([SharedAppendGroup(topic=_PINGS, partition=0, payloads=[str(number)])])
+            read += reader.read_offset(_PINGS, 0, number + 1).payload == str(number).encode()
+            taken.append(time.monotonic() - sent)
+    what = f"append, fsync and read of a single record: {_quantiles(taken)}"
+    return Stage(name="latency", records=read, seconds=time.monotonic() - began, what=what, expected=_PING_COUNT)
+
+
+def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int, spark_seconds: float) -> Stage:
+    """Every event is in exactly one sum, so the counts of the sums add up to the events: less if one was lost, more if doubled."""
+    from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
+    from llog.model import Record
+
+    began = time.monotonic()
+    with LeaderlessLogWriter(settings) as writer:
+        writer.create_topic(_CLOCK)
+        _stream(spark, settings, root, events)
+        # Sums are written once the watermark has passed their minute. A record of a later time, in a topic of its own, closes the last.
+        tick = Record(payload=None, timestamp=int(time.time() * 1000) + _HOURS * 3_600_000)
+        writer.append_shared([SharedAppendGroup(topic=_CLOCK, partition=0, payloads=[tick])])
+        _stream(spark, settings, root, events)
+    counted, sums = _read_sums(settings)
+    what = f"{sums:,} sums by minute into {SALES}, by a query that was stopped and restarted (Spark took {spark_seconds:.1f} s to start)"
+    return Stage(name="stream", records=counted, seconds=time.monotonic() - began, what=what, expected=events)
+
+
+def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) -> None:
+    """Works off all there is, in a few batches, and stops; goes on from its checkpoint when run again."""
+    from pyspark.sql import functions as f
+
+    stores = {"meta": settings.meta, "blobs": settings.blobs}
+    event = f.from_json(f.col("value").cast("string"), "kind string, cents bigint").alias("event")
+    sums = (
+        spark.readStream.format("llog")
+        .options(**stores, subscribe=f"{EVENTS},{_CLOCK}", startingOffsets="earliest")
+        .option("maxOffsetsPerTrigger", -(-events // 3))
+        .load()
+        .select("timestamp", event)
+        .withWatermark("timestamp", _WATERMARK)
+        .groupBy(f.window("timestamp", "1 minute"), "event.kind")
+        .agg(f.count("*").alias("events"), f.sum("event.cents").alias("cents"))
+    )
+    minute = f.date_format("window.start", "yyyy-MM-dd HH:mm").alias("minute")
+    query = (
+        sums.select(minute, "kind", "events", "cents")
+        .select(f.concat_ws(" ", "minute", "kind").alias("key"), f.to_json(f.struct("*")).alias("value"))
+        .writeStream.format("llog")
+        .options(
+            **stores, topic=SALES, createTopicPartitions=SALES_PARTITIONS, checkpointLocation=str(root / "checkpoint")
+        )
+        .outputMode("append")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _read_sums(settings: Settings) -> tuple[int, int]:
+    """The events that the sums count, and how many sums there are."""
+    from llog.leaderless import LeaderlessLogReader
+
+    decoder = msgspec.json.Decoder(_Sum)
+    with LeaderlessLogReader(settings) as reader:
+        sums = [
+            decoder.decode(record.payload or b"")
+            for partition in range(SALES_PARTITIONS)
+            for record in reader.iter_from(SALES, partition, 1)
+        ]
+    return sum(each.events for each in sums), len(sums)
+
+
+class _Sum(msgspec.Struct):
+    events: int
+
+
+def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
+    """Compacts, and then reads everything with its checksums."""
+    from llog.model import TopicPartition
+    from llog.partition.log import Log
+    from llog.partition.verify import verify
+    from llog.spark.jobs.compact import compact_lagging
+    from llog.spark.process import run
+
+    began = time.monotonic()
+    total = compact_lagging(spark, settings).total
+
+    async def verified(log: Log) -> list[VerifyReport]:
+        return [await verify(log, TopicPartition(EVENTS, partition)) for partition in range(PARTITIONS)]
+
+    reports = run(settings, verified)
+    pieces = sum(each.pieces for each in reports)
+    readable = sum(each.records for each in reports if each.healthy)
+    what = f"{format_size(total.bytes_read)} in {total.blob_reads} reads to {total.runs} blobs; {EVENTS} is in {pieces} pieces now"
+    return Stage(name="compact", records=readable, seconds=time.monotonic() - began, what=what, expected=events)
+
+
+def _export(spark: SparkSession, settings: Settings, root: Path, events: int) -> Stage:
+    from llog.spark.jobs.decoding import json_decoding
+    from llog.spark.jobs.export import ExportOptions, export
+    from llog.spark.jobs.lake import in_spark
+
+    decoding = json_decoding("id bigint, kind string, user bigint, product string, cents bigint")
+    options = ExportOptions(topic=EVENTS, format="iceberg", to=str(root / "lake"), name=EVENTS, decoding=decoding)
+    done = export(settings, options, in_spark(spark))
+    what = f"an Iceberg table of {done.files} files, {format_size(done.bytes)} of Parquet, in {done.commits} commit(s)"
+    return Stage(name="export", records=done.records, seconds=done.seconds, what=what, expected=events)
+
+
+def _query(root: Path, events: int) -> Stage:
+    import duckdb
+
+    from llog.spark.jobs.lake_iceberg import read_table
+
+    began = time.monotonic()
+    table = read_table(root / "lake", EVENTS)
+    with duckdb.connect() as database:
+        database.register("events", table)
+        (ids,) = database.execute("SELECT count(DISTINCT id) FROM events").fetchone() or (0,)
+        (rows,) = database.execute("SELECT count(*) FROM events").fetchone() or (0,)
+        product, cents = database.execute(
+            "SELECT product, sum(cents) FROM events WHERE kind = 'order' GROUP BY product ORDER BY 2 DESC LIMIT 1"
+        ).fetchone() or ("nothing", 0)
+    what = f"DuckDB on the table: {ids:,} different ids, best seller {product} (${cents / 100:,.0f})"
+    # Rows that are doubled must not make up for rows that are lost.
+    records = rows if ids == rows else min(ids, rows)
+    return Stage(name="query", records=records, seconds=time.monotonic() - began, what=what, expected=events)
+
+
+def _quantiles(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    return f"p50 {middle * 1000:.1f} ms, p99 {high * 1000:.1f} ms"
+
+
+def _show(stages: list[Stage], seconds: float) -> None:
+    rows = [
+        [
+            stage.name,
+            f"{stage.records:,}",
+            "" if stage.expected is None else ("agrees" if stage.agrees else f"NOT {stage.expected:,}"),
+            f"{stage.seconds:.1f}",
+            stage.what,
+        ]
+        for stage in stages
+    ]
+    print_table(["STAGE", "RECORDS", "COUNT", "SECONDS", "WHAT HAPPENED"], rows, numbers=["RECORDS", "SECONDS"])
+    if all(stage.agrees for stage in stages):
+        click.echo(f"all counts agree; {seconds:.0f} s in all")
+    else:
+        note("llog: counts do not agree: records were lost or doubled, see the table")

@@ -1,0 +1,59 @@
+"""`llog serve`: the HTTP broker, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+import msgspec
+
+from llog.cli.common import Invocation, note
+from llog.config import Settings
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def listen_options(command: F) -> F:
+    """`--host` and `--port`."""
+    host = click.option("--host", help="Address to listen on (LLOG_BROKER_BIND_HOST; default 127.0.0.1).")
+    port = click.option(
+        "--port", type=int, help="Port to listen on; 0 takes a free one (LLOG_BROKER_PORT; default 8080)."
+    )
+    return host(port(command))
+
+
+def listen_settings(invocation: Invocation, host: str | None, port: int | None) -> Settings:
+    chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port)}
+    return msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
+
+
+def warn_if_open(settings: Settings) -> None:
+    from llog.broker.server import is_open_to_others
+
+    if is_open_to_others(settings.broker_bind_host):
+        note(
+            f"llog: {settings.broker_bind_host} is not only this machine: whoever reaches the port can read, write and delete "
+            "everything"
+        )
+
+
+@click.command(short_help="Serve the log over HTTP.")
+@listen_options
+@click.pass_obj
+def serve(invocation: Invocation, host: str | None, port: int | None) -> None:
+    """Serve produce, consume and topics over HTTP, until it is interrupted or terminated.
+
+    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Compaction, retention and
+    collection are not its business: `llog up` runs them beside a broker, `llog pipeline run` anywhere.
+
+    \b
+      llog serve --port 8080
+      curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
+        -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
+    """
+    from llog.broker.server import run
+
+    settings = listen_settings(invocation, host, port)
+    warn_if_open(settings)
+    run(settings, ready=lambda address: note(f"llog: listening on {address}"))

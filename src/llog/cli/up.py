@@ -1,0 +1,95 @@
+"""`llog up`: a broker with everything that keeps its log in order, in one command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from llog.cli.common import DURATION, Invocation, note
+from llog.cli.serve import listen_options, listen_settings, warn_if_open
+from llog.config import Settings
+from llog.errors import MissingExtra
+from llog.units import format_duration_ms
+
+if TYPE_CHECKING:
+    from llog.partition.log import Log
+
+
+@click.command(short_help="Start a broker and the upkeep of its log: everything in one command.")
+@listen_options
+@click.option(
+    "--pipeline/--no-pipeline",
+    default=None,
+    help="Keep the log in order by `llog pipeline run`, on Spark, in a process of its own. Default: if Spark is installed.",
+)
+@click.option("--interval", type=DURATION, default="30s", show_default=True, help="From one compaction to the next.")
+@click.pass_obj
+def up(invocation: Invocation, host: str | None, port: int | None, pipeline: bool | None, interval: int) -> None:
+    """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
+
+    Without Spark, the upkeep runs in the broker's own process. A pipeline that dies is started again; it ends with this command,
+    however that ends.
+
+    \b
+      llog up
+      llog --data-dir /var/llog up --no-pipeline --port 9000
+    """
+    from llog.broker.server import run
+
+    settings = listen_settings(invocation, host, port)
+    installed = find_spec("pyspark") is not None
+    if pipeline and not installed:
+        raise MissingExtra('--pipeline needs Spark: pip install "leaderless-log[spark]", or leave it out')
+    on_spark = installed if pipeline is None else pipeline
+    warn_if_open(settings)
+
+    async def upkeep(log: Log) -> None:
+        from llog.broker.maintenance import Maintenance, MaintenanceOptions
+
+        if on_spark:
+            await _pipeline(settings, interval)
+            note("llog: the pipeline cannot run as things are (see above): the upkeep goes on without Spark")
+        options = msgspec.structs.replace(MaintenanceOptions(), compact_ms=max(interval, 1))
+        await Maintenance(log, settings, _report, options).run()
+
+    run(settings, ready=lambda address: _tell(settings, address, on_spark, interval), beside=[upkeep])
+
+
+async def _pipeline(settings: Settings, interval: int) -> None:
+    from llog.broker.child import supervise
+
+    command = [sys.executable, "-m", "llog.cli.main", "pipeline", "run", "--interval", f"{interval}ms"]
+    others = {name: value for name, value in os.environ.items() if not name.startswith("LLOG_")}
+    await supervise("the pipeline", command, others | settings.as_environment(), _report)
+
+
+def _report(message: str) -> None:
+    note(f"llog: {' '.join(message.split())}")
+
+
+def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> None:
+    local = Settings(data_dir=settings.data_dir)
+    if (local.meta, local.blobs) == (settings.meta, settings.blobs):
+        where, options = f"in {settings.data_dir}", f"--data-dir {quote(settings.data_dir)}"
+    else:
+        where = f"in {settings.meta} and {settings.blobs}"
+        options = f"--meta {quote(settings.meta)} --blobs {quote(settings.blobs)}"
+    upkeep = "a Spark pipeline" if on_spark else "this process"
+    body = '{"topic_partitions": [{"topic": "orders", "partition": 0, %s}]}'
+    post = f"curl -X POST {address}/%s -H 'content-type: application/json' -d '{body}'"
+    note(
+        f"""llog: listening on {address}
+  data    {where}
+  upkeep  by {upkeep}, every {format_duration_ms(interval)}
+try:
+  {post % ("produce", '"records": ["hello"]')}
+  {post % ("consume", '"fetch_offset": 1')}
+  llog {options} consume orders --follow
+end it with Ctrl-C"""
+    )

@@ -1,0 +1,80 @@
+"""A broker on stores in memory, asked through its ASGI application; its blob store can be held up and broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from llog.broker.app import Broker
+from llog.config import Settings
+from llog.errors import StoreUnavailable
+from llog.partition.log import Log
+from llog.runtime import SystemRuntime
+from llog.stores.blobs import Buffer
+from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+
+
+class Blobs(MemoryBlobStore):
+    """Puts wait while `gate` is closed; everything fails while `broken`."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBlobs(), uri="memory://broker")
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.broken = False
+        self.reads = 0
+        self.puts: list[str] = []
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        self.puts.append(name)
+        await self.gate.wait()
+        self._check()
+        await super().put(name, parts)
+
+    async def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        self.reads += 1
+        self._check()
+        return await super().get_range(name, offset, length)
+
+    async def head(self, name: str) -> Any:
+        self._check()
+        return await super().head(name)
+
+    def _check(self) -> None:
+        if self.broken:
+            raise StoreUnavailable("the blob store is out of order")
+
+
+class Served:
+    def __init__(self, **settings: Any) -> None:
+        self.blobs = Blobs()
+        self.log = Log(MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime())
+        self.settings = Settings(meta="memory://", blobs="memory://", **settings)
+        self.broker = Broker(self.log, self.settings)
+        transport = httpx.ASGITransport(app=self.broker.app())
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://broker")
+
+    async def produce(self, topic: str, *records: object, partition: int = 0) -> dict[str, Any]:
+        item = {"topic": topic, "partition": partition, "records": records}
+        response = await self.client.post("/produce", json={"topic_partitions": [item]})
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()["topic_partitions"][0]
+        return found
+
+    async def consume(self, topic: str, offset: int, partition: int = 0, **asked: object) -> dict[str, Any]:
+        item = {"topic": topic, "partition": partition, "fetch_offset": offset}
+        if "partition_max_bytes" in asked:
+            item["partition_max_bytes"] = asked.pop("partition_max_bytes")  # type: ignore[assignment]
+        response = await self.client.post("/consume", json={"topic_partitions": [item], **asked})
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()["topic_partitions"][0]
+        return found
+
+    async def close(self) -> None:
+        self.blobs.gate.set()
+        await self.broker.close()
+        await self.client.aclose()

@@ -1,0 +1,117 @@
+"""Batching: few blobs for many requests, in order, and nothing that was accepted is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from llog.batch.columns import columns_of
+from llog.broker.batching import BatchingProducer
+from llog.broker.metrics import Metrics
+from llog.errors import StoreUnavailable, TopicNotFound
+from llog.model import Record, TopicPartition
+from llog.partition.writer import Writer
+from tests.broker.serving import Served
+
+T = TopicPartition("t", 0)
+
+
+async def _payloads(served: Served) -> list[str]:
+    return [each["payload"] for each in (await served.consume("t", 1))["records"]]
+
+
+async def test_requests_that_come_while_one_is_under_way_share_a_blob(served: Served) -> None:
+    await served.produce("t", "first")
+    served.blobs.gate.clear()
+    calls = [asyncio.ensure_future(served.produce("t", "under way"))]
+    while len(served.blobs.puts) < 2:
+        await asyncio.sleep(0)
+    calls += [asyncio.ensure_future(served.produce("t", f"{n}", f"{n} again")) for n in range(50)]
+    await asyncio.sleep(0.05)
+    served.blobs.gate.set()
+    answers = await asyncio.gather(*calls)
+    assert len(served.blobs.puts) == 3
+    payloads = await _payloads(served)
+    assert len(payloads) == 102
+    for n, answer in enumerate(answers[1:]):
+        assert payloads[answer["start_offset"] - 1 : answer["end_offset"]] == [f"{n}", f"{n} again"]
+
+
+async def test_a_full_batch_leaves_while_another_is_under_way_and_order_is_kept() -> None:
+    served = Served(batch_max_bytes=1000, batch_max_delay_ms=60_000)
+    await served.produce("t", "first")
+    served.blobs.gate.clear()
+    calls = []
+    for n in range(6):
+        calls.append(asyncio.ensure_future(served.produce("t", f"{n}" * 900)))
+        await asyncio.sleep(0.01)
+    assert len(served.blobs.puts) == 1 + 4, "as many as may be under way"
+    served.blobs.gate.set()
+    assert [(await call)["start_offset"] for call in calls] == [2, 3, 4, 5, 6, 7]
+    await served.close()
+
+
+async def test_what_has_waited_long_enough_leaves_while_another_is_under_way() -> None:
+    served = Served(batch_max_delay_ms=10)
+    await served.produce("t", "first")
+    served.blobs.gate.clear()
+    calls = [asyncio.ensure_future(served.produce("t", "second"))]
+    while len(served.blobs.puts) < 2:
+        await asyncio.sleep(0)
+    calls.append(asyncio.ensure_future(served.produce("t", "third")))
+    while len(served.blobs.puts) < 3:
+        await asyncio.sleep(0.005)
+    served.blobs.gate.set()
+    assert [(await call)["start_offset"] for call in calls] == [2, 3]
+    await served.close()
+
+
+async def test_closing_appends_what_was_accepted_and_refuses_what_comes_after(served: Served) -> None:
+    await served.produce("t", "first")
+    served.blobs.gate.clear()
+    calls = [asyncio.ensure_future(served.produce("t", f"{n}")) for n in range(3)]
+    await asyncio.sleep(0.05)
+    closing = asyncio.ensure_future(served.broker.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    served.blobs.gate.set()
+    await closing
+    assert sorted(each["start_offset"] for each in await asyncio.gather(*calls)) == [2, 3, 4]
+    assert (await served.produce("t", "late"))["error"]["code"] == "store_unavailable"
+    assert sorted(await _payloads(served)) == ["0", "1", "2", "first"]
+
+
+async def test_a_caller_that_goes_away_takes_neither_its_records_nor_those_of_others(served: Served) -> None:
+    await served.produce("t", "first")
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    calls = [
+        asyncio.ensure_future(producer.append(T, columns_of([Record(payload=text)]))) for text in (b"gone", b"stays")
+    ]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    assert (await calls[1]).start_offset == 3
+    await producer.close()
+    assert await _payloads(served) == ["first", "gone", "stays"]
+
+
+async def test_a_failed_batch_fails_its_own_and_the_next_one_goes_on(served: Served) -> None:
+    await served.produce("t", "first")
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    served.blobs.broken = True
+    with pytest.raises(StoreUnavailable):
+        await producer.append(T, columns_of([Record(payload=b"lost")]))
+    served.blobs.broken = False
+    assert (await producer.append(T, columns_of([Record(payload=b"kept")]))).start_offset == 2
+    await producer.close()
+
+
+async def test_each_of_several_missing_topics_has_an_error_that_names_it(served: Served) -> None:
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    columns = columns_of([Record(payload=b"x")])
+    errors = await asyncio.gather(
+        *(producer.append(TopicPartition(name, 0), columns) for name in ("one", "two")), return_exceptions=True
+    )
+    assert [type(error) for error in errors] == [TopicNotFound, TopicNotFound]
+    assert "'one'" in str(errors[0])
+    assert "'two'" in str(errors[1])

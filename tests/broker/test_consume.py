@@ -1,0 +1,150 @@
+"""Consuming: limits, paging, and waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from llog.broker.fetching import RECORD_OVERHEAD, Pages
+from llog.model import TopicPartition
+from llog.partition.compactor import Compactor
+from llog.partition.reader import Reader
+from llog.partition.retention import trim
+from tests.broker.serving import Served
+
+
+async def _paged(served: Served, **asked: object) -> tuple[list[Any], int]:
+    records: list[Any] = []
+    offset, requests = 1, 0
+    while True:
+        found = await served.consume("t", offset, **asked)
+        requests += 1
+        if not found["records"]:
+            return records, requests
+        records += found["records"]
+        offset = found["next_fetch_offset"]
+
+
+@pytest.mark.parametrize("limit", ["partition_max_bytes", "max_bytes"])
+@pytest.mark.parametrize("compacted", [False, True])
+async def test_pages_within_a_limit_hand_out_every_record_once(served: Served, limit: str, compacted: bool) -> None:
+    for n in range(0, 100, 10):
+        await served.produce("t", *(f"{i:04}" for i in range(n, n + 10)))
+    if compacted:
+        assert (await Compactor(served.log).compact_once(TopicPartition("t", 0), force=True)).records == 100
+    served.blobs.reads = 0
+    records, requests = await _paged(served, **{limit: 7 * (RECORD_OVERHEAD + 4)})
+    assert [each["payload"] for each in records] == [f"{i:04}" for i in range(100)]
+    assert [each["offset"] for each in records] == list(range(1, 101))
+    assert requests == 16
+    assert served.blobs.reads == (1 if compacted else 10), "a blob was fetched again for every page"
+
+
+async def test_a_record_larger_than_every_limit_comes_alone(served: Served) -> None:
+    await served.produce("t", "small", "x" * 10_000, "small")
+    records, _ = await _paged(served, partition_max_bytes=1000, max_bytes=1000)
+    assert [len(each["payload"]) for each in records] == [5, 10_000, 5]
+    assert len((await served.consume("t", 2, partition_max_bytes=1, max_bytes=1))["records"]) == 1
+
+
+async def test_partitions_share_what_a_request_may_hold_and_empty_ones_take_nothing(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 20})
+    for partition in (17, 19):
+        await served.produce("t", *["x" * 20] * 100, partition=partition)
+    items = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in range(20)]
+    limit = 50 * (RECORD_OVERHEAD + 20)
+    response = await served.client.post("/consume", json={"topic_partitions": items, "max_bytes": limit})
+    counts = [len(each["records"]) for each in response.json()["topic_partitions"]]
+    assert counts[17] == 50
+    assert sum(counts) == 50
+    response = await served.client.post("/consume", json={"topic_partitions": items, "max_bytes": 3 * limit})
+    counts = [len(each["records"]) for each in response.json()["topic_partitions"]]
+    assert (counts[17], counts[19]) == (100, 50)
+
+
+async def test_an_offset_outside_the_bounds_is_told_with_them(served: Served) -> None:
+    await served.produce("t", "a", "b", "c")
+    await trim(served.log, TopicPartition("t", 0), 3)
+    for offset in (2, 5):
+        found = await served.consume("t", offset, max_wait_ms=60_000)
+        assert found["error"]["code"] == "offset_out_of_range"
+        assert (found["error"]["log_start_offset"], found["error"]["next_offset"]) == (3, 4)
+        assert found["next_fetch_offset"] == offset
+    assert "error" not in await served.consume("t", 4)
+
+
+async def test_what_was_trimmed_is_refused_though_it_was_read_before(served: Served) -> None:
+    await served.produce("t", "a", "b", "c")
+    assert len((await served.consume("t", 1))["records"]) == 3
+    await trim(served.log, TopicPartition("t", 0), 2)
+    assert (await served.consume("t", 1))["error"]["code"] == "offset_out_of_range"
+
+
+async def test_unknown_topics_and_partitions_are_errors_of_their_items(served: Served) -> None:
+    await served.produce("t", "a")
+    assert (await served.consume("t", 1, partition=1))["error"]["code"] == "partition_not_initialized"
+    assert (await served.consume("u", 1, max_wait_ms=60_000))["error"]["code"] == "topic_not_found"
+
+
+async def test_a_wait_ends_with_the_first_record_of_any_of_its_partitions(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 2})
+    items = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in (0, 1)]
+    asked = {"topic_partitions": items, "max_wait_ms": 60_000}
+    waiting = asyncio.ensure_future(served.client.post("/consume", json=asked))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await served.produce("t", "here", partition=1)
+    found = (await waiting).json()["topic_partitions"]
+    assert [[record["payload"] for record in each["records"]] for each in found] == [[], ["here"]]
+
+
+async def test_a_wait_for_more_bytes_hands_out_what_came_meanwhile_without_reading_twice(served: Served) -> None:
+    await served.produce("t", "first")
+    wanted = 3 * (RECORD_OVERHEAD + 5)
+    waiting = asyncio.ensure_future(served.consume("t", 1, max_wait_ms=60_000, min_bytes=wanted))
+    for text in ("again", "third"):
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await served.produce("t", text)
+    assert [each["payload"] for each in (await waiting)["records"]] == ["first", "again", "third"]
+    assert served.blobs.reads == 3
+
+
+async def test_a_wait_that_gets_too_little_answers_with_it_in_the_end(served: Served) -> None:
+    await served.produce("t", "little")
+    found = await served.consume("t", 1, max_wait_ms=50, min_bytes=1 << 20)
+    assert [each["payload"] for each in found["records"]] == ["little"]
+    assert (await served.consume("t", 2, max_wait_ms=50))["records"] == []
+
+
+async def test_a_stopping_broker_answers_its_waits(served: Served) -> None:
+    await served.produce("t", "a")
+    waiting = asyncio.ensure_future(served.consume("t", 2, max_wait_ms=60_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await served.broker.close()
+    assert (await waiting)["records"] == []
+
+
+async def test_a_topic_that_is_deleted_during_a_wait_ends_it_with_an_error(served: Served) -> None:
+    await served.produce("t", "a")
+    waiting = asyncio.ensure_future(served.consume("t", 2, max_wait_ms=60_000))
+    await asyncio.sleep(0.05)
+    await served.client.delete("/topics/t")
+    assert (await waiting)["error"]["code"] in ("topic_not_found", "partition_not_initialized")
+
+
+async def test_kept_batches_stay_within_their_bound(served: Served) -> None:
+    pages = Pages(max_bytes=30_000)
+    for partition in range(4):
+        await served.produce("t", "x" * 10_000, partition=partition)
+    batches = [(await Reader(served.log).read(TopicPartition("t", p), 1))[0] for p in range(4)]
+    for partition, batch in enumerate(batches):
+        pages.keep(("t", partition), batch)
+        assert pages.get(("t", partition), 1) is batch
+        pages.keep(("t", partition), batch)
+    held = [partition for partition in range(4) if pages.get(("t", partition), 1)]
+    assert held in ([2, 3], [3]), "the newest ones"
+    assert pages.get(("t", 3), 2) is None

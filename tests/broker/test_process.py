@@ -1,0 +1,245 @@
+"""`llog serve` and `llog up` as processes: how they start, how they end, and what survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import unavailable
+
+LLOG = [sys.executable, "-m", "llog.cli.main"]
+LIMIT_S = 120
+
+
+class Running:
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._errors = directory / f"stderr-{time.monotonic_ns()}"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen([*LLOG, *arguments, "--port", "0"], cwd=directory, stderr=errors)
+        self.client = httpx.Client(base_url=self._address(), timeout=LIMIT_S)
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def wait_for(self, text: str) -> str:
+        deadline = time.monotonic() + LIMIT_S
+        while text not in self.errors:
+            assert self.process.poll() is None, self.errors
+            assert time.monotonic() < deadline, self.errors
+            time.sleep(0.02)
+        return self.errors
+
+    def _address(self) -> str:
+        self.wait_for("\n" if "serve" in self.process.args else "end it with")  # type: ignore[operator]
+        line = next(line for line in self.errors.splitlines() if "listening on" in line)
+        return line.rpartition(" ")[2]
+
+    def produce(self, *records: str) -> dict[str, Any]:
+        item = {"topic": "t", "partition": 0, "records": records}
+        response = self.client.post("/produce", json={"topic_partitions": [item]})
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()["topic_partitions"][0]
+        return found
+
+    def consume(self, offset: int = 1, **asked: object) -> list[dict[str, Any]]:
+        item = {"topic": "t", "partition": 0, "fetch_offset": offset, "partition_max_bytes": 16 << 20}
+        body = {"topic_partitions": [item], "max_bytes": 16 << 20, **asked}
+        found: list[dict[str, Any]] = self.client.post("/consume", json=body).json()["topic_partitions"][0]["records"]
+        return found
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def running(directory: Path, *arguments: str) -> Iterator[Running]:
+    started = Running(directory, *arguments)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+        started.client.close()
+
+
+class Load:
+    """Writes from several threads, and remembers what was acknowledged under which offset."""
+
+    def __init__(self, server: Running, threads: int = 4) -> None:
+        self.acknowledged: dict[int, str] = {}
+        self._address = str(server.client.base_url)
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self, writer: int) -> None:
+        with httpx.Client(base_url=self._address, timeout=LIMIT_S) as client:
+            for number in range(1_000_000):
+                text = f"{writer}-{number}"
+                body = {"topic_partitions": [{"topic": "t", "partition": 0, "records": [text]}]}
+                try:
+                    answer = client.post("/produce", json=body).json()["topic_partitions"][0]
+                except (httpx.HTTPError, json.JSONDecodeError):
+                    return
+                assert "error" not in answer
+                self.acknowledged[answer["start_offset"]] = text
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while len(self.acknowledged) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_everything_acknowledged_is_there_after_an_end_under_load(tmp_path: Path, number: int) -> None:
+    with running(tmp_path, "serve") as server:
+        load = Load(server)
+        load.wait_for(100)
+        assert server.end(number) == (-number if number == signal.SIGKILL else 0)
+        load.join()
+        assert server.errors.count("\n") == 1, server.errors
+    with running(tmp_path, "serve") as server:
+        server.produce("one more")
+        records = server.consume()
+    found = {each["offset"]: each["payload"] for each in records}
+    assert sorted(found) == list(range(1, len(found) + 1))
+    assert {offset: found.get(offset) for offset in load.acknowledged} == load.acknowledged
+    if number != signal.SIGKILL:
+        assert len(found) == len(load.acknowledged) + 1, "something was appended that nobody was told of"
+    assert len(set(found.values())) == len(found)
+
+
+def test_waits_do_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
+    with running(tmp_path, "serve") as server:
+        server.produce("a")
+        found: list[object] = []
+        waiter = threading.Thread(target=lambda: found.append(server.consume(2, max_wait_ms=60_000)))
+        waiter.start()
+        time.sleep(0.3)
+        assert server.end() == 0
+        waiter.join(LIMIT_S)
+        assert found == [[]]
+
+
+def test_two_brokers_serve_one_log(tmp_path: Path) -> None:
+    with running(tmp_path, "serve") as one, running(tmp_path, "serve") as other:
+        one.produce("by one")
+        found: list[Any] = []
+        waiter = threading.Thread(target=lambda: found.extend(one.consume(2, max_wait_ms=60_000)))
+        waiter.start()
+        assert other.produce("by other")["start_offset"] == 2
+        waiter.join(LIMIT_S)
+        assert [each["payload"] for each in found] == ["by other"]
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*LLOG, "serve", "--port", str(port)]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert f"port {port} of 127.0.0.1 is taken" in ended.stderr
+
+
+def test_a_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['uvicorn'] = None; from llog.cli.main import main; main(['serve'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ended.returncode == 2
+    assert 'pip install "leaderless-log[broker]"' in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_up_prints_commands_that_work_and_compacts_in_its_own_process(tmp_path: Path) -> None:
+    with running(tmp_path, "up", "--no-pipeline", "--interval", "200ms") as server:
+        commands = [line.strip() for line in server.errors.splitlines() if line.strip().startswith(("curl", "llog -"))]
+        assert len(commands) == 3
+        for command in commands[:2]:
+            shown = subprocess.run(f"{command} -sS", shell=True, capture_output=True, text=True, timeout=LIMIT_S)
+            assert '"error"' not in shown.stdout
+            assert "offset" in shown.stdout, shown.stderr
+        for n in range(10):
+            server.produce(f"{n}")
+        _wait_for_compaction(tmp_path)
+        assert [each["payload"] for each in server.consume()] == [f"{n}" for n in range(10)]
+        assert server.end() == 0
+    assert _children_of(server.process.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_up_with_spark_compacts_by_a_pipeline_that_ends_with_it(tmp_path: Path, number: int) -> None:
+    if find_spec("pyspark") is None:
+        unavailable("Spark is not installed")
+    with running(tmp_path, "up", "--interval", "1s") as server:
+        for n in range(10):
+            server.produce(f"{n}")
+        server.wait_for("compact")  # the pipeline's own summary
+        _wait_for_compaction(tmp_path)
+        assert [each["payload"] for each in server.consume()] == [f"{n}" for n in range(10)]
+        family = _children_of(server.process.pid)
+        assert len(family) >= 2, "the watcher and the pipeline at least"
+        assert server.end(number) == (-number if number == signal.SIGKILL else 0)
+        deadline = time.monotonic() + LIMIT_S
+        while any(map(_is_alive, family)):
+            assert time.monotonic() < deadline, "the pipeline outlived `llog up`"
+            time.sleep(0.1)
+
+
+def _wait_for_compaction(directory: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        command = [*LLOG, "inspect", "t", "--json"]
+        shown = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S)
+        if "COMPACTED" in shown.stdout:
+            return
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.3)
+
+
+def _children_of(pid: int) -> list[int]:
+    """All that descend from it now."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,0 +1,135 @@
+"""Spark loses processes without notice, and every record still arrives once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llog.model import TopicPartition
+from llog.partition.reader import Reader
+from tests.spark.logs import LogOnDisk
+
+RECORDS = 24_000
+KILLS = 5
+LIMIT_S = 240
+
+# Where a row goes is left to chance: what a killed run has computed is never what the next one computes.
+_COPY = """
+import sys
+from llog.spark.session import spark_session
+meta, blobs, checkpoint, limit = sys.argv[1:]
+spark = spark_session("copy", master="local[2]", fast_start=True)
+stores = {"meta": meta, "blobs": blobs}
+rows = spark.readStream.format("llog").options(**stores, subscribe="in", startingOffsets="earliest")
+rows = rows.option("maxOffsetsPerTrigger", limit).option("minPartitions", "2").load()
+rows = rows.selectExpr("value", "cast(floor(rand() * 3) as int) as partition")
+writing = rows.writeStream.format("llog").options(**stores, topic="out", checkpointLocation=checkpoint)
+writing.trigger(availableNow=True).start().awaitTermination()
+"""
+
+_SLOW_WRITE = """
+import sys, time
+from pathlib import Path
+from llog.spark.session import spark_session
+meta, blobs, directory = sys.argv[1:]
+spark = spark_session("slow", master="local-cluster[2,1,1024]", fast_start=True)
+stores = {"meta": meta, "blobs": blobs}
+def wait(batches):
+    from pyspark import TaskContext
+    for batch in batches:
+        Path(directory, f"started-{TaskContext.get().partitionId()}").touch()
+        while not Path(directory, "go").exists():
+            time.sleep(0.05)
+        yield batch
+rows = spark.read.format("llog").options(**stores, subscribe="in", minPartitions="2").load().select("value")
+rows.mapInArrow(wait, "value binary").write.format("llog").options(**stores, topic="out").mode("append").save()
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LogOnDisk:
+    log = LogOnDisk(tmp_path)
+    log.create("in", 2)
+    log.create("out", 3)
+    for partition in (0, 1):
+        for first in range(partition, RECORDS, 2000):
+            log.append("in", partition, *map(str, range(first, min(first + 2000, RECORDS), 2)))
+    return log
+
+
+@contextmanager
+def driver(log: LogOnDisk, code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver with a process group of its own, which is gone when this ends."""
+    command = [sys.executable, "-c", code, log.options["meta"], log.options["blobs"], *arguments]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the JVM, too
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors.decode()[-5000:]
+
+
+def arrived(log: LogOnDisk) -> int:
+    async def count(reader: Reader) -> int:
+        return sum([(await reader.bounds(TopicPartition("out", p))).next_offset - 1 for p in range(3)])
+
+    return log.do(lambda opened: count(Reader(opened)))
+
+
+def check_contents(log: LogOnDisk) -> None:
+    counts = Counter(log.payloads("out", 3))
+    assert [payload for payload, count in counts.items() if count > 1] == []
+    assert sorted(map(int, counts)) == list(range(RECORDS))
+    assert log.problems("out", 3) == []
+
+
+def test_a_stream_whose_driver_is_killed_again_and_again_copies_every_record_once(
+    log: LogOnDisk, tmp_path: Path
+) -> None:
+    chance = random.Random(7)
+    checkpoint = str(tmp_path / "checkpoint")
+    for _ in range(KILLS):
+        before = arrived(log)
+        with driver(log, _COPY, checkpoint, "300") as process:
+            while arrived(log) == before:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
+            time.sleep(chance.uniform(0, 2))
+            assert process.poll() is None, "there must be more records than a run copies before it is killed"
+        log.collect()  # what the killed run has left behind must not be missed
+    assert 0 < arrived(log) < RECORDS
+    with driver(log, _COPY, checkpoint, str(RECORDS)) as process:
+        finish(process)
+    check_contents(log)
+
+
+def test_a_write_whose_executor_is_killed_recovers_and_writes_every_record_once(log: LogOnDisk, tmp_path: Path) -> None:
+    with driver(log, _SLOW_WRITE, str(tmp_path)) as process:
+        while len(list(tmp_path.glob("started-*"))) < 2:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        executors = [child for child in children if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())]
+        assert len(executors) == 2
+        executors[0].kill()
+        executors[0].wait(60)
+        (tmp_path / "go").touch()
+        finish(process)
+    check_contents(log)

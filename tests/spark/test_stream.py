@@ -1,0 +1,157 @@
+"""Streams: from llog, into llog, and through it, over restarts and changes of what is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from llog.model import Record, TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.groups import position
+from tests.spark.logs import LogOnDisk
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LogOnDisk:
+    return LogOnDisk(tmp_path)
+
+
+def stream(spark: SparkSession, log: LogOnDisk, **options: str) -> DataFrame:
+    given = {**log.options, "startingOffsets": "earliest", **options}
+    return spark.readStream.format("llog").options(**given).load()
+
+
+def into(log: LogOnDisk, frame: DataFrame, checkpoint: Path, topic: str, **options: str) -> StreamingQuery:
+    """Runs the frame into a topic, as far as there are records now."""
+    writing = frame.writeStream.format("llog").options(**log.options, topic=topic, **options)
+    query = writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def error_of(error: pytest.ExceptionInfo[PySparkException]) -> str:
+    found = re.search(r"llog\.errors\.\w+: .*", str(error.value))
+    assert found is not None, str(error.value)
+    assert "UnboundLocalError" not in str(error.value)
+    return found[0]
+
+
+def eventually(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
+    """Until it is so; a query that fails says why."""
+    while not is_so():
+        query.processAllAvailable()
+        assert query.isActive
+
+
+def test_a_stream_from_topic_to_topic_goes_on_where_it_was(spark: SparkSession, log: LogOnDisk, tmp_path: Path) -> None:
+    log.create("a", 2)
+    log.create("b", 2)
+    full = Record(payload=b"v", key=b"k", timestamp=5, headers=(("h", b"1"),))
+    log.append("a", 1, full)
+    log.append("a", 0, *map(str, range(5)))
+
+    def copy() -> StreamingQuery:
+        source = stream(
+            spark, log, subscribe="a", includeHeaders="true", maxOffsetsPerTrigger="2", groupIdForCommit="copier"
+        )
+        return into(log, source.drop("topic"), tmp_path / "checkpoint", "b")
+
+    batches = [progress.batchId for progress in copy().recentProgress if progress.numInputRows]
+    assert batches == [0, 1, 2]  # the first takes one of each partition
+    assert log.payloads("b", 2) == [*map(str, range(5)), "v"]
+    [copied] = log.records("b", 1)
+    assert (copied.key, copied.timestamp, copied.headers) == (b"k", 5, (("h", b"1"),))
+    group = log.do(lambda opened: position(opened, "copier", TopicPartition("a", 0)))
+    assert group in (4, 5, 6)  # may trail the last batch, never lead it
+
+    log.append("a", 0, "5", "6")
+    log.do(lambda opened: Catalog(opened).add_partitions("a", 3))
+    log.append("a", 2, "new partition")
+    log.do(lambda opened: Catalog(opened).add_partitions("b", 3))
+    copy()
+    assert log.payloads("b", 3) == [*map(str, range(7)), "v", "new partition"]
+    copy()
+    assert log.payloads("b", 3) == [*map(str, range(7)), "v", "new partition"]
+    assert log.problems("b", 3) == []
+
+
+def test_topics_and_partitions_that_appear_while_a_stream_runs_are_read(
+    spark: SparkSession, log: LogOnDisk, tmp_path: Path
+) -> None:
+    log.create("in-1")
+    log.append("in-1", 0, "first")
+    log.create("out")
+    source = stream(spark, log, subscribePattern="in-.*", minOffsetsPerTrigger="1", maxTriggerDelay="1m")
+    writing = source.select("value").writeStream.format("llog").options(**log.options, topic="out")
+    query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        eventually(query, lambda: log.payloads("out") == ["first"])
+        log.create("in-2")
+        log.append("in-2", 0, "second")
+        eventually(query, lambda: log.payloads("out") == ["first", "second"])
+        log.do(lambda opened: Catalog(opened).add_partitions("in-1", 2))
+        log.append("in-1", 1, "third")
+        eventually(query, lambda: log.payloads("out") == ["first", "second", "third"])
+
+        log.delete("in-2")
+        with pytest.raises(StreamingQueryException) as error:
+            query.awaitTermination()
+        assert "topic 'in-2' was deleted while it was read" in error_of(error)
+    finally:
+        query.stop()
+
+    log.create("in-2")
+    log.append("in-2", 0, "again")
+    lenient = stream(spark, log, subscribePattern="in-.*", failOnDataLoss="false").select("value")
+    into(log, lenient, tmp_path / "checkpoint", "out")
+    assert log.payloads("out") == ["first", "second", "third", "again"]
+
+
+def test_a_batch_that_no_row_is_left_of_is_no_obstacle(spark: SparkSession, log: LogOnDisk, tmp_path: Path) -> None:
+    log.create("a")
+    log.create("b")
+    log.append("a", 0, "x", "y")
+
+    def keep_z() -> None:
+        kept = stream(spark, log, subscribe="a").select("value").where("value = binary('z')")
+        into(log, kept, tmp_path / "checkpoint", "b")
+
+    keep_z()
+    log.append("a", 0, "z")
+    keep_z()
+    assert log.payloads("b") == ["z"]
+
+
+def test_mistakes_in_a_stream_are_told_in_words(spark: SparkSession, log: LogOnDisk, tmp_path: Path) -> None:
+    log.create("t")
+    log.append("t", 0, "x")
+    with pytest.raises(PySparkException) as error:
+        stream(spark, log, subscribe="missing")
+    assert "there is no topic 'missing'" in error_of(error)
+    with pytest.raises(PySparkException) as error:
+        stream(spark, log, subscribe="t", maxOffsetsPerTriger="1")
+    assert "did you mean maxOffsetsPerTrigger?" in error_of(error)
+
+    # What only a stream refuses, and what an explicit schema keeps from being seen by load(), ends the query.
+    def failure(frame: DataFrame, name: str, **options: str) -> str:
+        with pytest.raises(PySparkException) as error:
+            into(log, frame, tmp_path / name, **{"topic": "t", **options})
+        return error_of(error)
+
+    assert "option endingOffsets is not for a stream" in failure(
+        stream(spark, log, subscribe="t", endingOffsets="latest").select("value"), "1"
+    )
+    given = {**log.options, "subscribe": "missing", "startingOffsets": "earliest"}
+    unseen = spark.readStream.format("llog").schema("value binary").options(**given).load()
+    assert "there is no topic 'missing'" in failure(unseen, "2")
+    values = stream(spark, log, subscribe="t").select("value")
+    assert "there is no topic 'nowhere'" in failure(values, "3", topic="nowhere")
+    assert "column 'n' cannot be written" in failure(values.selectExpr("value", "1 as n"), "4")
+    assert "option writeId is for batch writes" in failure(values, "5", writeId="w")
+    assert log.payloads("t") == ["x"]
