@@ -19,6 +19,10 @@ class Report:
         """A figure without a bound."""
         self._table.add_row(measure, value, "", "", "", "")
 
+    def compare(self, measure: str, value: str, against: str, ratio: float) -> None:
+        """A figure beside its baseline, without a bound."""
+        self._table.add_row(measure, value, against, f"{ratio:.2f}", "", "")
+
     def ratio(self, measure: str, value: str, against: str, ratio: float, at_least: float) -> None:
         self._row(measure, value, against, f"{ratio:.2f}", f">= {at_least:g}", kept=ratio >= at_least)
 

@@ -1,6 +1,6 @@
 """What Spark gets out of llog: reads beside Parquet's, compaction beside plain Python, planning over a million index entries.
 
-`python -m bench.spark [--quick] [--only read|compaction|planning] [--kafka]`: one run, two task slots; `--quick` takes a tenth of the
+`python -m bench.spark [--quick] [--only read|compaction|planning]`: one run, two task slots; `--quick` takes a tenth of the
 data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first run of each warms it.
 """
 
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--only", choices=("read", "compaction", "planning"), help="one part")
-    parser.add_argument("--kafka", action="store_true", help="the same read through Kafka's connector and a broker")
     parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
     arguments = parser.parse_args()
     scale = 0.1 if arguments.quick else 1.0
@@ -61,40 +61,26 @@ def main() -> None:
         if arguments.only in (None, "compaction"):
             spark_compaction.measure(report, directory, scale)
         if arguments.only in (None, "read"):
-            measure_reads(report, directory, int(1e9 * scale), kafka=arguments.kafka)
+            measure_reads(report, directory, int(1e9 * scale))
     report.note("load when it ended", f"{os.getloadavg()[0]:.1f}")
     report.print()
     sys.exit(1 if report.missed else 0)
 
 
-def measure_reads(report: Report, directory: Path, size: int, *, kafka: bool) -> None:
+def measure_reads(report: Report, directory: Path, size: int) -> None:
     logs = [(reading, filled(directory, reading, size)) for reading in READINGS]
-    conf = {}
-    if kafka:
-        from bench.spark_kafka import connector
-
-        conf["spark.jars"] = connector()
-    spark = spark_session("llog-bench", master="local[2]", conf=conf)
+    spark = spark_session("llog-bench", master="local[2]")
     for reading, log in logs:
         parquet = str(log.directory / "parquet")
         loaded(spark, log).write.option("compression", "none").parquet(parquet)
-        reads: dict[str, Callable[[], float]] = {
-            "llog": lambda log=log: drained(loaded(spark, log)),  # type: ignore[misc]
-            "parquet": lambda path=parquet: drained(spark.read.parquet(path)),  # type: ignore[misc]
-            "stream": lambda log=log, size=size, reading=reading: streamed(  # type: ignore[misc]
-                spark, log, size // reading.record_bytes // STREAM_BATCHES
-            ),
-        }
-        if kafka:
-            from bench.spark_kafka import filled_topic
-
-            with filled_topic(log, directory) as options:
-                reads["kafka"] = lambda options=options: drained(  # type: ignore[misc]
-                    spark.read.format("kafka").options(**options).load()
-                )
-                seconds = in_turns(reads)
-        else:
-            seconds = in_turns(reads)
+        batch_records = size // reading.record_bytes // STREAM_BATCHES
+        seconds = in_turns(
+            {
+                "llog": partial(drain, partial(loaded, spark, log)),
+                "parquet": partial(drain, partial(spark.read.parquet, parquet)),
+                "stream": partial(streamed, spark, log, batch_records),
+            }
+        )
         batch = seconds["llog"]
         report.ratio(
             f"batch read, {reading.name}",
@@ -110,11 +96,6 @@ def measure_reads(report: Report, directory: Path, size: int, *, kafka: bool) ->
             batch / seconds["stream"],
             STREAM_OF_BATCH,
         )
-        if "kafka" in seconds:
-            kafka_rate = rate(size, seconds["kafka"])
-            report.note(
-                f"Kafka's connector, {reading.name}", f"{kafka_rate}: llog {seconds['kafka'] / batch:.1f} times"
-            )
     spark.stop()
 
 
@@ -133,10 +114,10 @@ def loaded(spark: SparkSession, log: BenchLog) -> DataFrame:
     return spark.read.format("llog").options(**log.options).option("subscribe", "bench").load()
 
 
-def drained(rows: DataFrame) -> float:
+def drain(load: Callable[[], DataFrame]) -> float:
     """Seconds until Spark has had every row and column."""
     started = time.perf_counter()
-    rows.write.format("noop").mode("overwrite").save()
+    load().write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started
 
 

@@ -68,7 +68,7 @@ class Served:
     async def consume(self, topic: str, offset: int, partition: int = 0, **asked: object) -> dict[str, Any]:
         item = {"topic": topic, "partition": partition, "fetch_offset": offset}
         if "partition_max_bytes" in asked:
-            item["partition_max_bytes"] = asked.pop("partition_max_bytes")  # type: ignore[assignment]
+            item["partition_max_bytes"] = asked.pop("partition_max_bytes")
         response = await self.client.post("/consume", json={"topic_partitions": [item], **asked})
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()["topic_partitions"][0]

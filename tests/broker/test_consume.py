@@ -15,7 +15,7 @@ from llog.partition.retention import trim
 from tests.broker.serving import Served
 
 
-async def _paged(served: Served, **asked: object) -> tuple[list[Any], int]:
+async def _paged(served: Served, **asked: Any) -> tuple[list[Any], int]:
     records: list[Any] = []
     offset, requests = 1, 0
     while True:

@@ -24,7 +24,7 @@ from tests.spark.roundtrip_job import ROWS
 
 JOB = Path(__file__).with_name("roundtrip_job.py")
 SPARK_HOME = Path(pyspark.__file__).parent
-LIMIT_S = 240
+LIMIT_S = 480
 
 
 def environment(python: str) -> dict[str, str]:
@@ -35,7 +35,13 @@ def environment(python: str) -> dict[str, str]:
 
 def submit(log: LogOnDisk, directory: Path, master: str, *options: str, python: str = sys.executable) -> list[str]:
     """Runs the job; returns where the driver and an executor had the package from."""
-    command: list[str | Path] = [SPARK_HOME / "bin" / "spark-submit", "--master", master, "--conf", "spark.driver.bindAddress=127.0.0.1"]
+    command: list[str | Path] = [
+        SPARK_HOME / "bin" / "spark-submit",
+        "--master",
+        master,
+        "--conf",
+        "spark.driver.bindAddress=127.0.0.1",
+    ]
     command += ["--conf", "spark.driver.host=127.0.0.1", *options, JOB]
     run = subprocess.run(
         [*command, log.options["meta"], log.options["blobs"], directory],

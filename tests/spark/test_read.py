@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -17,15 +16,11 @@ from llog.model import Record, TopicPartition
 from llog.partition.records import TimestampType
 from llog.partition.retention import trim
 from llog.runtime import SystemRuntime
+from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
 
 KAFKA_COLUMNS = "key binary,value binary,topic string,partition int,offset bigint,timestamp timestamp,timestampType int"
 HEADERS = "headers array<struct<key:string,value:binary>>"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> LogOnDisk:
-    return LogOnDisk(tmp_path)
 
 
 def load(spark: SparkSession, log: LogOnDisk, **options: str) -> DataFrame:
@@ -34,14 +29,6 @@ def load(spark: SparkSession, log: LogOnDisk, **options: str) -> DataFrame:
 
 def places(frame: DataFrame) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
-
-
-def error_of(error: pytest.ExceptionInfo[PySparkException]) -> str:
-    """The one line that says what was wrong."""
-    found = re.search(r"^llog\.errors\.\w+: .*$", str(error.value), re.M)
-    assert found is not None, str(error.value)
-    assert "UnboundLocalError" not in str(error.value)
-    return found[0]
 
 
 def schema_of(frame: DataFrame) -> str:
@@ -71,7 +58,7 @@ def test_every_column_is_as_with_kafka(spark: SparkSession, log: LogOnDisk) -> N
     assert [tuple(row) for row in projected.load().collect()] == [(b"v", 1), (None, 2)]
     with pytest.raises(PySparkException) as error:
         spark.read.format("llog").options(**log.options, subscribe="t").schema("value string").load().count()
-    assert "column value string is not one of llog's" in error_of(error)
+    assert "column value string is not one of llog's" in message_of(error)
 
 
 def test_where_reading_starts_and_ends(spark: SparkSession, log: LogOnDisk) -> None:
@@ -109,7 +96,7 @@ def test_where_reading_starts_and_ends(spark: SparkSession, log: LogOnDisk) -> N
     assert read(startingTimestamp=str(now + 10**9), startingOffsetsByTimestampStrategy="latest") == []
     with pytest.raises(PySparkException) as error:
         read(startingTimestamp=str(now + 10**9))
-    assert "no record of t/0 has the starting timestamp" in error_of(error)
+    assert "no record of t/0 has the starting timestamp" in message_of(error)
 
 
 def test_as_many_tasks_as_asked_for(spark: SparkSession, log: LogOnDisk) -> None:
@@ -126,7 +113,7 @@ def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, log: LogO
     def refusal(**options: str) -> str:
         with pytest.raises(PySparkException) as error:
             load(spark, log, **options)
-        return error_of(error)
+        return message_of(error)
 
     assert "there is no topic 'missing'" in refusal(subscribe="t,missing")
     assert "partition 7 of topic 't', which has 1" in refusal(assign='{"t": [7]}')
@@ -136,10 +123,10 @@ def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, log: LogO
     unreachable = {"meta": f"sqlite://{tmp_path / 'file' / 'meta.sqlite'}", "blobs": log.options["blobs"]}
     with pytest.raises(PySparkException) as error:
         spark.read.format("llog").options(**unreachable, subscribe="t").load()
-    assert "LLOG_META is sqlite:" in error_of(error)
+    assert "LLOG_META is sqlite:" in message_of(error)
     with pytest.raises(PySparkException) as error:
         load(spark, log, subscribe="t", startingOffsets="latest").count()
-    assert "cannot be 'latest' in a batch read" in error_of(error)
+    assert "cannot be 'latest' in a batch read" in message_of(error)
     assert (
         spark.read.format("llog")
         .options(**log.options, **{"subscribe": "t", "kafka.bootstrap.servers": "x"})
@@ -160,7 +147,7 @@ def test_losses_by_retention_and_damage_are_told_apart_and_can_be_gone_without(
     assert places(load(spark, log, subscribe="trimmed")) == [(0, 3), (0, 4)]
     with pytest.raises(PySparkException) as error:
         load(spark, log, subscribe="trimmed", startingOffsets=explicit).count()
-    assert "2 records of trimmed/0 from offset 1 on are gone by retention: it starts at 3" in error_of(error)
+    assert "2 records of trimmed/0 from offset 1 on are gone by retention: it starts at 3" in message_of(error)
     rest = load(spark, log, subscribe="trimmed", startingOffsets=explicit, failOnDataLoss="false")
     assert places(rest) == [(0, 3), (0, 4)]
 
@@ -174,8 +161,8 @@ def test_losses_by_retention_and_damage_are_told_apart_and_can_be_gone_without(
         harm()
         with pytest.raises(PySparkException) as error:
             load(spark, log, subscribe="damaged").count()
-        assert "2 records of damaged/0, offsets 1 to 2, are damaged" in error_of(error)
-        assert blob.name in error_of(error)
+        assert "2 records of damaged/0, offsets 1 to 2, are damaged" in message_of(error)
+        assert blob.name in message_of(error)
         assert places(load(spark, log, subscribe="damaged", failOnDataLoss="false")) == [(0, 3)]
 
 

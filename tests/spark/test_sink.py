@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from llog.model import partition_for_key
+from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> LogOnDisk:
-    return LogOnDisk(tmp_path)
 
 
 def save(log: LogOnDisk, frame: DataFrame, **options: str) -> None:
@@ -81,9 +75,7 @@ def test_mistakes_are_told_before_any_task(spark: SparkSession, log: LogOnDisk) 
     def refusal(frame: DataFrame, **options: str) -> str:
         with pytest.raises(PySparkException) as error:
             save(log, frame, **options)
-        found = re.search(r"^llog\.errors\.\w+: .*$", str(error.value), re.M)
-        assert found is not None, str(error.value)
-        return found[0]
+        return message_of(error)
 
     assert "there is no topic 'missing'" in refusal(rows, topic="missing")
     assert "name the topic to write to" in refusal(rows)

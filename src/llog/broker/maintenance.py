@@ -62,8 +62,9 @@ class Maintenance:
                 if runtime.now_ms() >= due[place]:
                     try:
                         await step()
-                    except LlogError as error:
-                        self._report(f"{name} failed, and is tried again later: {error}")
+                    except Exception as error:  # even a bug in it must not take the broker along
+                        kind = "" if isinstance(error, LlogError) else f"{type(error).__name__}: "
+                        self._report(f"{name} failed, and is tried again later: {kind}{error}")
                     due[place] = runtime.now_ms() + every
 
     async def compact(self) -> None:

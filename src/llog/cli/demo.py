@@ -32,7 +32,7 @@ SALES_PARTITIONS: Final = 2
 _CLOCK: Final = "clock"
 _PINGS: Final = "pings"
 _PING_COUNT: Final = 100
-_APPEND_RECORDS: Final = 10_000
+_APPENDS: Final = 30
 _USERS: Final = 20_000
 _HOURS: Final = 2
 _LATE_SHARE: Final = 0.03
@@ -149,8 +149,8 @@ def _produce(settings: Settings, events: int) -> Stage:
     began = time.monotonic()
     with LeaderlessLogWriter(settings) as writer:
         writer.create_topic(EVENTS, PARTITIONS)
-        for first in range(0, events, _APPEND_RECORDS):
-            last = min(first + _APPEND_RECORDS, events)
+        for number in range(_APPENDS):
+            first, last = (events * place // _APPENDS for place in (number, number + 1))
             by_partition = _events(random, begin_ms, first, last, events)
             size += sum(len(record.payload or b"") for records in by_partition.values() for record in records)
             groups = [

@@ -299,6 +299,9 @@ def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return options
 
 
+from llog.cli.pipeline_lake import export, materialize  # noqa: E402
 from llog.cli.pipeline_stats import stats  # noqa: E402
 
 pipeline.add_command(stats)
+pipeline.add_command(export)
+pipeline.add_command(materialize)

@@ -14,7 +14,7 @@ import msgspec
 from llog.cli.common import DURATION, Invocation, note
 from llog.cli.serve import listen_options, listen_settings, warn_if_open
 from llog.config import Settings
-from llog.errors import MissingExtra
+from llog.errors import JavaNotFound, MissingExtra
 from llog.units import format_duration_ms
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def up(invocation: Invocation, host: str | None, port: int | None, pipeline: boo
     from llog.broker.server import run
 
     settings = listen_settings(invocation, host, port)
-    installed = find_spec("pyspark") is not None
-    if pipeline and not installed:
-        raise MissingExtra('--pipeline needs Spark: pip install "leaderless-log[spark]", or leave it out')
-    on_spark = installed if pipeline is None else pipeline
+    on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
 
     async def upkeep(log: Log) -> None:
@@ -59,6 +56,24 @@ def up(invocation: Invocation, host: str | None, port: int | None, pipeline: boo
         await Maintenance(log, settings, _report, options).run()
 
     run(settings, ready=lambda address: _tell(settings, address, on_spark, interval), beside=[upkeep])
+
+
+def _is_on_spark(wanted: bool | None) -> bool:
+    """Whether to run the pipeline; an error if it is wanted and cannot be had."""
+    from llog.spark.java import java_home
+
+    if wanted is False:
+        return False
+    try:
+        if find_spec("pyspark") is None:
+            raise MissingExtra('the pipeline needs Spark: pip install "leaderless-log[spark]"')
+        java_home()
+    except (JavaNotFound, MissingExtra) as error:
+        if wanted:
+            raise
+        note(f"llog: upkeep without Spark: {error}")
+        return False
+    return True
 
 
 async def _pipeline(settings: Settings, interval: int) -> None:

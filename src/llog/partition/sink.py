@@ -68,7 +68,7 @@ class SinkUploader:
         self._sink = check_sink(sink)
         self._codec = codec
         self._catalog = Catalog(log)
-        self._directories: dict[str, str] = {}
+        self._directories: dict[TopicPartition, str] = {}
 
     async def upload(self, groups: Sequence[tuple[TopicPartition, Columns]]) -> Upload:
         """Puts one blob that holds all groups. Nothing is appended by this."""
@@ -81,9 +81,9 @@ class SinkUploader:
         return Upload(name, tuple(bodies))
 
     async def _directory(self, tp: TopicPartition) -> str:
-        if tp.topic not in self._directories:
-            self._directories[tp.topic] = (await self._catalog.partition(tp)).directory
-        return self._directories[tp.topic]
+        if tp not in self._directories:
+            self._directories[tp] = (await self._catalog.partition(tp)).directory
+        return self._directories[tp]
 
 
 async def open_sink(log: Log, sink: str) -> Sink:

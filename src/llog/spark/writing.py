@@ -14,10 +14,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from llog.errors import ConfigurationError, InvalidArgument
+from llog.errors import ConfigurationError, InvalidArgument, LlogError
 from llog.opening import writer_options
 from llog.partition.log import Log
 from llog.partition.sink import SinkUploader, Upload, forget_sink, open_sink, publish
+from llog.spark.fetching import logger
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
 from llog.spark.rows import RowGroups, ensure_topic
@@ -56,14 +57,15 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: Sequence[Uploaded | None]) -> None:
         uploads = _uploads(messages)
-
-        async def finish(log: Log) -> None:
-            if uploads or self._options.write_id:
-                await _publish(log, self._sink, 0, uploads)
-            if self._options.write_id is None:
-                await forget_sink(log, self._sink)
-
-        run_patiently(self._options.settings, finish)
+        settings = self._options.settings
+        if uploads or self._options.write_id:
+            run_patiently(settings, lambda log: _publish(log, self._sink, 0, uploads))
+        if self._options.write_id is None:
+            # By itself: repeated together with the publication, it would let a finished write look like a stale one.
+            try:
+                run_patiently(settings, lambda log: forget_sink(log, self._sink))
+            except LlogError as error:
+                logger.warning("llog could not forget the finished write %s: %s", self._sink, error)
 
     def abort(self, messages: Sequence[Uploaded | None]) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""

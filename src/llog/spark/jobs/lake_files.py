@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from llog.batch.columns import HEADERS_TYPE
 from llog.config import Settings
+from llog.errors import StaleWrite
 from llog.spark.fetching import fetch_runs
 from llog.spark.jobs.decoding import Decode, Decoding, decoder, placed_columns
 from llog.spark.planning import ReadTask
@@ -178,9 +179,12 @@ class _File:
         folder = f"day={self._day}/partition={self._partition}/" if layout.nested else ""
         self._name = f"{folder}{uuid4().hex}{layout.suffix}"
         self._path = Path(layout.directory, self._name)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = [field for field in layout.shape.schema if field.name not in layout.partitioned_by]
-        self._stream = self._path.open("xb")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = self._path.open("xb")
+        except FileNotFoundError as error:
+            raise StaleWrite(f"{self._path.parent} was removed: another exporter has committed since") from error
         self._writer = pq.ParquetWriter(self._stream, pa.schema(kept), compression="zstd")
         self._columns = [field.name for field in kept]
         self._records = 0

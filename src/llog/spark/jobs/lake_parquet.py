@@ -72,11 +72,11 @@ class ParquetTable:
         )
 
     def commit(self, position: Position, files: Sequence[LakeFile]) -> None:
-        sync_directory(self._state / self._staging)
         manifest = Manifest(position=position, columns=self._columns, staging=self._staging, files=list(files))
         try:
+            sync_directory(self._state / self._staging)
             asyncio.run(self._put(f"{self._number + 1:020}.json", msgspec.json.encode(manifest)))
-        except BlobExists as error:
+        except (BlobExists, FileNotFoundError) as error:
             shutil.rmtree(self._state / self._staging, ignore_errors=True)
             raise StaleWrite(f"another exporter has committed to {self._root} since: this one stops") from error
         self._number += 1

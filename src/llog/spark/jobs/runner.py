@@ -17,6 +17,7 @@ from llog.spark.jobs.collect import collect
 from llog.spark.jobs.compact import compact
 from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.retain import retain
+from llog.spark.jobs.stats import stats
 from llog.spark.jobs.tasks import in_one_line, is_alive
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ STEPS: Final[dict[str, Step]] = {
     "compact": compact,
     "retain": retain,
     "collect": collect,
+    "stats": stats,
 }
 DEFAULT_STEPS: Final = ("compact", "retain", "collect")
 

@@ -46,7 +46,6 @@ def write_parquet(measured: Stats, directory: Path) -> Path:
         pq.write_table(table, hidden, compression="zstd")
         os.replace(hidden, final)
     except OSError as error:
-        hidden.unlink(missing_ok=True)
         raise ConfigurationError(f"{directory} cannot be written to: {error.strerror or error}") from error
     return final
 
