@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -72,18 +72,35 @@ def log(tmp_path: Path) -> LogOnDisk:
 def driver(log: LogOnDisk, code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A driver with a process group of its own, which is gone when this ends."""
     command = [sys.executable, "-c", code, log.options["meta"], log.options["blobs"], *arguments]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
+    with open(errors_of(log), "wb") as errors:
+        process = subprocess.Popen(command, start_new_session=True, stderr=errors)
     try:
         yield process
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # the JVM, too
-        process.communicate()
+        process.wait()
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, errors.decode()[-5000:]
+def errors_of(log: LogOnDisk) -> Path:
+    return log.blobs.parent / "driver.log"
+
+
+def check_runs(log: LogOnDisk, process: subprocess.Popen[bytes]) -> None:
+    assert process.poll() is None, errors_of(log).read_text()[-5000:]
+
+
+def finish(log: LogOnDisk, process: subprocess.Popen[bytes]) -> None:
+    assert process.wait(LIMIT_S) == 0, errors_of(log).read_text()[-5000:]
+
+
+def executors_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # gone by now
+            if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def arrived(log: LogOnDisk) -> int:
@@ -109,27 +126,26 @@ def test_a_stream_whose_driver_is_killed_again_and_again_copies_every_record_onc
         before = arrived(log)
         with driver(log, _COPY, checkpoint, "300") as process:
             while arrived(log) == before:
-                assert process.poll() is None, process.communicate()
+                check_runs(log, process)
                 time.sleep(0.1)
             time.sleep(chance.uniform(0, 2))
             assert process.poll() is None, "there must be more records than a run copies before it is killed"
         log.collect()  # what the killed run has left behind must not be missed
     assert 0 < arrived(log) < RECORDS
     with driver(log, _COPY, checkpoint, str(RECORDS)) as process:
-        finish(process)
+        finish(log, process)
     check_contents(log)
 
 
 def test_a_write_whose_executor_is_killed_recovers_and_writes_every_record_once(log: LogOnDisk, tmp_path: Path) -> None:
     with driver(log, _SLOW_WRITE, str(tmp_path)) as process:
         while len(list(tmp_path.glob("started-*"))) < 2:
-            assert process.poll() is None, process.communicate()
+            check_runs(log, process)
             time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        executors = [child for child in children if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())]
+        executors = executors_of(process)
         assert len(executors) == 2
         executors[0].kill()
         executors[0].wait(60)
         (tmp_path / "go").touch()
-        finish(process)
+        finish(log, process)
     check_contents(log)

@@ -15,7 +15,7 @@ import msgspec
 
 from llog.cli.common import note, print_table, progress
 from llog.config import Settings
-from llog.errors import InvalidArgument, MissingExtra
+from llog.errors import InvalidArgument, LlogError, MissingExtra, SparkFailed
 from llog.units import format_size
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def _run(root: Path, events: int) -> list[Stage]:
     stage("measuring latency", lambda: _ping(settings))
     started = time.monotonic()
     with progress("starting Spark"):
+        from llog.spark.jobs.tasks import in_one_line
         from llog.spark.session import spark_session
 
         conf = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
@@ -127,6 +128,10 @@ def _run(root: Path, events: int) -> list[Stage]:
         stage("streaming", lambda: _aggregate(spark, settings, root, events, spark_seconds))
         stage("compacting", lambda: _compact(spark, settings, events))
         stage("exporting", lambda: _export(spark, settings, root, events))
+    except LlogError:
+        raise
+    except Exception as error:  # Spark's own, with the stack traces of two languages
+        raise SparkFailed(f"the demo ended in Spark, after {len(stages)} stages: {in_one_line(error)}") from error
     finally:
         spark.stop()
     if find_spec("duckdb") is None:

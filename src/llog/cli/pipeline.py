@@ -5,18 +5,20 @@ Spark is imported when a command runs. A new command is one `pipeline.add_comman
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from llog.cli.common import DURATION, Invocation, note, print_table, progress
-from llog.errors import ConfigurationError, LlogError, MissingExtra, SparkFailed
+from llog.cli.pipeline_lake import export, materialize
+from llog.cli.pipeline_stats import stats
+from llog.cli.sparking import open_session, require_spark, spark_options
+from llog.errors import ConfigurationError
 from llog.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -25,61 +27,12 @@ if TYPE_CHECKING:
 
     from llog.spark.jobs.runner import StepFailure, StepResult
 
-F = TypeVar("F", bound=Callable[..., object])
-
-_MASTER: Final = re.compile(
-    r"local(\[(\*|[1-9]\d*)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|yarn|k8s://\S+"
-)
 _POLL_SECONDS: Final = 0.3
 _GRACE_HELP: Final = "Leave blobs younger than this alone, e.g. 1h (LLOG_COLLECT_GRACE_MS)."
 
 
 class Terminated(BaseException):
     """SIGTERM came."""
-
-
-def spark_options(command: F) -> F:
-    """`--master` and `--conf`, as spark-submit has them."""
-    conf = click.option(
-        "--conf", metavar="KEY=VALUE", multiple=True, help="Setting of Spark, e.g. spark.driver.memory=4g; repeatable."
-    )
-    master = click.option(
-        "--master",
-        default="local[*]",
-        show_default=True,
-        help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…",
-    )
-    return master(conf(command))
-
-
-def require_spark() -> None:
-    """`MissingExtra`, unless Spark is installed."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f'the pipeline runs on Spark, which is not installed ({error}): pip install "leaderless-log[spark]"'
-        ) from error
-
-
-def open_session(app_name: str, master: str, conf: Sequence[str]) -> SparkSession:
-    """A session, or an error of one line that says why there is none."""
-    settings = _parsed(conf)
-    if not _MASTER.fullmatch(master):
-        raise ConfigurationError(
-            f"--master is {master!r}: it must be local, local[N], local[*], spark://host:port, yarn or k8s://…"
-        )
-    require_spark()
-    from llog.spark.jobs.tasks import in_one_line
-    from llog.spark.session import spark_session
-
-    try:
-        return spark_session(app_name, master=master, conf=settings)
-    except LlogError:
-        raise
-    except Exception as error:
-        given = " ".join(["--master", master, *(f"--conf {each}" for each in conf)])
-        raise SparkFailed(f"Spark did not start with {given}: {in_one_line(error)}") from error
 
 
 @click.group(short_help="Upkeep of large logs on Spark.")
@@ -265,22 +218,12 @@ def _terminable() -> Iterator[None]:
 def _stop_session() -> None:
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        try:
+    try:
+        session = SparkSession.getActiveSession()
+        if session is not None:
             session.sparkContext.cancelAllJobs()
-        except Exception as error:  # the same signal may have ended the JVM
-            note(f"llog: Spark had ended before ({type(error).__name__})")
-
-
-def _parsed(conf: Sequence[str]) -> dict[str, str]:
-    settings = {}
-    for each in conf:
-        key, separator, value = each.partition("=")
-        if not separator or not re.fullmatch(r"spark\.\S+", key):
-            raise ConfigurationError(f"--conf is {each!r}: write it like spark.driver.memory=4g")
-        settings[key] = value
-    return settings
+    except Exception as error:  # the same signal may have ended the JVM
+        note(f"llog: Spark had ended before ({type(error).__name__})")
 
 
 def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -299,9 +242,5 @@ def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return options
 
 
-from llog.cli.pipeline_lake import export, materialize  # noqa: E402
-from llog.cli.pipeline_stats import stats  # noqa: E402
-
-pipeline.add_command(stats)
-pipeline.add_command(export)
-pipeline.add_command(materialize)
+for command in (export, materialize, stats):
+    pipeline.add_command(command)

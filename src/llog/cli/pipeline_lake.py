@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
 from llog.cli.common import DURATION, SIZE, Invocation, json_option, note, print_json, print_table
-from llog.cli.pipeline import open_session, spark_options
+from llog.cli.sparking import open_session, spark_options
 from llog.errors import ConfigurationError
 from llog.units import format_size
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from llog.spark.jobs.decoding import Decoding
     from llog.spark.jobs.lake import Position
+
+_SHOWN_MAX: Final = 8
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -197,8 +199,9 @@ def _check_decode(decode: str | None, schema: str | None, avro_schema: Path | No
 
 def _check_packages(table_format: str) -> None:
     """Before Spark is started, which takes seconds."""
-    from llog.spark.jobs.lake import optional_module
+    from llog.spark.jobs.extras import optional_module
 
+    optional_module("pyspark", "spark", "the pipeline")
     package = {"delta": "deltalake", "iceberg": "pyiceberg"}.get(table_format)
     if package is not None:
         optional_module(package, "lake", f"a {table_format.capitalize()} table")
@@ -224,7 +227,9 @@ def _repeat(once: Callable[[], None], interval_ms: int | None) -> None:
 
 
 def _noted(position: Position) -> None:
-    note(f"committed {position.topic} up to {sum(position.offsets.values()) - len(position.offsets)} records")
+    first = [f"{partition}:{offset}" for partition, offset in sorted(position.offsets.items())[:_SHOWN_MAX]]
+    more = " …" if len(position.offsets) > _SHOWN_MAX else ""
+    note(f"committed {position.topic}; next offsets {' '.join(first)}{more}")
 
 
 def _show(result: msgspec.Struct, as_json: bool, shown: dict[str, str]) -> None:

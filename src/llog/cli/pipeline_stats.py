@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from llog.cli.common import Invocation, json_option, note, print_json, print_table, progress, with_log
-from llog.cli.pipeline import open_session, spark_options
+from llog.cli.sparking import open_session, spark_options
 from llog.errors import InvalidArgument
 from llog.units import format_size
 

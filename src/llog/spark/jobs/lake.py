@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from llog import errors
 from llog.config import Settings
-from llog.errors import ConfigurationError, DataLoss, LlogError, MissingExtra, WrongStore
+from llog.errors import ConfigurationError, DataLoss, LlogError, WrongStore
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import LOG_ID
@@ -186,17 +185,6 @@ def local_directory(target: str, what: str) -> Path:
     if separator and not path.is_absolute():
         raise ConfigurationError(f"{target!r} must be file:///absolute/path")
     return path.absolute()
-
-
-def optional_module(name: str, extra: str, what: str) -> Any:
-    """A module that only an extra brings; `MissingExtra` says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise MissingExtra(
-            f'{what} needs the package {package}, which is not installed: pip install "leaderless-log[{extra}]"'
-        ) from error
 
 
 def _partitions(source: Source) -> list[TopicPartition]:

@@ -17,7 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import ConfigurationError, StaleWrite, WrongStore
-from llog.spark.jobs.lake import Position, Source, optional_module
+from llog.spark.jobs.extras import optional_module
+from llog.spark.jobs.lake import Position, Source
 from llog.spark.jobs.lake_files import PARTITIONED_BY, LakeFile, Layout, Shape, sync_parents
 
 T = TypeVar("T")
@@ -150,8 +151,10 @@ class DeltaTable:
         try:
             self._table, _ = self._state.commit(self._table, self._before, attempt)
         except StaleWrite:
-            for file in files:
-                os.unlink(root / file.name)
+            # At the very position that was wanted, the files could be the table's after all.
+            if self._state.position(self._state.open()) != position:
+                for file in files:
+                    os.unlink(root / file.name)
             raise
         self._before = position
 

@@ -17,7 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import ConfigurationError, StaleWrite, WrongStore
-from llog.spark.jobs.lake import Position, optional_module
+from llog.spark.jobs.extras import optional_module
+from llog.spark.jobs.lake import Position
 from llog.spark.jobs.lake_files import PARTITIONED_BY, LakeFile, Layout, Shape, sync_parents
 
 NAMESPACE: Final = "llog"
@@ -33,7 +34,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def open_catalog(root: Path) -> Any:
-    """The catalog of a directory of tables; `table_of(open_catalog(root), name)` is a table to read."""
+    """The catalog of a directory of tables, all in the namespace `llog`."""
     optional_module("pyiceberg", "lake", "an Iceberg table")
     sql = optional_module("pyiceberg.catalog.sql", "lake", "an Iceberg table")
     root.mkdir(parents=True, exist_ok=True)
@@ -82,8 +83,10 @@ class IcebergTable:
             except self._errors.CommitFailedException as error:
                 self._table = self._open()
                 if last or self._position() != self._before:
-                    for file in files:
-                        os.unlink(self._directory / file.name)
+                    # At the very position that was wanted, the files could be the table's after all.
+                    if self._position() != position:
+                        for file in files:
+                            os.unlink(self._directory / file.name)
                     raise StaleWrite(
                         f"another exporter has committed to {self._where} since: this one stops"
                     ) from error

@@ -15,6 +15,7 @@ from llog.config import Settings
 from llog.errors import ConfigurationError, SparkFailed
 from llog.spark.jobs.collect import collect
 from llog.spark.jobs.compact import compact
+from llog.spark.jobs.lake_steps import export_step, materialize_step
 from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.retain import retain
 from llog.spark.jobs.stats import stats
@@ -31,6 +32,8 @@ STEPS: Final[dict[str, Step]] = {
     "compact": compact,
     "retain": retain,
     "collect": collect,
+    "export": export_step,
+    "materialize": materialize_step,
     "stats": stats,
 }
 DEFAULT_STEPS: Final = ("compact", "retain", "collect")

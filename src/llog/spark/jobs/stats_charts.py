@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llog.errors import ConfigurationError
-from llog.spark.jobs.lake import optional_module
+from llog.spark.jobs.extras import optional_module
 from llog.spark.jobs.stats import Stats
 from llog.spark.jobs.stats_timeline import Moment
 
@@ -16,6 +16,7 @@ _BARS_MAX: Final = 30
 _BARS_MIN: Final = 6
 """There is room for so many, lest a single one fills the picture."""
 _TOPICS_MAX: Final = 8
+_STEPS_MAX: Final = 128
 _LABEL_MAX: Final = 32
 _HOUR_MS: Final = 3_600_000
 _SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
@@ -50,7 +51,7 @@ def _records(measured: Stats) -> Any:
     topics = _by_size(measured)
     colours = [_colour(topics.index(each.topic)) for each in shown]
     _bars(axes, [_label(each.topic, each.partition) for each in shown], [each.records for each in shown], colours)
-    _title(axes, "Records per partition", _cut(len(shown), len(parts), "partitions by records"))
+    _title(axes, "Records per partition", _cut(len(shown), len(parts), "partitions"))
     axes.set_xlabel("records")
     return figure
 
@@ -61,13 +62,15 @@ def _bytes(measured: Stats) -> Any:
     moments = {name: measured.timelines[name].moments() for name in names}
     starts = sorted({moment.start_ms for each in moments.values() for moment in each})
     width_ms = next((measured.timelines[name].width_ms for name in names), 1000)
+    while starts and (starts[-1] - starts[0]) // width_ms >= _STEPS_MAX:
+        width_ms *= 2
     _title(axes, "Bytes appended over time", f"by append time, in steps of {_step(width_ms)}")
     if not starts:
         return _nothing(figure, axes, "no records")
-    every = range(starts[0], starts[-1] + width_ms, width_ms)
-    series = {name: _at(moments[name], every) for name in names[:_TOPICS_MAX]}
+    every = range(starts[0] // width_ms * width_ms, starts[-1] + 1, width_ms)
+    series = {name: _in_steps(moments[name], every) for name in names[:_TOPICS_MAX]}
     if len(names) > _TOPICS_MAX:
-        rest = [_at(moments[name], every) for name in names[_TOPICS_MAX:]]
+        rest = [_in_steps(moments[name], every) for name in names[_TOPICS_MAX:]]
         series[f"{len(rest)} other topics"] = [sum(column) for column in zip(*rest, strict=True)]
     highest = max(sum(column) for column in zip(*series.values(), strict=True))
     unit, factor = _unit(highest)
@@ -101,7 +104,7 @@ def _skew(measured: Stats) -> Any:
     topics = [each for each in measured.topics if each.record_skew is not None and each.byte_skew is not None]
     shown = sorted(topics, key=lambda each: -max(each.record_skew or 0, each.byte_skew or 0))[:_BARS_MAX]
     figure, axes = _figure(_bars_height(2 * len(shown)))
-    _title(axes, "Skew of topics", _cut(len(shown), len(topics), "topics by skew", "largest partition by the mean one"))
+    _title(axes, "Skew of topics", _cut(len(shown), len(topics), "topics", "largest partition by the mean one"))
     if not shown:
         return _nothing(figure, axes, "no records")
     for shift, colour, name, values in (
@@ -130,16 +133,14 @@ def _lag(measured: Stats) -> Any:
     shown = min(_BARS_MAX, max(len(consumers), len(compaction)))
     figure, (left, right) = _figure(_bars_height(shown), columns=2)
     top = consumers[:_BARS_MAX]
-    _title(left, "Lag of consumer groups", _cut(len(top), len(consumers), "groups by lag", "records yet to read"))
+    _title(left, "Lag of consumer groups", _cut(len(top), len(consumers), "groups", "records yet to read"))
     if top:
         _bars(left, [_short(name) for name, _ in top], [lag for _, lag in top], [_BLUE] * len(top))
         left.set_xlabel("records")
     else:
         _nothing(figure, left, "no groups")
     waiting = compaction[:_BARS_MAX]
-    _title(
-        right, "Lag of compaction", _cut(len(waiting), len(compaction), "partitions by lag", "records not compacted")
-    )
+    _title(right, "Lag of compaction", _cut(len(waiting), len(compaction), "partitions", "records not compacted"))
     if waiting:
         names = [_label(each.topic, each.partition) for each in waiting]
         _bars(right, names, [each.lag_records for each in waiting], [_ORANGE] * len(waiting))
@@ -178,7 +179,7 @@ def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Se
     axes.set_ylim(max(len(labels), _BARS_MIN) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlim(left=0, right=None if any(values) else 1)
-    axes.locator_params(axis="x", nbins=6)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(axis="x", color="#e3e6ea")
 
@@ -186,7 +187,9 @@ def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Se
 def _title(axes: Any, title: str, below: str) -> None:
     axes.set_title(f"{title}\n" if below else title, loc="left", fontweight="bold")
     if below:
-        axes.text(0, 1.02, below, transform=axes.transAxes, fontsize=9, color=_GREY, va="bottom")
+        axes.annotate(
+            below, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=9, color=_GREY
+        )
 
 
 def _nothing(figure: Any, axes: Any, why: str) -> Any:
@@ -195,9 +198,11 @@ def _nothing(figure: Any, axes: Any, why: str) -> Any:
     return figure
 
 
-def _at(moments: Sequence[Moment], starts: Sequence[int]) -> list[float]:
-    known = {moment.start_ms: moment.bytes for moment in moments}
-    return [known.get(start, 0.0) for start in starts]
+def _in_steps(moments: Sequence[Moment], steps: range) -> list[float]:
+    sizes = [0.0] * len(steps)
+    for moment in moments:
+        sizes[(moment.start_ms - steps.start) // steps.step] += moment.bytes
+    return sizes
 
 
 def _bars_height(bars: int) -> float:
@@ -205,7 +210,7 @@ def _bars_height(bars: int) -> float:
 
 
 def _cut(shown: int, there_are: int, what: str, meaning: str = "") -> str:
-    cut = f"the {shown} largest of {there_are:,} {what}" if shown < there_are else ""
+    cut = f"largest {shown} of {there_are:,} {what}" if shown < there_are else ""
     return "; ".join(filter(None, [meaning, cut]))
 
 
@@ -227,4 +232,5 @@ def _label(topic: str, partition: int) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LABEL_MAX else f"{name[: _LABEL_MAX - 1]}…"
+    """Names of one family differ at their ends."""
+    return name if len(name) <= _LABEL_MAX else f"{name[: _LABEL_MAX // 2]}…{name[-(_LABEL_MAX // 2 - 1) :]}"

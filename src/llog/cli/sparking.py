@@ -1,0 +1,74 @@
+"""What every command that runs on Spark shares: its options, and a session or a reason why there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from llog.errors import ConfigurationError, LlogError, MissingExtra, SparkFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_MASTER: Final = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|yarn|k8s://\S+"
+)
+
+
+def spark_options(command: F) -> F:
+    """`--master` and `--conf`, as spark-submit has them."""
+    conf = click.option(
+        "--conf", metavar="KEY=VALUE", multiple=True, help="Setting of Spark, e.g. spark.driver.memory=4g; repeatable."
+    )
+    master = click.option(
+        "--master",
+        default="local[*]",
+        show_default=True,
+        help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…",
+    )
+    return master(conf(command))
+
+
+def require_spark() -> None:
+    """`MissingExtra`, unless Spark is installed."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f'the pipeline runs on Spark, which is not installed ({error}): pip install "leaderless-log[spark]"'
+        ) from error
+
+
+def open_session(app_name: str, master: str, conf: Sequence[str]) -> SparkSession:
+    """A session, or an error of one line that says why there is none."""
+    settings = _parsed(conf)
+    if not _MASTER.fullmatch(master):
+        raise ConfigurationError(
+            f"--master is {master!r}: it must be local, local[N], local[*], spark://host:port, yarn or k8s://…"
+        )
+    require_spark()
+    from llog.spark.jobs.tasks import in_one_line
+    from llog.spark.session import spark_session
+
+    try:
+        return spark_session(app_name, master=master, conf=settings)
+    except LlogError:
+        raise
+    except Exception as error:
+        given = " ".join(["--master", master, *(f"--conf {each}" for each in conf)])
+        raise SparkFailed(f"Spark did not start with {given}: {in_one_line(error)}") from error
+
+
+def _parsed(conf: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for each in conf:
+        key, separator, value = each.partition("=")
+        if not separator or not re.fullmatch(r"spark\.\S+", key):
+            raise ConfigurationError(f"--conf is {each!r}: write it like spark.driver.memory=4g")
+        settings[key] = value
+    return settings

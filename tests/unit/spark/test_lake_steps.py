@@ -1,0 +1,40 @@
+"""Options of the lake's steps come as text and are checked before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llog.errors import ConfigurationError
+from llog.spark.jobs.export import ExportOptions
+from llog.spark.jobs.lake_steps import _typed
+from llog.spark.jobs.materialize import MaterializeOptions
+
+
+def test_text_becomes_options_of_an_export() -> None:
+    given = {"topic": "t", "format": "delta", "to": "lake", "file_bytes": "1MiB", "headers": "true"}
+    options = _typed("export", ExportOptions, given)
+    assert (options.topic, options.format, options.file_bytes, options.headers) == ("t", "delta", 1 << 20, True)
+
+
+def test_a_schema_makes_columns_and_keys_are_split_by_commas() -> None:
+    given = {"topic": "t", "to": "lake", "key": "a, b", "json_schema": "a bigint, b string"}
+    options = _typed("materialize", MaterializeOptions, given)
+    assert options.key == ("a", "b")
+    assert options.decoding is not None
+    assert options.decoding.columns.names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"topic": "t", "to": "x"}, "format"),
+        ({"topic": "t", "to": "x", "format": "csv"}, "csv"),
+        ({"topic": "t", "to": "x", "format": "delta", "colour": "red"}, "colour"),
+        ({"topic": "t", "to": "x", "format": "delta", "json_schema": "a int", "avro_schema": "f"}, "not both"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_names_it(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        _typed("export", ExportOptions, given)
