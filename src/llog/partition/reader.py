@@ -68,13 +68,19 @@ class Reader:
         _, control = await self.control(tp)
         return Bounds(control.log_start_offset, control.sequence_counter)
 
-    async def read(self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20) -> list[Batch]:
-        """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset."""
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset.
+
+        No batch begins at `stop` or above it; the last one may reach beyond.
+        """
         keys, control = await self.control(tp)
         _check_offset(tp, offset, control, end_allowed=True)
         batches: list[Batch] = []
         size = 0
-        while offset < control.sequence_counter and (not batches or size < max_bytes):
+        end = control.sequence_counter if stop is None else min(stop, control.sequence_counter)
+        while offset < end and (not batches or size < max_bytes):
             batch, length = await self._read_at(tp, keys, control, offset)
             batches.append(batch)
             offset, size = batch.end_offset + 1, size + length
@@ -91,13 +97,11 @@ class Reader:
         end = (await self.bounds(tp)).next_offset
         stop = end if stop is None else min(stop, end)
         while offset < stop:
-            for batch in await self.read(tp, offset):
+            for batch in await self.read(tp, offset, stop=stop):
                 if batch.end_offset >= stop:
                     batch = batch._replace(columns=slice_columns(batch.columns, 0, stop - batch.start_offset))
                 yield batch
                 offset = batch.end_offset + 1
-                if offset >= stop:
-                    return
 
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
         """The first offset whose time is at or after this, the next offset if there is none: O(log n) lookups.

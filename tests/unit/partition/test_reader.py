@@ -252,3 +252,13 @@ async def test_a_wait_ends_with_an_append_of_another_process(world: World) -> No
     await world.append("b")
     assert await waiting
     assert not await world.reader.wait(TP, 3, 0.001)
+
+
+async def test_damage_beyond_the_end_of_a_range_does_not_concern_it(world: World) -> None:
+    for payload in ("a", "b", "c"):
+        await world.append(payload)
+    pieces = await world.index()
+    world.damage((await world.control()).pending.entries[0].data_uri)  # type: ignore[union-attr]
+    assert len(pieces) == 2
+    found = [batch.columns.values.to_pylist() async for batch in world.reader.iter_from(TP, 1, 3)]
+    assert found == [[b"a"], [b"b"]]
