@@ -328,6 +328,11 @@ def parse_address(setting: Setting, url: str) -> Address:
             f"{setting.variable} is {_shown(url)!r}, with credentials in it: put them into LLOG_S3_ACCESS_KEY_ID and "
             "LLOG_S3_SECRET_ACCESS_KEY"
         )
+    if scheme not in ("sqlite", "file") and "?" in rest:
+        raise ConfigurationError(
+            f"{setting.variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and credentials "
+            "go into the store's own variables"
+        )
     if scheme in ("sqlite", "file"):
         if authority not in ("", ".") or not slash or not path.strip("/"):
             raise ConfigurationError(

@@ -115,9 +115,13 @@ class OffsetOutOfRange(LlogError):
             f"offset {offset} of {what} is outside its bounds: "
             f"the log starts at {log_start_offset} and the next offset is {next_offset}"
         )
+        self.what = what
         self.offset = offset
         self.log_start_offset = log_start_offset
         self.next_offset = next_offset
+
+    def __reduce__(self) -> tuple[type[OffsetOutOfRange], tuple[str, int, int, int]]:
+        return type(self), (self.what, self.offset, self.log_start_offset, self.next_offset)
 
 
 class InconsistentReadState(LlogError):
@@ -147,7 +151,12 @@ class PartlyAppended(LlogError):
         super().__init__(
             f"{appended} of {len(results)} groups were appended; do not append those again. The first failure: {first}"
         )
+        self.appended = appended
         self.results = results
+        self.first = first
+
+    def __reduce__(self) -> tuple[type[PartlyAppended], tuple[int, list[object], LlogError]]:
+        return type(self), (self.appended, self.results, self.first)
 
 
 class Contention(LlogError):

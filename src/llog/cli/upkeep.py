@@ -117,6 +117,10 @@ def retain(invocation: Invocation, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
+_PINS_MS_MAX = 600_000
+"""How long a collection waits for the readers that hold blobs back: longer than the pin of one that died lasts."""
+
+
 @click.command(short_help="Delete blobs that nothing names any more.")
 @click.option(
     "--grace",
@@ -138,7 +142,18 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         options = collector_options(settings)
         if grace is not None:
             options = msgspec.structs.replace(options, grace_ms=grace)
-        return await Collector(log, options).collect_once()
+        collector = Collector(log, options)
+        result = await collector.collect_once()
+        if not result.waiting:
+            return result
+        # What waits goes when the pins of now are gone, whatever pins come after: only this collector knows which those are.
+        held, give_up = await _alive(log), log.runtime.now_ms() + _PINS_MS_MAX
+        while held & await _alive(log) and log.runtime.now_ms() < give_up:
+            await log.runtime.sleep(1.0)
+        again = await collector.collect_once()
+        return msgspec.structs.replace(
+            again, deleted=result.deleted + again.deleted, deleted_bytes=result.deleted_bytes + again.deleted_bytes
+        )
 
     result = with_log(invocation, collected)
     if as_json:
@@ -148,6 +163,12 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         f"deleted {result.deleted} blobs ({format_size(result.deleted_bytes)}) of {result.listed}; "
         f"{result.referenced} old ones are in use, {result.waiting} wait for readers"
     )
+
+
+async def _alive(log: Log) -> set[str]:
+    from llog.partition.pins import alive_pins
+
+    return {pin_id for pin_id, _ in await alive_pins(log)}
 
 
 def _row(run: CompactionResult) -> list[object]:

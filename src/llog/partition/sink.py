@@ -14,6 +14,7 @@ raises before it decides, makes step 2 fail instead of naming a blob that may be
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -26,23 +27,30 @@ from llog.errors import (
     InvalidArgument,
     OutcomeUnknown,
     PartitionNotInitialized,
+    RecordTooLarge,
     StaleWrite,
     TopicNotFound,
+    UnknownProducer,
     VersionMismatch,
 )
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
-from llog.partition.keys import SINK_BLOBS, sink_key
+from llog.partition.keys import SINK_BLOBS, WAL, sink_key
 from llog.partition.log import Log
 from llog.partition.producers import Producer
 from llog.partition.reader import Reader
 from llog.partition.records import Manifest, Sink, decode, encode
+from llog.partition.snapshot import take_snapshot
 from llog.partition.writer import Writer
 from llog.runtime import stamp_of, uuid7
-from llog.stores.meta import ABSENT
+from llog.stores.meta import ABSENT, VALUE_BYTES_MAX
 
 _TOUCH_INTERVAL_MS = 60_000
 _APPLY_CONCURRENCY = 16
+_ENTRY_BYTES = 300
+"""An index entry in a control record, without its blob's name, at most about."""
+_CONTROL_BYTES = 256 << 10
+"""What is left for the rest of a control record."""
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -166,11 +174,31 @@ def _check_floor(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
 
 
 async def _manifest(log: Log, uploads: Sequence[Upload]) -> Manifest:
-    reader = Reader(log)
+    reader, catalog = Reader(log), Catalog(log)
+    uploaded = {(body.topic, body.partition, body.directory) for upload in uploads for body in upload.bodies}
+    for topic, partition, directory in sorted(uploaded):
+        if (await catalog.partition(TopicPartition(topic, partition))).directory != directory:
+            raise PartitionNotInitialized(
+                f"topic {topic!r} was deleted and created again after records were uploaded for it: write them again"
+            )
     since = {}
     for tp in sorted({TopicPartition(body.topic, body.partition) for upload in uploads for body in upload.bodies}):
         since[str(tp)] = (await reader.bounds(tp)).next_offset
-    return Manifest(blobs=tuple(upload.blob for upload in uploads), since=since)
+    manifest = Manifest(blobs=tuple(upload.blob for upload in uploads), since=since)
+    _check_size(log, manifest, uploads)
+    return manifest
+
+
+def _check_size(log: Log, manifest: Manifest, uploads: Sequence[Upload]) -> None:
+    """Before the manifest is named: one that cannot be applied would stop its sink for good."""
+    pieces = Counter((body.topic, body.partition) for upload in uploads for body in upload.bodies)
+    entry_bytes = _ENTRY_BYTES + max(len(log.data_uri(blob)) for blob in manifest.blobs)
+    most = max(pieces.values()) * entry_bytes
+    if max(most, len(encode(manifest))) > VALUE_BYTES_MAX - _CONTROL_BYTES:
+        raise RecordTooLarge(
+            f"a batch of {len(uploads)} uploads, {max(pieces.values())} of them to one partition, is too many to append at "
+            "once: raise uploadBytes, write with fewer tasks, or write less at a time"
+        )
 
 
 async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Mapping[str, tuple[Body, ...]]) -> None:
@@ -189,11 +217,34 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
         producer = Producer(id=f"sink:{sink}", sequence=batch, since=manifest.since[str(tp)], dense=False)
         async with slots:
             try:
-                await writer.append_uploaded(tp, bodies, producer)
+                try:
+                    await writer.append_uploaded(tp, bodies, producer)
+                except UnknownProducer:
+                    still = await _still_to_append(log, tp, producer, {blob for blob, _ in bodies})
+                    if still is not None:
+                        await writer.append_uploaded(tp, bodies, still)
             except (TopicNotFound, PartitionNotInitialized):
                 pass
 
     await asyncio.gather(*(append(tp, bodies) for tp, bodies in sources.items()))
+
+
+async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blobs: set[str]) -> Producer | None:
+    """A producer that the partition has forgotten, from where it is known not to have appended; None if it has appended.
+
+    The index tells as long as what came since then is neither compacted nor trimmed: after that, `UnknownProducer`.
+    """
+    log_start, stop = await Reader(log).bounds(tp)
+    if log_start <= producer.since:
+        names = {log.blob_name(extent.data_uri) for extent in await take_snapshot(log, tp, producer.since, stop)}
+        if names & blobs:
+            return None
+        if all(name.startswith((WAL, SINK_BLOBS)) for name in names):
+            return msgspec.structs.replace(producer, since=stop)
+    raise UnknownProducer(
+        f"whether batch {producer.sequence} of {producer.id} was appended to {tp} cannot be told any more: look for its records from "
+        f"offset {producer.since} on, and start the query over with a new checkpoint"
+    )
 
 
 async def _finish(log: Log, key: str, batch: int) -> None:

@@ -124,6 +124,8 @@ async def _decoded(
                     raise TopicNotFound(f"topic {tp.topic!r} was deleted and created again")
                 yield batch
                 start = batch.end_offset + 1
+            if start < stop:  # another topic of that name, or a restored one, ends before
+                raise TopicNotFound(f"the log of {tp} ends before offset {start} now")
             return
         columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
         yield Batch(tp, start, slice_columns(columns, start - extent.start_offset, stop - extent.start_offset))

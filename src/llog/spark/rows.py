@@ -105,7 +105,9 @@ def _columns(columns: dict[str, pa.Array]) -> Columns:
     key, timestamp, headers = columns.get("key"), columns.get("timestamp"), columns.get("headers")
     times = None
     if timestamp is not None and timestamp.null_count < len(timestamp):
-        times = pc.floor_temporal(timestamp, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+        # In UTC: Spark hands over times in the session's zone, where the hour that a clock is set back by is ambiguous.
+        times = pc.floor_temporal(timestamp.cast(pa.timestamp("us", tz="UTC")), unit="millisecond")
+        times = times.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
     keys = None if key is None or key.null_count == len(key) else key.cast(pa.binary())
     return Columns(
         values=columns["value"].cast(pa.binary()),

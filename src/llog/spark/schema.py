@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from llog.batch.columns import HEADERS_TYPE, effective_timestamps, headers_to_arrow
+from llog.batch.columns import HEADERS_TYPE, append_times, effective_timestamps, headers_to_arrow
 from llog.errors import ConfigurationError
 from llog.partition.reader import Batch
 from llog.partition.records import TimestampType as TopicTime
@@ -85,7 +85,9 @@ def _column(batch: Batch, name: str, time_type: TopicTime) -> pa.Array:
         case "offset":
             return pa.array(np.arange(batch.start_offset, batch.start_offset + count, dtype=np.int64))
         case "timestamp":
-            return pa.array(effective_timestamps(records).to_numpy() * 1000).cast(_TIME)
+            is_append = time_type is TopicTime.APPEND
+            times = append_times(records) if is_append else effective_timestamps(records).to_numpy()
+            return pa.array(times * 1000).cast(_TIME)
         case "timestampType":
             return pa.array(np.full(count, 1 if time_type is TopicTime.APPEND else 0, dtype=np.int32))
         case _:

@@ -73,6 +73,11 @@ class Place(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Place:
+        if value.keys() != {"incarnations", "offsets"}:
+            raise InvalidArgument(
+                f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read another source "
+                "needs a new checkpointLocation"
+            )
         offsets = {
             TopicPartition(topic, int(partition)): int(offset)
             for topic, partitions in value["offsets"].items()
