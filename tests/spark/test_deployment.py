@@ -27,13 +27,15 @@ SPARK_HOME = Path(pyspark.__file__).parent
 LIMIT_S = 480
 
 
-def environment(python: str) -> dict[str, str]:
+def environment(python: str, **more: str) -> dict[str, str]:
     names = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK", "LLOG"))}
     spark = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(java_home())}
-    return {**names, **spark, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    return {**names, **spark, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, **more}
 
 
-def submit(log: LogOnDisk, directory: Path, master: str, *options: str, python: str = sys.executable) -> list[str]:
+def submit(
+    log: LogOnDisk, directory: Path, master: str, *options: str, python: str = sys.executable, **more: str
+) -> list[str]:
     """Runs the job; returns where the driver and an executor had the package from."""
     command: list[str | Path] = [
         SPARK_HOME / "bin" / "spark-submit",
@@ -45,13 +47,13 @@ def submit(log: LogOnDisk, directory: Path, master: str, *options: str, python: 
     command += ["--conf", "spark.driver.host=127.0.0.1", *options, JOB]
     run = subprocess.run(
         [*command, log.options["meta"], log.options["blobs"], directory],
-        env=environment(python),
+        env=environment(python, **more),
         cwd=directory,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
-    assert run.returncode == 0, run.stderr[-5000:]
+    assert run.returncode == 0, run.stderr[-20000:]
     found = json.loads(run.stdout.splitlines()[-1])
     assert found["numbers"] == list(range(ROWS))
     assert found["master"] == master
@@ -117,7 +119,8 @@ def test_it_works_on_a_standalone_cluster_that_gets_the_package_with_the_job(tmp
         for name in ("one", "two"):
             limits = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(tmp_path / name))
             stack.enter_context(daemon(tmp_path, "worker.Worker", "--host", "127.0.0.1", *limits, master))
-        homes = submit(log, tmp_path, master, "--py-files", package, python=python)
+        # Spark gives --py-files to executors and to batch reads, but not to the process that a stream's source runs in.
+        homes = submit(log, tmp_path, master, "--py-files", package, python=python, PYTHONPATH=package)
         assert all("llog.zip" in home for home in homes)
         assert all(any((tmp_path / name).glob("app-*/*")) for name in ("one", "two"))  # both had executors
     check_topics(log)
