@@ -357,8 +357,9 @@ def _normal(setting: Setting, url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url
+    """Without what may be secret in it: credentials before an '@', and parameters."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}{separator}{rest}"
 
 
 def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ Runs = tuple[tuple[int, int], ...]
 COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 """Arrow's binary arrays have 32-bit offsets."""
 
+TIMESTAMP_MS_MAX: Final = (1 << 63) // 1000 - 1
+"""Either way from 1970: readers that count microseconds in 64 bits, as Spark does, must be able to hold it."""
+
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
@@ -49,24 +52,32 @@ class Columns(NamedTuple):
 
 
 def columns_of(records: Sequence[Record]) -> Columns:
-    """Not yet stamped. Offsets of the records are ignored: an append gives them new ones."""
+    """Not yet stamped. Offsets of the records are ignored: an append gives them new ones.
+
+    `InvalidArgument` says which part of a record has a wrong type or is out of its bounds.
+    """
     keys = [record.key for record in records]
     timestamps = [record.timestamp for record in records]
     headers = [encode_headers(record.headers) for record in records]
     return Columns(
-        values=_binary([record.payload for record in records]),
-        keys=_binary(keys) if any(key is not None for key in keys) else None,
-        timestamps=_int64(timestamps) if any(ms is not None for ms in timestamps) else None,
+        values=_given_bytes("payload", [record.payload for record in records]),
+        keys=_given_bytes("key", keys) if any(key is not None for key in keys) else None,
+        timestamps=_given_times(timestamps) if any(ms is not None for ms in timestamps) else None,
         headers=_binary(headers) if any(headers) else None,
         append_runs=(),
     )
 
 
 def stamped(columns: Columns, append_ms: int) -> Columns:
-    """The same records appended at `append_ms`, which becomes the timestamp of those that have none."""
+    """The same records appended at `append_ms`, which becomes the timestamp of those that have none.
+
+    `InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`.
+    """
     timestamps = columns.timestamps
-    if timestamps is not None and timestamps.null_count:
-        timestamps = None if timestamps.null_count == len(timestamps) else timestamps.fill_null(append_ms)
+    if timestamps is not None:
+        _check_times(timestamps)
+        if timestamps.null_count:
+            timestamps = None if timestamps.null_count == len(timestamps) else timestamps.fill_null(append_ms)
     return columns._replace(timestamps=timestamps, append_runs=((columns.count, append_ms),) if columns.count else ())
 
 
@@ -177,7 +188,15 @@ def encode_headers(headers: Sequence[Header]) -> bytes:
     if not headers:
         return b""
     parts: list[bytes] = []
-    for key, value in headers:
+    for header in headers:
+        try:
+            key, value = header
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"a header is {str(header)[:80]!r}, not a pair of a key and a value") from error
+        if not isinstance(key, str):
+            raise InvalidArgument(f"a header key is {type(key).__name__}, not str: {str(key)[:80]!r}")
+        if value is not None and not isinstance(value, bytes):
+            raise InvalidArgument(f"the value of header {key[:80]!r} is {type(value).__name__}, not bytes")
         try:
             name = key.encode()
         except UnicodeEncodeError as error:
@@ -265,11 +284,30 @@ def _binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
     return array
 
 
-def _int64(values: Sequence[int | None]) -> pa.Int64Array:
+def _given_bytes(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """Arrow alone would take text for bytes."""
+    for kind in set(map(type, values)):
+        if kind is not type(None) and not issubclass(kind, bytes):
+            raise InvalidArgument(f"the {what} of a record is {kind.__name__}, not bytes")
+    return _binary(values)
+
+
+def _given_times(values: Sequence[int | None]) -> pa.Int64Array:
     try:
-        return pa.array(values, pa.int64())
-    except (OverflowError, pa.ArrowInvalid) as error:
+        times = pa.array(values, pa.int64())
+    except (OverflowError, pa.ArrowException) as error:
         raise InvalidArgument(f"a timestamp is not a number of milliseconds in 64 bits: {error}") from error
+    _check_times(times)
+    return times
+
+
+def _check_times(times: pa.Int64Array) -> None:
+    bounds = pc.min_max(times)
+    for ms in (bounds["min"].as_py(), bounds["max"].as_py()):
+        if ms is not None and abs(ms) > TIMESTAMP_MS_MAX:
+            raise InvalidArgument(
+                f"a timestamp is {ms}: it is in milliseconds since 1970, and at most {TIMESTAMP_MS_MAX} either way"
+            )
 
 
 def _joined(arrays: Sequence[Any]) -> pa.BinaryArray:

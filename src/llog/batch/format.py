@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from awscrt.checksums import crc32c
 
-from llog.batch.columns import Buffer, Columns, Runs, binary_offsets, binary_size, timestamp_bounds
+from llog.batch.columns import Buffer, Columns, Runs, binary_offsets, binary_size, concat, timestamp_bounds
 from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
 
 ENCODING: Final = "bytes-batch-v1"
@@ -35,6 +35,8 @@ BATCH_BYTES_MAX: Final = 1 << 30
 HEADER_BYTES: Final = 32
 JOINED_BYTES_MAX: Final = 64 << 10
 """A batch up to this size is returned as one part: copying it costs less than handling its parts."""
+SMALL_BYTES_MAX: Final = 16 << 10
+"""So are values of many joined columns that have less than this on average."""
 
 KEYS: Final = 1
 TIMESTAMPS: Final = 2
@@ -72,38 +74,48 @@ def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
 
     Takes stamped, non-empty columns. Raises `RecordTooLarge` beyond `BATCH_BYTES_MAX` before compression.
     """
-    count = columns.count
-    _check_stamped(columns)
+    return encode_joined([columns], codec)
+
+
+def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[Buffer]:
+    """One batch of the records of all `joined`, as `encode(concat(joined))` but without copying their values together."""
+    joined = [columns for columns in joined if columns.count]
+    for columns in joined:
+        _check_stamped(columns)
+    if not joined:
+        raise InvalidArgument("a batch has at least one record: there is nothing to encode")
+    values = [columns.values for columns in joined]
+    rest = (
+        joined[0] if len(joined) == 1 else concat([c._replace(values=pa.nulls(c.count, pa.binary())) for c in joined])
+    )
+    count = rest.count
     flags = 0
-    sections: list[Buffer] = []
-    sections += _binary_sections(columns.values)
-    if columns.keys is not None and columns.keys.null_count < count:
+    sections: list[Sequence[Buffer]] = [*_binary_sections(values)]
+    if rest.keys is not None and rest.keys.null_count < count:
         flags |= KEYS
-        sections.append(_bitmap(columns.keys))
-        sections += _binary_sections(columns.keys)
-    if columns.timestamps is not None:
+        sections += [[_bitmap([rest.keys])], *_binary_sections([rest.keys])]
+    if rest.timestamps is not None:
         flags |= TIMESTAMPS
-        sections.append(_bytes_of(columns.timestamps.to_numpy(zero_copy_only=True)))
-    if columns.headers is not None and binary_size(columns.headers):
+        sections.append([_bytes_of(rest.timestamps.to_numpy(zero_copy_only=True))])
+    if rest.headers is not None and binary_size(rest.headers):
         flags |= HEADERS
-        sections += _binary_sections(columns.headers)
-    if len(columns.append_runs) > 1:
+        sections += _binary_sections([rest.headers])
+    if len(rest.append_runs) > 1:
         flags |= RUNS
-        runs = np.array(columns.append_runs, "<i8")
-        sections += (len(runs).to_bytes(8, "little"), runs.T.tobytes())
-    if columns.values.null_count:
+        runs = np.array(rest.append_runs, "<i8")
+        sections += [[len(runs).to_bytes(8, "little")], [runs.T.tobytes()]]
+    if any(array.null_count for array in values):
         flags |= NULL_VALUES
-        sections.append(_bitmap(columns.values))
+        sections.append([_bitmap(values)])
 
     parts: list[Buffer] = []
     size = HEADER_BYTES
     for section in sections:
-        length = len(section)
-        if length:
-            parts.append(section)
-            if length % 8:
-                parts.append(bytes(-length % 8))
-            size += length + -length % 8
+        length = sum(map(len, section))
+        parts += [part for part in section if len(part)]
+        if length % 8:
+            parts.append(bytes(-length % 8))
+        size += length + -length % 8
     if size > BATCH_BYTES_MAX:
         raise RecordTooLarge(
             f"a batch of {count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
@@ -113,8 +125,8 @@ def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
         parts = [(size - HEADER_BYTES).to_bytes(8, "little"), memoryview(compressed)]
         size = HEADER_BYTES + 8 + len(compressed)
 
-    first_append_ms = columns.append_runs[0][1]
-    _, timestamp_max = timestamp_bounds(columns)
+    first_append_ms = rest.append_runs[0][1]
+    _, timestamp_max = timestamp_bounds(rest)
     header = _HEADER.pack(MAGIC, 0, count, _CODEC_NUMBERS[codec], flags, 0, first_append_ms, timestamp_max)
     crc = crc32c(header[8:])
     for part in parts:
@@ -304,20 +316,30 @@ def _check_stamped(columns: Columns) -> None:
             )
 
 
-def _binary_sections(array: Any) -> tuple[Buffer, Buffer]:
+def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[Buffer]]:
     """Offsets from 0 on, and the bytes they point to: of a slice, only its own; of null slots, none."""
-    if array.null_count:
-        array = array.fill_null(b"")
-    offsets = binary_offsets(array)
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first:
-        offsets = offsets - offsets[0]
-    data = array.buffers()[2]
-    return _bytes_of(offsets), b"" if first == last else memoryview(data)[first:last]
+    size = sum(map(binary_size, arrays))
+    if size > BATCH_BYTES_MAX:
+        raise RecordTooLarge(f"a batch with a column of {size} bytes is over {BATCH_BYTES_MAX}: append fewer at a time")
+    all_offsets: list[npt.NDArray[np.int32]] = []
+    data: list[Buffer] = []
+    end = 0
+    for array in arrays:
+        whole = array.fill_null(b"") if array.null_count else array
+        offsets = binary_offsets(whole)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first < last:
+            data.append(memoryview(whole.buffers()[2])[first:last])
+        all_offsets.append((offsets if first == end else offsets + np.int32(end - first))[1 if all_offsets else 0 :])
+        end += last - first
+    if end < len(data) * SMALL_BYTES_MAX:
+        data = [b"".join(data)]
+    return [_bytes_of(all_offsets[0] if len(all_offsets) == 1 else np.concatenate(all_offsets))], data
 
 
-def _bitmap(array: Any) -> Buffer:
-    return np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
+def _bitmap(arrays: Sequence[Any]) -> Buffer:
+    valid = [array.is_valid().to_numpy(zero_copy_only=False) for array in arrays]
+    return np.packbits(np.concatenate(valid), bitorder="little").tobytes()
 
 
 def _bytes_of(numbers: npt.NDArray[Any]) -> memoryview:

@@ -80,12 +80,7 @@ class Catalog:
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:
         """The keys of a partition that the catalog names."""
-        topic = await self.get(tp.topic)
-        if not 0 <= tp.partition < topic.partitions:
-            raise PartitionNotInitialized(
-                f"topic {tp.topic!r} has no partition {tp.partition}: it has {topic.partitions}, counted from 0"
-            )
-        return PartitionKeys(topic.directory, tp.partition)
+        return keys_in(await self.get(tp.topic), tp.partition)
 
     async def topics(self) -> list[Topic]:
         """All topics, by name, tombstones left out."""
@@ -175,6 +170,15 @@ class Catalog:
                 await self._log.meta.put(keys.control, encode(closed), expected=found.version)
             except VersionMismatch:
                 continue
+
+
+def keys_in(topic: Topic, partition: int) -> PartitionKeys:
+    """The keys of a partition of this topic; `PartitionNotInitialized` if it has none of that number."""
+    if not 0 <= partition < topic.partitions:
+        raise PartitionNotInitialized(
+            f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0"
+        )
+    return PartitionKeys(topic.directory, partition)
 
 
 def _check_partitions(partitions: int) -> None:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from llog.batch.codecs import decoder
-from llog.batch.columns import Columns, concat
-from llog.batch.format import ENCODING, Codec
-from llog.batch.format import encode as encode_batch
+from llog.batch.columns import Columns
+from llog.batch.format import ENCODING, Codec, encode_joined
 from llog.errors import (
     BlobExists,
     BlobNotFound,
@@ -182,7 +181,7 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
             return await _cut(log, job, piece, error)
     slices.clear()
     try:
-        encoded = encode_batch(concat(parts), codec)
+        encoded = encode_joined(parts, codec)
     except RecordTooLarge:
         if len(plan.pieces) == 1:
             raise

@@ -20,10 +20,10 @@ from llog.errors import (
     PartitionNotInitialized,
 )
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import Catalog, keys_in
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
-from llog.partition.records import Control, IndexEntry, LogState, TimestampType, decode
+from llog.partition.records import Control, IndexEntry, LogState, TimestampType, Topic, decode
 from llog.stores.meta import after
 
 _RESOLVE_ATTEMPTS = 3
@@ -73,24 +73,24 @@ class Reader:
     ) -> list[Batch]:
         """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset.
 
-        No batch begins at `stop` or above it; the last one may reach beyond.
+        No batch begins at `stop` or above it; the last one may reach beyond. Timestamps are of the topic's kind.
         """
-        keys, control = await self.control(tp)
+        topic, keys, control = await self._looked_up(tp)
         _check_offset(tp, offset, control, end_allowed=True)
         batches: list[Batch] = []
         size = 0
         end = control.sequence_counter if stop is None else min(stop, control.sequence_counter)
         while offset < end and (not batches or size < max_bytes):
             batch, length = await self._read_at(tp, keys, control, offset)
-            batches.append(batch)
+            batches.append(_with_times_of(topic, batch))
             offset, size = batch.end_offset + 1, size + length
         return batches
 
     async def read_offset(self, tp: TopicPartition, offset: int) -> Record:
-        keys, control = await self.control(tp)
+        topic, keys, control = await self._looked_up(tp)
         _check_offset(tp, offset, control, end_allowed=False)
         batch, _ = await self._read_at(tp, keys, control, offset)
-        return records_of(slice_columns(batch.columns, 0, 1), offset)[0]
+        return records_of(slice_columns(_with_times_of(topic, batch).columns, 0, 1), offset)[0]
 
     async def iter_from(self, tp: TopicPartition, offset: int, stop: int | None = None) -> AsyncIterator[Batch]:
         """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
@@ -168,14 +168,19 @@ class Reader:
 
     async def control(self, tp: TopicPartition) -> tuple[PartitionKeys, Control]:
         """The partition's keys and its control record as it is now."""
-        keys = await self._catalog.partition(tp)
+        _, keys, control = await self._looked_up(tp)
+        return keys, control
+
+    async def _looked_up(self, tp: TopicPartition) -> tuple[Topic, PartitionKeys, Control]:
+        topic = await self._catalog.get(tp.topic)
+        keys = keys_in(topic, tp.partition)
         found = await self._log.meta.get(keys.control)
         if found is None:
             raise PartitionNotInitialized(f"partition {tp} has no control record")
         control = decode(Control, found.value, found.key)
         if control.log_state is LogState.DELETED:
             raise PartitionNotInitialized(f"partition {tp} was deleted")
-        return keys, control
+        return topic, keys, control
 
     async def _read_at(
         self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int
@@ -262,6 +267,13 @@ def pending_pieces(control: Control) -> list[Piece]:
             pieces.append(Piece(end + 1, end + entry.msg_count, entry))
             end += entry.msg_count
     return pieces
+
+
+def _with_times_of(topic: Topic, batch: Batch) -> Batch:
+    """In a topic of append time, what producers say of the time does not show."""
+    if topic.timestamp_type is TimestampType.CREATE:
+        return batch
+    return batch._replace(columns=batch.columns._replace(timestamps=None))
 
 
 def _check_offset(tp: TopicPartition, offset: int, control: Control, *, end_allowed: bool) -> None:

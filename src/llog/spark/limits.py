@@ -36,6 +36,8 @@ async def cut_by_bytes(
         return ends
     cut = dict(ends)
     for tp, places in sizes.items():
+        if not places:
+            continue  # all of it is gone by retention: there is nothing to read on the way to its end
         budget = bytes_max * sum(length for _, _, length in places) / total
         cut[tp] = max(starts[tp] + 1, min(ends[tp], _end_within(places, starts[tp], budget)))
     return cut

@@ -9,10 +9,20 @@ import pyarrow as pa
 from awscrt.checksums import crc32c
 from hypothesis import strategies as st
 
-from llog.batch.columns import Buffer, Columns, columns_of, concat, encode_headers, records_of, slice_columns, stamped
+from llog.batch.columns import (
+    TIMESTAMP_MS_MAX,
+    Buffer,
+    Columns,
+    columns_of,
+    concat,
+    encode_headers,
+    records_of,
+    slice_columns,
+    stamped,
+)
 from llog.model import Header, Record
 
-millis = st.integers(-(1 << 63), (1 << 63) - 1)
+millis = st.integers(-TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
 text = st.text('aZ0 \0"\\üя漢🎈', max_size=8)
 """Characters of one to four bytes; named ones, since all of Unicode takes seconds to list on a fresh checkout."""
 headers: st.SearchStrategy[tuple[Header, ...]] = st.lists(

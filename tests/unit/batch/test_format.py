@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llog.batch import codecs, format
 from llog.batch.columns import Columns, columns_of, concat, records_of, slice_columns, stamped
-from llog.batch.format import Codec, decode, encode, peek
+from llog.batch.format import Codec, decode, encode, encode_joined, peek
 from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
 from llog.model import Record
 from tests.unit.batch.examples import (
@@ -305,3 +305,8 @@ def _decodes_to_itself_or_is_corrupt(data: bytes) -> None:
     for array in decoded[:4]:
         if array is not None:
             array.validate(full=True)
+
+
+@given(st.lists(stamped_columns(), min_size=1, max_size=5), codec_choice)
+def test_joined_columns_encode_to_the_bytes_of_their_concatenation(parts: list[Columns], codec: Codec) -> None:
+    assert joined(encode_joined(parts, codec)) == joined(encode(concat(parts), codec))

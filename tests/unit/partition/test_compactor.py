@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from llog.batch.columns import Columns
-from llog.batch.format import Codec, encode, peek
+from llog.batch.format import Codec, encode_joined, peek
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
 from llog.model import Record, TopicPartition
 from llog.partition import compaction
@@ -187,12 +189,12 @@ async def test_a_run_too_large_for_one_batch_is_halved(world: World, monkeypatch
     for number in range(9):
         await world.append(f"a{number}")
 
-    def encode_few(columns: Columns, codec: Codec) -> list[Buffer]:
-        if columns.count > 3:
+    def encode_few(parts: Sequence[Columns], codec: Codec) -> list[Buffer]:
+        if sum(part.count for part in parts) > 3:
             raise RecordTooLarge("too large")
-        return encode(columns, codec)
+        return encode_joined(parts, codec)
 
-    monkeypatch.setattr(compaction, "encode_batch", encode_few)
+    monkeypatch.setattr(compaction, "encode_joined", encode_few)
     ends = [(await compactor(world).compact_once(TP)).end_offset for _ in range(4)]
     assert ends == [2, 5, 8, None]
     assert await world.payloads() == [f"a{number}" for number in range(9)]
