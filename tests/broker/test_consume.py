@@ -64,6 +64,16 @@ async def test_partitions_share_what_a_request_may_hold_and_empty_ones_take_noth
     assert (counts[17], counts[19]) == (100, 50)
 
 
+@pytest.mark.parametrize("kind", ["create", "append"])
+async def test_timestamps_are_of_the_kind_that_the_topic_has(served: Served, kind: str) -> None:
+    await served.client.post("/topics", json={"name": "t", "timestamp_type": kind})
+    before = served.log.runtime.now_ms()
+    await served.produce("t", {"value": "given", "timestamp": 5}, "none")
+    given, none = [record["timestamp"] for record in (await served.consume("t", 1))["records"]]
+    assert before <= none <= served.log.runtime.now_ms()
+    assert given == (5 if kind == "create" else none)
+
+
 async def test_an_offset_outside_the_bounds_is_told_with_them(served: Served) -> None:
     await served.produce("t", "a", "b", "c")
     await trim(served.log, TopicPartition("t", 0), 3)

@@ -148,6 +148,24 @@ def test_a_secret_is_in_no_representation_and_in_no_error() -> None:
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("LLOG_BLOBS", "az://box?sv=1&sig=hush"),
+        ("LLOG_BLOBS", "az://box?sv=1&sig=hush/prefix"),
+        ("LLOG_BLOBS", "s3://bucket/prefix?X-Amz-Signature=hush"),
+        ("LLOG_BLOBS", "s3://key:word@bucket?X-Amz-Signature=hush"),
+        ("LLOG_BLOBS", "https://account.blob.core.windows.net/box?sig=hush"),
+        ("LLOG_META", "oxia://host?token=hush"),
+        ("LLOG_S3_ENDPOINT_URL", "ftp://host:1?token=hush"),
+    ],
+)
+def test_a_secret_among_the_parameters_of_an_address_is_refused_and_not_shown(variable: str, url: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable} is '") as caught:
+        load_settings(environment={variable: url})
+    assert "hush" not in str(caught.value)
+
+
 def test_settings_travel_by_pickle_and_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(
         {"data_dir": "a directory#1", "codec": "zstd"},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.batch.columns import (
+    TIMESTAMP_MS_MAX,
     Columns,
     append_times,
     binary_size,
@@ -68,9 +71,37 @@ def test_stamping_drops_timestamps_that_are_all_null() -> None:
     assert stamped(columns, 9).timestamps is None
 
 
-def test_a_timestamp_beyond_64_bits_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="timestamp"):
-        columns_of([Record(payload=b"", timestamp=1 << 63)])
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("payload", 5, "payload of a record is int, not bytes"),
+        ("payload", "text", "payload of a record is str, not bytes"),
+        ("key", "text", "key of a record is str, not bytes"),
+        ("timestamp", "5", "a timestamp is not a number of milliseconds"),
+        ("timestamp", datetime(2025, 1, 1, tzinfo=UTC), "a timestamp is not a number of milliseconds"),
+        ("timestamp", 1 << 63, "a timestamp is not a number of milliseconds in 64 bits"),
+        ("headers", (("a", "text"),), "value of header 'a' is str, not bytes"),
+        ("headers", ((b"a", b"b"),), "header key is bytes, not str"),
+        ("headers", (("a", b"b", b"c"),), "not a pair of a key and a value"),
+        ("headers", (5,), "not a pair of a key and a value"),
+    ],
+)
+def test_a_record_of_wrong_types_is_refused_by_what_is_wrong(field: str, value: object, named: str) -> None:
+    wrong = Record(**({"payload": b""} | {field: value}))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=named):
+        columns_of([Record(payload=b"", key=b"", timestamp=1, headers=(("h", b""),)), wrong])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_timestamp_that_microseconds_cannot_hold_is_refused(sign: int) -> None:
+    last = sign * TIMESTAMP_MS_MAX
+    columns = stamped(columns_of([Record(payload=b"", timestamp=last), Record(payload=b"")]), 9)
+    assert pa.scalar(effective_timestamps(columns)[0].as_py() * 1000, pa.timestamp("us")).value == last * 1000
+    with pytest.raises(InvalidArgument, match=f"a timestamp is {last + sign}: "):
+        columns_of([Record(payload=b"", timestamp=last + sign)])
+    given = columns_of([Record(payload=b""), Record(payload=b"")])
+    with pytest.raises(InvalidArgument, match=f"a timestamp is {last + sign}: "):
+        stamped(given._replace(timestamps=pa.array([last + sign, None], pa.int64())), 9)
 
 
 @given(st.lists(st.tuples(record_lists(), millis), max_size=4))

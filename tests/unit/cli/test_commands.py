@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from llog import opening
 from llog.cli.main import COMMANDS, main
+from llog.config import load_settings
+from llog.opening import opened_log
+from llog.partition import pins
+from llog.partition.log import Log
+from llog.runtime import SystemRuntime
 
 Llog = Callable[..., Result]
 
@@ -148,6 +156,67 @@ def test_compacted_blobs_are_collected_and_every_record_stays(llog: Llog, tmp_pa
     assert llog("consume", "t").stdout == "0\n1\n2\n3\n"
     assert "nothing to compact" in llog("compact").stderr
     assert "deleted 0 blobs" in llog("collect").stdout
+
+
+class Readers:
+    """A clock that runs while a command sleeps; what readers do meanwhile is `during_sleep`."""
+
+    def __init__(self, during_sleep: Callable[[Log], Awaitable[None]]) -> None:
+        self._system = SystemRuntime()
+        self._slept_ms = 0
+        self._during_sleep = during_sleep
+
+    def now_ms(self) -> int:
+        return self._system.now_ms() + self._slept_ms
+
+    def random(self) -> Random:
+        return self._system.random()
+
+    async def sleep(self, seconds: float) -> None:
+        self._slept_ms += 60_000
+        async with opened_log(load_settings(), runtime=self) as log:
+            await self._during_sleep(log)
+
+
+def collect_beside(llog: Llog, monkeypatch: pytest.MonkeyPatch, during_sleep: Callable[[Log], Awaitable[None]]) -> Any:
+    monkeypatch.setattr(opening, "SystemRuntime", lambda: Readers(during_sleep))
+    return _json(llog("collect", "--grace", "0s", "--json"))
+
+
+async def pin_anew() -> str:
+    async with opened_log(load_settings()) as log:
+        return await pins.pin(log, "reader")
+
+
+def test_collecting_waits_for_the_readers_of_now_and_not_for_those_that_come_after(
+    llog: Llog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        llog("produce", "t", stdin=f"{number}\n")
+    entries = _json(llog("compact", "t", "--json"))[0]["entries"]
+    held = [asyncio.run(pin_anew())]
+
+    async def next_batch(log: Log) -> None:
+        held.append(await pins.pin(log, "reader"))
+        await pins.release(log, held[-2])
+
+    collected = collect_beside(llog, monkeypatch, next_batch)
+    assert (collected["deleted"], collected["waiting"]) == (entries, 0)
+    assert collected["deleted_bytes"] > 0
+    assert len(held) == 2
+
+
+def test_collecting_gives_up_on_a_reader_that_does_not_end(llog: Llog, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        llog("produce", "t", stdin=f"{number}\n")
+    entries = _json(llog("compact", "t", "--json"))[0]["entries"]
+    held = asyncio.run(pin_anew())
+
+    async def read_on(log: Log) -> None:
+        assert await pins.renew(log, held)
+
+    collected = collect_beside(llog, monkeypatch, read_on)
+    assert (collected["deleted"], collected["waiting"]) == (0, entries)
 
 
 def test_retention_drops_what_a_topic_need_not_keep(llog: Llog) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from llog.batch.columns import records_of
 from llog.errors import (
     CorruptBatch,
     InconsistentReadState,
@@ -219,6 +220,17 @@ async def test_offset_for_time_takes_the_topic_s_own_kind_of_time(world: World) 
         await world.writer.append([Group(topic=tp.topic, partition=0, records=[Record(payload=b"x", timestamp=5)])])
     assert await world.reader.offset_for_time(tp, START_MS + 1) == 2
     assert await world.reader.offset_for_time(tp, START_MS + 1, TimestampType.CREATE) == 4
+
+
+async def test_records_of_a_topic_of_append_time_show_it_and_not_the_time_they_were_given(world: World) -> None:
+    await world.catalog.create("appended", timestamp_type=TimestampType.APPEND)
+    tp = TopicPartition("appended", 0)
+    given = [Record(payload=b"x", timestamp=5), Record(payload=b"y")]
+    await world.writer.append([Group(topic=tp.topic, partition=0, records=given)])
+    assert [(await world.reader.read_offset(tp, offset)).timestamp for offset in (1, 2)] == [START_MS] * 2
+    batches = [*await world.reader.read(tp, 1), *[batch async for batch in world.reader.iter_from(tp, 1)]]
+    times = [record.timestamp for batch in batches for record in records_of(batch.columns, batch.start_offset)]
+    assert times == [START_MS] * 4
 
 
 async def test_a_late_record_does_not_hide_what_came_before_it(world: World) -> None:

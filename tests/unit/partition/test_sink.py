@@ -7,10 +7,13 @@ import asyncio
 import pytest
 
 from llog.batch.columns import columns_of
-from llog.errors import OutcomeUnknown, StaleWrite
+from llog.errors import OutcomeUnknown, PartitionNotInitialized, RecordTooLarge, StaleWrite, UnknownProducer
 from llog.model import Record, TopicPartition
+from llog.partition import sink
 from llog.partition.catalog import Catalog
+from llog.partition.compactor import Compactor
 from llog.partition.log import Log
+from llog.partition.producers import PRODUCERS_MAX
 from llog.partition.records import Sink, decode
 from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
 from llog.stores.meta import Entry
@@ -18,6 +21,23 @@ from tests.unit.partition.world import Crash, CrashAt, Faults, Interleaved, Lost
 
 ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
 SINK = "query"
+
+
+class DiesAtItsRecord(Faults):
+    """A driver that dies at the n-th put of its sink's record: the first names the manifest, the second clears it."""
+
+    def __init__(self, number: int, *, done: bool) -> None:
+        super().__init__()
+        self._left, self._done = number, done
+
+    async def before(self, operation: str, key: str) -> None:
+        self._left -= operation == "put" and "/sinks/" in key
+        if self._left == 0 and not self._done:
+            raise Crash
+
+    async def after(self, operation: str, key: str) -> None:
+        if self._left == 0:
+            raise Crash
 
 
 async def attempt(log: Log, name: str) -> list[Upload]:
@@ -36,6 +56,21 @@ def records_of(name: str, partition: int) -> list[str]:
 
 async def contents(world: World) -> tuple[list[str], list[str]]:
     return await world.payloads(ONE), await world.payloads(TWO)
+
+
+async def sink_record(world: World) -> Sink:
+    found: Entry | None = await world.log.meta.get("llog/sinks/query")
+    assert found is not None
+    return decode(Sink, found.value, found.key)
+
+
+async def write_as_many_others(world: World) -> list[str]:
+    """More other producers write to the first partition than it remembers."""
+    names = [f"other-{number}" for number in range(PRODUCERS_MAX + 1)]
+    for name in names:
+        upload = await SinkUploader(world.log, name).upload([(ONE, columns_of([Record(payload=name.encode())]))])
+        await publish(world.log, name, 0, [upload])
+    return names
 
 
 async def run_batch(log: Log, name: str, batch: int = 0) -> None:
@@ -124,23 +159,67 @@ async def test_an_empty_batch_counts_as_the_batch(world: World) -> None:
     await publish(world.log, SINK, 0, [])
     await run_batch(world.log, "late")
     assert await contents(world) == ([], [])
-    found: Entry | None = await world.log.meta.get("llog/sinks/query")
-    assert found is not None
-    assert decode(Sink, found.value, found.key).batch == 0
+    assert (await sink_record(world)).batch == 0
 
 
 async def test_a_topic_deleted_before_its_batch_is_applied_takes_the_records_with_it(world: World) -> None:
     uploads = await attempt(world.log, "x")
-    crash = Faults()
-
-    async def die(operation: str, key: str) -> None:
-        if operation == "put" and "/sinks/" in key:
-            raise Crash
-
-    crash.after = die  # type: ignore[method-assign]
     with pytest.raises(Crash):
-        await publish(world.process(crash), SINK, 0, uploads)
+        await publish(world.process(DiesAtItsRecord(1, done=True)), SINK, 0, uploads)
     await Catalog(world.log).delete("orders")
     await Catalog(world.log).create("orders", 2)
     await publish(world.log, SINK, 0, [])
     assert await contents(world) == ([], [])
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_driver_that_died_goes_on_though_its_partition_has_forgotten_the_sink(
+    world: World, applied: bool
+) -> None:
+    dying = world.process(DiesAtItsRecord(2, done=False) if applied else DiesAtItsRecord(1, done=True))
+    with pytest.raises(Crash):
+        await run_batch(dying, "x")
+    others = await write_as_many_others(world)
+    assert f"sink:{SINK}" not in (await world.control()).producers
+    await run_batch(world.log, "y")
+    await run_batch(world.log, "z", batch=1)
+    mine = records_of("x", 0)
+    expected = [*mine, *others] if applied else [*others, *mine]
+    assert await contents(world) == (expected + records_of("z", 0), records_of("x", 1) + records_of("z", 1))
+
+
+async def test_a_batch_of_which_nobody_can_tell_whether_it_was_appended_is_not_appended_again(world: World) -> None:
+    with pytest.raises(Crash):
+        await run_batch(world.process(DiesAtItsRecord(2, done=False)), "x")
+    await write_as_many_others(world)
+    await Compactor(world.log).compact_once(ONE, force=True)
+    before = await contents(world)
+    with pytest.raises(UnknownProducer, match=r"batch 0 of sink:query was appended to orders/0 cannot be told"):
+        await run_batch(world.log, "y")
+    assert await contents(world) == before
+
+
+async def test_a_batch_of_too_many_uploads_is_refused_before_it_can_stop_its_sink(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "VALUE_BYTES_MAX", sink._CONTROL_BYTES + 2000)
+    uploads = [upload for number in range(4) for upload in await attempt(world.log, str(number))]
+    with pytest.raises(RecordTooLarge, match=r"a batch of 8 uploads, 8 of them to one partition, is too many"):
+        await publish(world.log, SINK, 0, uploads)
+    record = await sink_record(world)
+    assert (record.batch, record.manifest) == (-1, None)
+    await run_batch(world.log, "x")
+    await run_batch(world.log, "y", batch=1)
+    assert await contents(world) == (records_of("x", 0) + records_of("y", 0), records_of("x", 1) + records_of("y", 1))
+
+
+async def test_a_topic_created_again_between_an_upload_and_its_batch_is_an_error_and_no_loss(world: World) -> None:
+    old = await attempt(world.log, "old")
+    await Catalog(world.log).delete("orders")
+    await Catalog(world.log).create("orders", 2)
+    new = await attempt(world.log, "new")
+    with pytest.raises(PartitionNotInitialized, match="'orders' was deleted and created again .*: write them again"):
+        await publish(world.log, SINK, 0, [*old, *new])
+    assert await contents(world) == ([], [])
+    await run_batch(world.log, "again")
+    assert await contents(world) == (records_of("again", 0), records_of("again", 1))

@@ -72,6 +72,22 @@ async def test_records_of_a_topic_created_again_are_not_taken_for_those_that_wer
     assert "gone by deletion" in caplog.text
 
 
+@pytest.mark.parametrize("payloads", [(), ("new",)])
+async def test_a_topic_that_is_created_again_and_ends_before_the_plan_is_a_loss(
+    world: World, payloads: tuple[str, ...]
+) -> None:
+    await world.append("a", "b", "c", "d")
+    runs = await planned(world, 3, 5)
+    await world.catalog.delete(TP.topic)
+    await compact_nothing_but_collect(world)
+    await world.catalog.create(TP.topic, 4)
+    if payloads:
+        await world.append(*payloads, writer=Writer(world.log))
+    with pytest.raises(DataLoss, match=r"2 records of orders/0, offsets 3 to 4, are gone"):
+        await fetched(world, runs)
+    assert await fetched(world, runs, fail=False) == {}
+
+
 async def compact_nothing_but_collect(world: World) -> None:
     world.runtime.now += 10_000_000
     await Collector(world.log, CollectorOptions(grace_ms=0)).collect_once()

@@ -175,3 +175,14 @@ async def test_a_cut_by_bytes_takes_about_its_share_of_each_partition_and_at_lea
     await trim(world.log, TP, 11)
     with pytest.raises(DataLoss, match="10 records of orders/0 from offset 1 on are gone by retention"):
         await cut(6500)
+
+
+async def test_a_cut_by_bytes_goes_at_once_to_the_end_of_a_partition_of_which_nothing_is_left(world: World) -> None:
+    for _ in range(10):
+        await world.append(*["x" * 100] * 10)
+        await world.append(*["y" * 100] * 10, tp=OTHER)
+    await trim(world.log, TP, 101)
+    starts, ends = {TP: 1, OTHER: 1}, {TP: 101, OTHER: 101}
+    cut = await cut_by_bytes(world.log, starts, ends, 3000, fail_on_data_loss=False)
+    assert cut[TP] == 101
+    assert 10 <= cut[OTHER] <= 40

@@ -95,6 +95,22 @@ async def test_every_column_arrives_whatever_arrow_type_spark_chose(world: World
     assert (second.key, second.payload, second.headers, second.timestamp) == (None, b"v", (), APPEND_MS)
 
 
+async def test_both_runs_of_the_hour_that_a_clock_is_set_back_by_keep_their_times(
+    world: World, options: WriteOptions
+) -> None:
+    times = [datetime(2025, 11, 2, hour, 30, 0, 123_999, UTC) for hour in (4, 5, 6, 7)]  # 01:30 twice in New York
+    found = await placed(
+        world,
+        options,
+        value=pa.array(["a", "b", "c", "d"]),
+        timestamp=pa.array(times, pa.timestamp("us", tz="America/New_York")),
+        partition=pa.array([2] * 4, pa.int32()),
+    )
+    assert [record.timestamp for record in found[TopicPartition(TP.topic, 2)]] == [
+        int(time.timestamp()) * 1000 + 123 for time in times
+    ]
+
+
 async def test_a_topic_column_spreads_rows_over_topics_which_are_created_if_asked_for(
     world: World, tmp_path: Path
 ) -> None:

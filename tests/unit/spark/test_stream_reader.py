@@ -228,3 +228,14 @@ def test_wrong_options_are_told_by_the_first_call_and_not_by_making_the_reader(d
     disk.create("t")
     with pytest.raises(InvalidArgument, match="start at offset 5 of t/0, beyond its end 1"):
         reader(disk, subscribe="t", startingOffsets='{"t": {"0": 5}}').initialOffset()
+
+
+@pytest.mark.parametrize("foreign", [{"orders": {"0": 5}}, {"offset": 3}, {}])
+def test_a_checkpoint_of_another_source_is_told_from_a_wrong_offset(disk: LogOnDisk, foreign: Offset) -> None:
+    disk.create("t")
+    stream = reader(disk, subscribe="t")
+    start = stream.initialOffset()
+    with pytest.raises(InvalidArgument, match="not llog's .* needs a new checkpointLocation"):
+        advance(stream, foreign)
+    with pytest.raises(InvalidArgument, match="not llog's .* needs a new checkpointLocation"):
+        stream.partitions(foreign, start)
