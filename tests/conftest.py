@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from devtools.servers.weed import S3Server, ServerError, weed_server
 
-settings.register_profile("default", deadline=None, max_examples=100)
-settings.register_profile("thorough", deadline=None, max_examples=2000)
+# A suite that a shell has started in the background ignores SIGINT, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("LLOG_HYPOTHESIS_PROFILE", "default"))
 
 

@@ -178,7 +178,7 @@ async def test_a_driver_that_died_goes_on_though_its_partition_has_forgotten_the
 ) -> None:
     dying = world.process(DiesAtItsRecord(2, done=False) if applied else DiesAtItsRecord(1, done=True))
     with pytest.raises(Crash):
-        await run_batch(dying, "x")
+        await publish(dying, SINK, 0, await attempt(world.log, "x"))
     others = await write_as_many_others(world)
     assert f"sink:{SINK}" not in (await world.control()).producers
     await run_batch(world.log, "y")
@@ -190,7 +190,7 @@ async def test_a_driver_that_died_goes_on_though_its_partition_has_forgotten_the
 
 async def test_a_batch_of_which_nobody_can_tell_whether_it_was_appended_is_not_appended_again(world: World) -> None:
     with pytest.raises(Crash):
-        await run_batch(world.process(DiesAtItsRecord(2, done=False)), "x")
+        await publish(world.process(DiesAtItsRecord(2, done=False)), SINK, 0, await attempt(world.log, "x"))
     await write_as_many_others(world)
     await Compactor(world.log).compact_once(ONE, force=True)
     before = await contents(world)
@@ -218,7 +218,7 @@ async def test_a_topic_created_again_between_an_upload_and_its_batch_is_an_error
     await Catalog(world.log).delete("orders")
     await Catalog(world.log).create("orders", 2)
     new = await attempt(world.log, "new")
-    with pytest.raises(PartitionNotInitialized, match="'orders' was deleted and created again .*: write them again"):
+    with pytest.raises(PartitionNotInitialized, match=r"'orders' was deleted and created again .*: write them again"):
         await publish(world.log, SINK, 0, [*old, *new])
     assert await contents(world) == ([], [])
     await run_batch(world.log, "again")

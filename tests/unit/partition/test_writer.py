@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pyarrow as pa
 import pytest
 
+from llog.batch.columns import TIMESTAMP_MS_MAX, columns_of
 from llog.batch.shared import unpack_header
 from llog.errors import (
     Contention,
@@ -96,6 +98,15 @@ async def test_bad_arguments_append_nothing(world: World) -> None:
         await world.writer.append([group("a", topic="nope")])
     assert world.blob_server.names == []
     assert (await world.reader.bounds(TP)).next_offset == 1
+
+
+async def test_a_timestamp_out_of_bounds_in_arrow_columns_is_refused_and_the_next_append_goes_on(world: World) -> None:
+    times = pa.array([TIMESTAMP_MS_MAX + 1], pa.int64())
+    columns = columns_of([Record(payload=b"x")])._replace(timestamps=times)
+    with pytest.raises(InvalidArgument, match="a timestamp is"):
+        await world.writer.append([Group(topic=TP.topic, partition=0, records=columns)])
+    assert world.blob_server.names == []
+    assert (await world.append("y")).start_offset == 1
 
 
 async def test_a_repeated_append_gets_its_offsets_again(world: World) -> None:

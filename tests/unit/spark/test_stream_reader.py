@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_source_is_told_from_a_wrong_offset(disk: LogOnD
     disk.create("t")
     stream = reader(disk, subscribe="t")
     start = stream.initialOffset()
-    with pytest.raises(InvalidArgument, match="not llog's .* needs a new checkpointLocation"):
+    with pytest.raises(InvalidArgument, match=r"not llog's .* needs a new checkpointLocation"):
         advance(stream, foreign)
-    with pytest.raises(InvalidArgument, match="not llog's .* needs a new checkpointLocation"):
+    with pytest.raises(InvalidArgument, match=r"not llog's .* needs a new checkpointLocation"):
         stream.partitions(foreign, start)
