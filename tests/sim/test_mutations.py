@@ -170,7 +170,7 @@ def eager_collectors(plan: SimPlan) -> SimPlan:
         (collect_without_raising_the_floors, "I6"),
         (ignore_in_the_mark("pending"), "I6"),
         (ignore_in_the_mark("breadcrumb"), "I6"),
-        (ignore_sink_manifests_in_the_mark, "I6"),
+        (ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
         (ignore_pins, "I6"),
         (append_without_looking_for_a_repeated_one, "I8|S1"),
         (forget_what_this_writer_appended, "I8"),
