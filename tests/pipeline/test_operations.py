@@ -393,6 +393,8 @@ def test_the_service_ends_with_0_when_it_is_terminated(log_settings: Settings) -
         (["--conf", "spark.driver.memory"], "--conf is 'spark.driver.memory': write it like"),
         (["--conf", "driver.memory=4g"], "--conf is 'driver.memory=4g': write it like"),
         (["--option", "grace"], "--option is 'grace': write it like collect.grace=1h"),
+        (["--option", "collect.grac=1h"], "there is collect.grace only"),
+        (["--option", "dust.colour=red"], "there is no step 'dust'"),
         (["--steps", "compact,shred"], "there is no step 'shred' in the pipeline: there are compact, retain, collect"),
     ],
 )

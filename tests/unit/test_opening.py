@@ -52,6 +52,16 @@ async def test_a_blob_store_of_another_log_is_refused(tmp_path: Path) -> None:
         await open_log(Settings(meta=settings.meta, blobs=f"file://{tmp_path}/other"))
 
 
+async def test_new_metadata_does_not_take_the_blobs_of_another_log(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path / "data"))
+    async with opened_log(settings) as log:
+        await Catalog(log).create("t")
+    new = Settings(meta=f"sqlite://{tmp_path}/new.sqlite", blobs=settings.blobs)
+    for _ in range(2):
+        await _refused(WrongStore, new, "belongs to a log with other metadata")
+    await close_log(await open_log(settings))
+
+
 async def test_a_file_that_is_not_ours_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all, but long enough to look like something " * 20)
     with closing(sqlite3.connect(tmp_path / "foreign.sqlite")) as connection:

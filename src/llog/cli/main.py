@@ -5,6 +5,7 @@ A new command is one line in `COMMANDS`; its module is imported when it is used 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -89,6 +90,12 @@ class Commands(click.Group):
             # Whoever read our output has enough. The interpreter flushes stdout once more at its end: into nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(EXIT_BROKEN_PIPE)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(f"llog: the output could not be written: {error.strerror}", err=True)
+            ctx.exit(EXIT_FAILURE)
         return result
 
 

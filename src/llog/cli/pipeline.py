@@ -130,7 +130,7 @@ def _serve(
     from llog.spark.jobs.tasks import check_reachable
 
     settings = invocation.settings()
-    check_steps(names)
+    check_steps([*names, *options])
     check_reachable(settings)
     with progress("starting Spark"):
         spark = open_session(f"llog pipeline {' '.join(names)}", master, conf)
@@ -237,6 +237,10 @@ def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         chosen = options.setdefault(step, {})
         if (step, option) == ("collect", "grace"):
             chosen["grace_ms"] = parse_duration_ms(value)
+        elif step in ("compact", "retain", "collect"):
+            raise ConfigurationError(
+                f"--option is {each!r}: of compact, retain and collect, there is collect.grace only"
+            )
         else:
             chosen[option] = value
     return options

@@ -204,7 +204,7 @@ def _check_packages(table_format: str) -> None:
     optional_module("pyspark", "spark", "the pipeline")
     package = {"delta": "deltalake", "iceberg": "pyiceberg"}.get(table_format)
     if package is not None:
-        optional_module(package, "lake", f"a {table_format.capitalize()} table")
+        optional_module(package, "lake", f"the format {table_format}")
 
 
 def _decoding(decode: str | None, schema: str | None, avro_schema: Path | None) -> Decoding | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_AHEAD = 8
+_ROOM_SECONDS = 0.2
 _LINE_BYTES_MAX = 64 << 20
 
 
@@ -158,16 +159,29 @@ class _Router:
 async def _batches(files: Sequence[Path], settings: Settings) -> AsyncIterator[list[bytes]]:
     """Lines, without their ends, in batches that are full or have waited long enough."""
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
+    chunks: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+    room = threading.Semaphore(_CHUNKS_AHEAD)
 
     def read() -> None:
         end: BaseException | None = None
         try:
             for chunk in _chunks(files):
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+                if not hand_over(chunk):
+                    return
         except BaseException as error:  # told to the consumer below
             end = error
-        asyncio.run_coroutine_threadsafe(chunks.put(end), loop)
+        hand_over(end)
+
+    def hand_over(item: bytes | BaseException | None) -> bool:
+        """Whether anybody still wants it: after Ctrl-C the loop is closed, or closes while this waits for room."""
+        while not room.acquire(timeout=_ROOM_SECONDS):
+            if loop.is_closed():
+                return False
+        try:
+            loop.call_soon_threadsafe(chunks.put_nowait, item)
+        except RuntimeError:
+            return False
+        return True
 
     # A daemon, for nothing can interrupt a read from a terminal or a pipe.
     threading.Thread(target=read, name="llog-produce", daemon=True).start()
@@ -178,6 +192,7 @@ async def _batches(files: Sequence[Path], settings: Settings) -> AsyncIterator[l
         try:
             async with asyncio.timeout_at(deadline):
                 chunk = await chunks.get()
+                room.release()
         except TimeoutError:
             yield lines
             lines, size, deadline = [], 0, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib.util import find_spec
 from shlex import quote
@@ -96,7 +97,8 @@ def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> No
         where = f"in {settings.meta} and {settings.blobs}"
         options = f"--meta {quote(settings.meta)} --blobs {quote(settings.blobs)}"
     upkeep = "a Spark pipeline" if on_spark else "this process"
-    body = '{"topic_partitions": [{"topic": "orders", "partition": 0, %s}]}'
+    body = '{"topic_partitions": [{"topic": "hello", "partition": 0, %s}]}'
+    command = "llog" if shutil.which("llog") else quote(os.path.relpath(sys.argv[0]))
     post = f"curl -X POST {address}/%s -H 'content-type: application/json' -d '{body}'"
     note(
         f"""llog: listening on {address}
@@ -105,6 +107,6 @@ def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> No
 try:
   {post % ("produce", '"records": ["hello"]')}
   {post % ("consume", '"fetch_offset": 1')}
-  llog {options} consume orders --follow
+  {command} {options} consume hello --follow
 end it with Ctrl-C"""
     )

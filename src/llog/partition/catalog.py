@@ -75,7 +75,9 @@ class Catalog:
         found = await self._log.meta.get(topic_key(check_topic_name(name)))
         topic = None if found is None else decode(Topic, found.value, found.key)
         if topic is None or topic.deleted:
-            raise TopicNotFound(f"there is no topic {name!r}: create it with `llog topics create {name}`")
+            raise TopicNotFound(
+                f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
+            )
         return topic
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:

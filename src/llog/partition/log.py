@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llog.errors import BlobExists, VersionMismatch, WrongStore
-from llog.partition.keys import LOG_ID
+from llog.partition.keys import LOG_ID, TOPICS
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
-from llog.stores.meta import ABSENT, MetaStore
+from llog.stores.meta import ABSENT, MetaStore, after
 
 
 class Log(NamedTuple):
@@ -37,7 +37,8 @@ def is_remote(uri: str) -> bool:
 async def tie_together(log: Log) -> None:
     """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
 
-    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost.
+    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost;
+    and new metadata with the blobs of another log would have them collected.
     """
     entry = await log.meta.get(LOG_ID)
     if entry is None:
@@ -48,22 +49,26 @@ async def tie_together(log: Log) -> None:
             entry = await log.meta.get(LOG_ID)
             assert entry is not None
             value = entry.value
-        # A name of its own per id: two logs may share a blob store by mistake, and must not take each other's mark.
     else:
         value = entry.value
+    # A name of its own per id: two logs that were opened at once on one blob store must not take each other's mark.
     mark = f"{LOG_ID}-{value.decode()}"
     if await log.blobs.head(mark) is not None:
         return
-    if entry is not None and await log.meta.ceiling("llog/topics/") is not None and await _has_topics(log):
+    if entry is not None and await log.meta.keys(TOPICS, after(TOPICS), 1):
         raise WrongStore(
             f"the blob store {log.blobs.uri} does not belong to this metadata store: its mark {mark} is missing. "
             "Check LLOG_META and LLOG_BLOBS, and that the directory or bucket is the right one"
         )
+    # To a collector with new metadata, every blob of the log that was here before would be garbage.
+    async for page in log.blobs.list(f"{LOG_ID}-"):
+        others = [info.name for info in page if info.name != mark]
+        if others:
+            raise WrongStore(
+                f"the blob store {log.blobs.uri} belongs to a log with other metadata: it has the mark {others[0]}. "
+                "Check LLOG_META and LLOG_BLOBS; for a new log, name an empty directory, bucket or prefix"
+            )
     try:
         await log.blobs.put(mark, [value])
     except BlobExists:
         pass
-
-
-async def _has_topics(log: Log) -> bool:
-    return bool(await log.meta.keys("llog/topics/", "llog/topics0", 1))

@@ -16,6 +16,7 @@ from llog.errors import (
     CorruptBatch,
     InconsistentReadState,
     InvalidArgument,
+    LlogError,
     OffsetOutOfRange,
     PartitionNotInitialized,
 )
@@ -74,6 +75,7 @@ class Reader:
         """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset.
 
         No batch begins at `stop` or above it; the last one may reach beyond. Timestamps are of the topic's kind.
+        What cannot be read ends it, and is an error of the read that begins there: all before it can be had.
         """
         topic, keys, control = await self._looked_up(tp)
         _check_offset(tp, offset, control, end_allowed=True)
@@ -81,7 +83,12 @@ class Reader:
         size = 0
         end = control.sequence_counter if stop is None else min(stop, control.sequence_counter)
         while offset < end and (not batches or size < max_bytes):
-            batch, length = await self._read_at(tp, keys, control, offset)
+            try:
+                batch, length = await self._read_at(tp, keys, control, offset)
+            except LlogError:
+                if not batches:
+                    raise
+                break
             batches.append(_with_times_of(topic, batch))
             offset, size = batch.end_offset + 1, size + length
         return batches
@@ -186,6 +193,7 @@ class Reader:
         self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int
     ) -> tuple[Batch, int]:
         """The batch from `offset` to the end of its piece, and the bytes fetched for it."""
+        missing: dict[str, None] = {}
         for attempt in range(_RESOLVE_ATTEMPTS):
             if attempt:
                 keys, control = await self.control(tp)
@@ -197,11 +205,13 @@ class Reader:
                         self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
                     )
                 except BlobNotFound:
+                    missing[entry.data_uri] = None
                     continue  # compacted and collected since it was looked up, or a zombie's entry: a higher one covers it
                 columns = decode_piece(tp, piece, data)
                 rest = slice_columns(columns, offset - piece.start_offset, columns.count)
                 return Batch(tp, offset, rest), entry.byte_length
-        raise InconsistentReadState(f"offset {offset} of {tp}: no index entry leads to a blob that exists")
+        named = f"blob {', '.join(missing)} is missing" if missing else "no index entry covers it"
+        raise InconsistentReadState(f"offset {offset} of {tp} cannot be read: {named}. `llog verify` shows all damage")
 
     async def _resolve(self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int) -> Piece:
         """The piece that covers `offset`, by the lowest index entry that does."""

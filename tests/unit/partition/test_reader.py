@@ -274,3 +274,14 @@ async def test_damage_beyond_the_end_of_a_range_does_not_concern_it(world: World
     assert len(pieces) == 2
     found = [batch.columns.values.to_pylist() async for batch in world.reader.iter_from(TP, 1, 3)]
     assert found == [[b"a"], [b"b"]]
+
+
+async def test_records_before_damage_are_read_and_the_damage_is_told_where_it_begins(world: World) -> None:
+    for payload in ("a", "b", "c"):
+        await world.append(payload)
+    lost = (await world.control()).pending.entries[0].data_uri  # type: ignore[union-attr]
+    await world.blobs.delete_many([lost])
+    batches = await world.reader.read(TP, 1)
+    assert [batch.columns.values.to_pylist() for batch in batches] == [[b"a"], [b"b"]]
+    with pytest.raises(InconsistentReadState, match=lost):
+        await world.reader.read(TP, 3)
