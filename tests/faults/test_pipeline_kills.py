@@ -134,7 +134,7 @@ def numbered(n: int) -> Record:
 
 
 def commits(kind: str, table: Path) -> int:
-    """How many were begun: in this order, all but the last are the table's for sure."""
+    """How many were begun, one after the other: all but the last are part of the table."""
     return len(list(table.glob("_delta_log/*.json" if kind == "delta" else "events/metadata/snap-*.avro")))
 
 
