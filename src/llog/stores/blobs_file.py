@@ -30,6 +30,8 @@ Views = list[memoryview]
 MAP_BYTES_MIN = 1024 * 1024
 """From this size on, a range is mapped instead of copied."""
 _VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS
+_WRITE_BYTES = 128 << 10
+"""At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time."""
 _REMEDIES = {
     errno.ENOSPC: "free some space on its disk, or move the data to a larger one",
     errno.EDQUOT: "raise the quota, or free some space",
@@ -239,16 +241,26 @@ class FileBlobStore:
 
 def _write(descriptor: int, views: Views) -> None:
     """All of them, in order, without joining them."""
-    position = 0
-    while position < len(views):
-        written = os.writev(descriptor, views[position : position + _VECTOR_MAX])
-        while written:
-            view = views[position]
-            if written < len(view):
-                views[position] = view[written:]
-                break
-            written -= len(view)
-            position += 1
+    gathered: Views = []
+    size = 0
+    for view in views:
+        for start in range(0, len(view), _WRITE_BYTES):
+            piece = view[start : start + _WRITE_BYTES]
+            if size + len(piece) > _WRITE_BYTES or len(gathered) == _VECTOR_MAX:
+                _write_all(descriptor, gathered)
+                gathered, size = [], 0
+            gathered.append(piece)
+            size += len(piece)
+    _write_all(descriptor, gathered)
+
+
+def _write_all(descriptor: int, views: Views) -> None:
+    while views:
+        written = os.writev(descriptor, views)
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
 
 
 def _link(temporary: Path, path: Path) -> bool:
