@@ -209,10 +209,15 @@ async def _share(log: Log, options: CompactorOptions, found: Lagging) -> Share |
 
 def _compact(settings: Settings, tps: Sequence[TopicPartition]) -> Compacted:
     """One task's partitions, on an executor."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    # The claims that a retried task meets are its own, of the executor that died: they last as long as its session.
+    first = context is None or context.attemptNumber() == 0
 
     async def work(log: Log) -> Compacted:
         reads_before = _blob_reads(log)
-        results = await Compactor(log, compactor_options(settings)).compact_many(tps)
+        results = await Compactor(log, compactor_options(settings)).compact_many(tps, claim=first)
         runs = [each for each in results if each.end_offset is not None]
         named = [(f"{each.topic}/{each.partition}", each) for each in results]
         return Compacted(
