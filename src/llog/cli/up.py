@@ -98,7 +98,7 @@ def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> No
         options = f"--meta {quote(settings.meta)} --blobs {quote(settings.blobs)}"
     upkeep = "a Spark pipeline" if on_spark else "this process"
     body = '{"topic_partitions": [{"topic": "hello", "partition": 0, %s}]}'
-    command = "llog" if shutil.which("llog") else quote(os.path.relpath(sys.argv[0]))
+    command = "llog" if shutil.which("llog") else f"{quote(sys.executable)} -m llog.cli.main"
     post = f"curl -X POST {address}/%s -H 'content-type: application/json' -d '{body}'"
     note(
         f"""llog: listening on {address}
