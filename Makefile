@@ -35,8 +35,8 @@ bench: $(READY) ## run the benchmarks (ARGS="..." go to `python -m bench`)
 demo: $(READY) ## show the log at work, end to end (ARGS="..." go to `llog demo`)
 	@$(BIN)/llog demo $(ARGS)
 
-soak: $(READY) ## load and faults for hours, checking every record (ARGS="..." go to `python -m bench.soak`)
-	@$(BIN)/python -m bench.soak $(ARGS)
+soak: $(READY) ## search new schedules of the simulation for an hour (ARGS="..." go to `llog simulate` instead)
+	@$(BIN)/llog simulate $(or $(ARGS),--seed $$(date +%s) --seeds 1000000 --seconds 3600)
 
 docs: $(READY) ## regenerate the docs that are made from the code
 	@$(BIN)/python -m devtools.docs

@@ -37,7 +37,8 @@ class Terminated(BaseException):
 
 @click.group(short_help="Upkeep of large logs on Spark.")
 def pipeline() -> None:
-    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over executors.
+    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over executors; and tables
+    and statistics of topics.
 
     Everything may run beside writers, readers, other pipelines and the commands without Spark.
     """

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from llog.errors import ConfigurationError, InvalidArgument, LlogError
 from llog.opening import writer_options
 from llog.partition.log import Log
-from llog.partition.sink import SinkUploader, Upload, forget_sink, open_sink, publish
+from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
 from llog.spark.offsets import logger
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
@@ -59,7 +59,7 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
         uploads = _uploads(messages)
         settings = self._options.settings
         if uploads or self._options.write_id:
-            run_patiently(settings, lambda log: _publish(log, self._sink, 0, uploads))
+            run_patiently(settings, lambda log: publish(log, self._sink, 0, uploads))
         if self._options.write_id is None:
             # By itself: repeated together with the publication, it would let a finished write look like a stale one.
             try:
@@ -91,7 +91,7 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if len(sinks) != 1:
             raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
         sink, uploads = sinks.pop(), _uploads(messages)
-        run_patiently(self._options.settings, lambda log: _publish(log, sink, batchId, uploads))
+        run_patiently(self._options.settings, lambda log: publish(log, sink, batchId, uploads))
 
     def abort(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
@@ -138,12 +138,6 @@ def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch])
     if groups.size:
         uploads.append(run(options.settings, flush))
     return Uploaded(sink, tuple(uploads))
-
-
-async def _publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) -> None:
-    if not uploads:
-        await open_sink(log, sink)  # no task had anything to put, so none has opened it
-    await publish(log, sink, batch, uploads)
 
 
 def _uploads(messages: Sequence[Uploaded | None]) -> list[Upload]:
