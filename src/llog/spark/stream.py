@@ -34,7 +34,7 @@ from llog.model import TopicPartition
 from llog.partition.groups import commit as commit_group
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
-from llog.partition.reader import Reader
+from llog.partition.reader import Bounds, Reader
 from llog.partition.records import Topic
 from llog.spark.fetching import PIN_LEASE_MS
 from llog.spark.limits import cut_by_bytes, cut_by_records
@@ -184,15 +184,12 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return Place(starts, _incarnations(topics))
 
     async def _end(self, log: Log) -> Place:
-        topics = await remaining_topics(log, self._options.selection)
-        bounds = await read_bounds(log, selected_partitions(self._options.selection, topics))
+        topics, bounds = await self._current(log, Place({}, {}))
         return Place({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
 
     async def _advance(self, log: Log, place: Place, *, limited: bool) -> Place:
         """How far the next batch may go from `place`."""
-        options = self._options
-        topics = await self._topics(log, place)
-        current = await read_bounds(log, selected_partitions(options.selection, topics))
+        topics, current = await self._current(log, place)
         starts, ends = {}, {}
         for tp, bounds in current.items():
             same = place.incarnations.get(tp.topic) in (None, topics[tp.topic].incarnation)
@@ -211,6 +208,17 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if any(ends[tp] > starts[tp] for tp in ends):
             self._last_advance = time.monotonic()
         return Place(ends, _incarnations(topics))
+
+    async def _current(self, log: Log, place: Place) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
+        """The topics that are read now and their bounds; one that is deleted between the two looks is looked for again."""
+        selection = self._options.selection
+        while True:
+            topics = await self._topics(log, place)
+            try:
+                return topics, await read_bounds(log, selected_partitions(selection, topics))
+            except (TopicNotFound, PartitionNotInitialized):
+                if await remaining_topics(log, selection) == topics:
+                    raise
 
     async def _topics(self, log: Log, place: Place) -> dict[str, Topic]:
         """The topics that are read now; one that is gone or another than before is a loss."""

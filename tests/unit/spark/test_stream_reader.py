@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotF
 from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.groups import position
+from llog.partition.log import Log
 from llog.partition.pins import alive_pins
+from llog.partition.reader import Bounds
 from llog.partition.retention import trim
+from llog.spark import stream as stream_module
+from llog.spark.offsets import read_bounds
 from llog.spark.schema import source_schema
 from llog.spark.stream import LlogStreamReader
 from tests.spark.logs import LogOnDisk
@@ -239,3 +244,26 @@ def test_a_checkpoint_of_another_source_is_told_from_a_wrong_offset(disk: LogOnD
         advance(stream, foreign)
     with pytest.raises(InvalidArgument, match=r"not llog's .* needs a new checkpointLocation"):
         stream.partitions(foreign, start)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_topic_that_is_deleted_while_it_is_looked_at_is_a_loss_and_nothing_else(
+    disk: LogOnDisk, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    for name in ("a", "b"):
+        disk.create(name)
+        disk.append(name, 0, "x")
+    reading = reader(disk, subscribePattern="[ab]", failOnDataLoss=fails)
+    start = reading.initialOffset()
+
+    async def deleted_first(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        monkeypatch.setattr(stream_module, "read_bounds", read_bounds)
+        await Catalog(log).delete("b")
+        return await read_bounds(log, partitions)
+
+    monkeypatch.setattr(stream_module, "read_bounds", deleted_first)
+    if fails == "true":
+        with pytest.raises(DataLoss, match="'b' was deleted while it was read"):
+            advance(reading, start)
+    else:
+        assert offsets(advance(reading, start)) == {"a": {"0": 2}}
