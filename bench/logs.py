@@ -21,7 +21,8 @@ from llog.partition.catalog import Catalog
 from llog.partition.collector import Collector, CollectorOptions
 from llog.partition.compactor import Compactor
 from llog.partition.log import Log
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 
 T = TypeVar("T")
 

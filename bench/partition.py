@@ -26,7 +26,8 @@ from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.partition.reader import Reader
 from llog.partition.snapshot import Snapshot, take_snapshot
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 
 FLUSH_BYTES = 8 << 20
 RECORD_BYTES = 1000

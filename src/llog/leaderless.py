@@ -15,17 +15,18 @@ import msgspec
 from llog.batch.columns import records_of
 from llog.config import Settings, load_settings
 from llog.errors import InvalidArgument, LlogError, PartlyAppended, TopicExists, TopicNotFound
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import compactor_options, writer_options
 from llog.partition.catalog import Catalog
 from llog.partition.compactor import CompactionResult, Compactor
 from llog.partition.fencing import fence, unfence
 from llog.partition.log import Log
-from llog.partition.producers import Producer
-from llog.partition.reader import Batch, Bounds, Reader
-from llog.partition.records import TimestampType, Topic
-from llog.partition.writer import AppendResult, Group, Writer
+from llog.partition.reader import Reader
+from llog.partition.records import Topic
+from llog.partition.writer import Writer
 from llog.portal import Connection
+from llog.ports import AppendResult, Batch, Bounds, Group
+from llog.producers import Producer
 
 Payload = str | bytes | bytearray | memoryview | Record
 

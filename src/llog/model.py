@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,13 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}"
+
+
+class TimestampType(StrEnum):
+    """Which time of a record counts: the producer's own, or the time of its append."""
+
+    CREATE = "create"
+    APPEND = "append"
 
 
 Header = tuple[str, bytes | None]

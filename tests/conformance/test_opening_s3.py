@@ -15,7 +15,8 @@ from llog.model import Record, TopicPartition
 from llog.opening import open_log, opened_log
 from llog.partition.catalog import Catalog
 from llog.partition.reader import Reader
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 
 
 @pytest.fixture

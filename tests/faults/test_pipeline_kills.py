@@ -18,7 +18,8 @@ from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.compactor import Compactor
 from llog.partition.log import Log
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 from tests.pipeline.lake_tools import DAY_MS, rows_of, table_rows
 from tests.spark.logs import LogOnDisk
 

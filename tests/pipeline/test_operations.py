@@ -32,7 +32,8 @@ from llog.partition.reader import Reader
 from llog.partition.records import Manifest, Sink, encode
 from llog.partition.sink import SinkUploader
 from llog.partition.verify import verify
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 from llog.runtime import stamp_of, uuid7
 from llog.spark.jobs.collect import SparkCollector, wal_prefixes
 from llog.spark.jobs.compact import TOGETHER_BYTES_MAX, Share, assign, compact_lagging

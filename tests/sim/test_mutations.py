@@ -14,8 +14,9 @@ from llog.partition import collector, compaction, compaction_plan, sink, writer
 from llog.partition.compaction_plan import Crumb
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
-from llog.partition.producers import Producer
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
+from llog.ports import AppendResult
+from llog.producers import Producer
 from llog.sim.plan import SimPlan
 from llog.sim.stores import Faults
 from llog.sim.world import run_seed
@@ -109,11 +110,11 @@ def ignore_pins(patch: pytest.MonkeyPatch) -> None:
 
 
 def append_without_looking_for_a_repeated_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writer, "find_repeated", lambda control, producer, what: None)
+    patch.setattr(writer, "find_repeated", lambda *_: None)
 
 
 def forget_what_this_writer_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writer, "find_writer", lambda control, name, sequence: None)
+    patch.setattr(writer, "find_appended", lambda *_: None)
 
 
 def answer_before_the_commit(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def answer_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     async def answered(
         self: writer.Writer, lane: writer._Lane, sources: list[writer._Source], producer: Producer | None
-    ) -> writer.AppendResult:
+    ) -> AppendResult:
         control, _ = lane.known or await self._learn(lane)
         _, appended = self._advanced(lane, control, sources, producer)
         commit = asyncio.ensure_future(shipped(self, lane, sources, producer))

@@ -10,16 +10,16 @@ from typing import TypeVar
 from llog.batch.columns import records_of
 from llog.config import load_settings
 from llog.errors import LlogError
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import Catalog
 from llog.partition.collector import CollectionResult, Collector, CollectorOptions
 from llog.partition.compactor import Compactor
 from llog.partition.log import Log
 from llog.partition.reader import Reader
-from llog.partition.records import TimestampType
 from llog.partition.verify import verify
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 
 T = TypeVar("T")
 

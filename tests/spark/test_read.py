@@ -12,8 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from llog.model import Record, TopicPartition
-from llog.partition.records import TimestampType
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.retention import trim
 from llog.runtime import SystemRuntime
 from tests.spark.conftest import message_of

@@ -28,8 +28,8 @@ from llog import (
     portal,
 )
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.partition.producers import Producer
-from llog.partition.writer import AppendResult
+from llog.ports import AppendResult
+from llog.producers import Producer
 
 EXAMPLE = """
 from llog import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup

@@ -14,7 +14,8 @@ from llog.model import Record, TopicPartition
 from llog.opening import close_log, open_log, opened_log
 from llog.partition.catalog import Catalog
 from llog.partition.reader import Reader
-from llog.partition.writer import Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import Group
 
 
 async def test_what_was_appended_is_there_when_the_log_is_opened_again(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.errors import LlogError, Overloaded, PartitionNotInitialized, StoreUnavailable, TopicNotFound
 from llog.model import TopicPartition
-from llog.partition.writer import AppendResult, Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import AppendResult, Group
 
 FLUSHES_MAX: Final = 4
 RECORD_OVERHEAD: Final = 16

@@ -17,7 +17,8 @@ from llog.broker.problems import error_of
 from llog.errors import LlogError, OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.log import Log
-from llog.partition.reader import Batch, Reader
+from llog.partition.reader import Reader
+from llog.ports import Batch
 
 RECORD_OVERHEAD: Final = 80
 """What a record counts for besides its bytes: about what its field names take in the answer."""

@@ -12,8 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from llog.batch.columns import Columns, columns_of
 from llog.errors import InvalidArgument
-from llog.model import PARTITIONS_MAX, Record
-from llog.partition.records import TimestampType
+from llog.model import PARTITIONS_MAX, Record, TimestampType
 
 ITEMS_MAX: Final = 1000
 WAIT_MS_MAX: Final = 60_000

@@ -15,7 +15,7 @@ from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
 from llog.leaderless import ensure_partition
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
-from llog.partition.writer import AppendResult
+from llog.ports import AppendResult
 
 AUTO_PARTITIONS_MAX: Final = 1024
 """A partition beyond it is not made by a mere write: a mistyped number would make a topic that nobody wants."""

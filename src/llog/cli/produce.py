@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llog.config import Settings
     from llog.partition.log import Log
     from llog.partition.records import Topic
-    from llog.partition.writer import Group
+    from llog.ports import Group
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_AHEAD = 8
@@ -88,7 +88,8 @@ async def _topic(log: Log, name: str, partitions: int) -> Topic:
 
 async def _append(log: Log, settings: Settings, router: _Router, files: Sequence[Path]) -> None:
     from llog.opening import writer_options
-    from llog.partition.writer import AppendResult, Writer
+    from llog.partition.writer import Writer
+    from llog.ports import AppendResult
 
     writer = Writer(log, writer_options(settings))
     totals = _Totals()
@@ -125,7 +126,7 @@ class _Router:
 
         from llog.batch.columns import Columns
         from llog.batch.partitioning import partitions_for_keys
-        from llog.partition.writer import Group
+        from llog.ports import Group
 
         if self._separator is None:
             chosen = self._turn % self.topic.partitions if self._partition is None else self._partition

@@ -60,8 +60,8 @@ def create(
     \b
       llog topics create orders --partitions 12 --retention 7d
     """
+    from llog.model import TimestampType
     from llog.partition.catalog import Catalog
-    from llog.partition.records import TimestampType
 
     async def made(log: Log, _: Settings) -> Topic:
         return await Catalog(log).create(
@@ -118,7 +118,8 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
     """
     from llog.model import TopicPartition
     from llog.partition.catalog import Catalog
-    from llog.partition.reader import Bounds, Reader
+    from llog.partition.reader import Reader
+    from llog.ports import Bounds
 
     async def found(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
         topic = await Catalog(log).get(name)

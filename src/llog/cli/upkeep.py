@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llog.partition.collector import CollectionResult
     from llog.partition.compactor import CompactionResult
     from llog.partition.log import Log
-    from llog.partition.retention import RetentionResult
+    from llog.ports import RetentionResult
 
 _PASSES_MAX = 10_000
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from llog.errors import InvalidArgument, PartitionNotInitialized, TopicExists, TopicNotFound, VersionMismatch
-from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TopicPartition, check_topic_name
+from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
 from llog.partition.keys import TOPICS, PartitionKeys, directory_name, topic_key
 from llog.partition.log import Log
-from llog.partition.records import Control, Cursor, LogState, TimestampType, Topic, decode, encode
+from llog.partition.records import Control, Cursor, LogState, Topic, decode, encode
 from llog.stores.meta import ABSENT, Put, after, scan
 
 ENGINE = "object"

@@ -20,22 +20,16 @@ from llog.errors import (
     OffsetOutOfRange,
     PartitionNotInitialized,
 )
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.catalog import Catalog, keys_in
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
-from llog.partition.records import Control, IndexEntry, LogState, TimestampType, Topic, decode
+from llog.partition.records import Control, IndexEntry, LogState, Topic, decode
+from llog.ports import Batch, Bounds
 from llog.stores.meta import after
 
 _RESOLVE_ATTEMPTS = 3
 _COVERING_MAX = 64
-
-
-class Bounds(NamedTuple):
-    """Readable are the offsets in [log_start_offset, next_offset)."""
-
-    log_start_offset: int
-    next_offset: int
 
 
 class Piece(NamedTuple):
@@ -44,18 +38,6 @@ class Piece(NamedTuple):
     start_offset: int
     end_offset: int
     entry: IndexEntry
-
-
-class Batch(NamedTuple):
-    """Consecutive records of one partition, as Arrow columns."""
-
-    tp: TopicPartition
-    start_offset: int
-    columns: Columns
-
-    @property
-    def end_offset(self) -> int:
-        return self.start_offset + self.columns.count - 1
 
 
 class Reader:

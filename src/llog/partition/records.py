@@ -11,6 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from llog.errors import InconsistentReadState
+from llog.model import TimestampType
+from llog.producers import ProducerState
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -57,21 +59,6 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_offset + sum(entry.msg_count for entry in self.entries) - 1
 
 
-class Appended(msgspec.Struct, frozen=True, array_like=True):
-    """One remembered append of a producer."""
-
-    sequence: int
-    start_offset: int
-    end_offset: int
-
-
-class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last appends of one producer, oldest first: at most five, so that a repeated one gets its offsets again."""
-
-    last: tuple[Appended, ...]
-    used_ms: int
-
-
 class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The partition's one contended record: its CAS is the commit point of every append."""
 
@@ -115,11 +102,6 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Cleanup(StrEnum):
     DELETE = "delete"
     NONE = "none"
-
-
-class TimestampType(StrEnum):
-    CREATE = "create"
-    APPEND = "append"
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

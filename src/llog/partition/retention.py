@@ -19,24 +19,16 @@ from llog.errors import (
     TopicNotFound,
     VersionMismatch,
 )
-from llog.model import FIRST_OFFSET, TopicPartition
+from llog.model import FIRST_OFFSET, TimestampType, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Piece, pending_pieces
-from llog.partition.records import Control, IndexEntry, LogState, TimestampType, decode, encode
+from llog.partition.records import Control, IndexEntry, LogState, decode, encode
+from llog.ports import RetentionResult
 from llog.stores.meta import after
 
 _PAGE = 5000
-
-
-class RetentionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What this call trimmed. `bytes` counts the pieces that are now wholly below the log start."""
-
-    old_start: int
-    new_start: int
-    records: int
-    bytes: int
 
 
 async def retain(

@@ -37,11 +37,11 @@ from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
 from llog.partition.keys import SINK_BLOBS, WAL, sink_key
 from llog.partition.log import Log
-from llog.partition.producers import Producer
 from llog.partition.reader import Reader
 from llog.partition.records import Manifest, Sink, decode, encode
 from llog.partition.snapshot import take_snapshot
 from llog.partition.writer import Writer
+from llog.producers import Producer
 from llog.runtime import stamp_of, uuid7
 from llog.stores.meta import ABSENT, VALUE_BYTES_MAX
 

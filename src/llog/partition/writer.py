@@ -30,32 +30,16 @@ from llog.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
-from llog.model import Record, TopicPartition
+from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
-from llog.partition.producers import Producer, check_producer, find_repeated, find_writer, remembered
-from llog.partition.records import Appended, Control, IndexEntry, Kind, LogState, Pending, decode, encode
+from llog.partition.records import Control, IndexEntry, Kind, LogState, Pending, decode, encode
+from llog.partition.retention import retain, trim
+from llog.ports import AppendResult, Group, RetentionResult
+from llog.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
 from llog.runtime import stamp_of, uuid7
 from llog.stores.meta import ABSENT, Put
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Records for one partition: appended together, or not at all."""
-
-    topic: str
-    partition: int
-    records: Sequence[Record] | Columns
-    producer: Producer | None = None
-
-
-class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
-    topic: str
-    partition: int
-    start_offset: int
-    end_offset: int
-    repeated: bool = False
-    """The producer had appended this before; these are the offsets it got then."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +85,15 @@ class Writer:
         finally:
             for turn in turns:
                 turn.end()
+
+    async def trim(self, tp: TopicPartition, before_offset: int) -> RetentionResult:
+        return await trim(self._log, tp, before_offset)
+
+    async def retain(
+        self, tp: TopicPartition, *, retention_ms: int | None, retention_bytes: int | None
+    ) -> RetentionResult:
+        now_ms = self._log.runtime.now_ms()
+        return await retain(self._log, tp, retention_ms=retention_ms, retention_bytes=retention_bytes, now_ms=now_ms)
 
     async def append_uploaded(
         self, tp: TopicPartition, uploads: Sequence[tuple[str, Body]], producer: Producer
@@ -253,14 +246,18 @@ class Writer:
     def _verdict(
         self, lane: _Lane, control: Control, producer: Producer | None, doubtful_since: int | None
     ) -> AppendResult | LlogError | None:
-        mine = find_writer(control, self._name, lane.sequence)
+        mine = find_appended(control.writers, self._name, lane.sequence)
         if mine is not None:
             return _result(lane, mine)
         forgotten = self._name not in control.writers
         if forgotten and doubtful_since is not None and control.writers_evicted_through >= doubtful_since:
             return OutcomeUnknown(f"whether the append to {lane.tp} happened cannot be told any more")
         try:
-            repeated = find_repeated(control, producer, str(lane.tp)) if producer else None
+            repeated = None
+            if producer is not None:
+                repeated = find_repeated(
+                    control.producers, control.evicted_through, control.sequence_counter, producer, str(lane.tp)
+                )
         except LlogError as error:
             return error
         if repeated is not None:

@@ -31,11 +31,12 @@ from llog.partition.compactor import CompactionResult, Compactor, CompactorOptio
 from llog.partition.fencing import fence, unfence
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
-from llog.partition.producers import Producer
 from llog.partition.reader import Reader, decode_located
 from llog.partition.retention import retain, trim
 from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import AppendResult, Group, Writer, WriterOptions
+from llog.partition.writer import Writer, WriterOptions
+from llog.ports import AppendResult, Group
+from llog.producers import Producer
 from llog.sim.history import Violation
 from llog.sim.process import Process
 

@@ -25,8 +25,9 @@ from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.partition.pins import renew
-from llog.partition.reader import Batch, Reader, decode_located
+from llog.partition.reader import Reader, decode_located
 from llog.partition.snapshot import Extent
+from llog.ports import Batch
 from llog.spark.offsets import lose
 from llog.spark.planning import Run
 from llog.stores.blobs import Buffer

@@ -12,8 +12,9 @@ from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotF
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
-from llog.partition.reader import Bounds, Reader
+from llog.partition.reader import Reader
 from llog.partition.records import Topic
+from llog.ports import Bounds
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
 
 logger = logging.getLogger("llog.spark")

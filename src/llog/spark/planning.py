@@ -17,9 +17,9 @@ from pyspark.sql.datasource import InputPartition
 from llog.errors import DataLoss, OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.log import Log
-from llog.partition.reader import Bounds
 from llog.partition.records import Topic
 from llog.partition.snapshot import Snapshot, take_snapshot
+from llog.ports import Bounds
 from llog.spark.offsets import Range, existing_topics, within_bounds
 
 PACKED_BYTES_MAX = 32 << 20

@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 
 from llog.batch.columns import HEADERS_TYPE, append_times, effective_timestamps, headers_to_arrow
 from llog.errors import ConfigurationError
-from llog.partition.reader import Batch
-from llog.partition.records import TimestampType as TopicTime
+from llog.model import TimestampType as TopicTime
+from llog.ports import Batch
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TIME = pa.timestamp("us", tz="UTC")

@@ -34,8 +34,9 @@ from llog.model import TopicPartition
 from llog.partition.groups import commit as commit_group
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
-from llog.partition.reader import Bounds, Reader
+from llog.partition.reader import Reader
 from llog.partition.records import Topic
+from llog.ports import Bounds
 from llog.spark.fetching import PIN_LEASE_MS
 from llog.spark.limits import cut_by_bytes, cut_by_records
 from llog.spark.offsets import (

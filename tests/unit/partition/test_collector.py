@@ -30,7 +30,8 @@ from llog.partition.pins import alive_pins, pin, release
 from llog.partition.records import IndexEntry, Kind, Sink, decode, encode
 from llog.partition.retention import trim
 from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import Group, Writer, index_puts
+from llog.partition.writer import Writer, index_puts
+from llog.ports import Group
 from llog.runtime import uuid7
 from llog.stores.blobs import BlobInfo
 from tests.unit.partition.world import START_MS, TP, Stall, World

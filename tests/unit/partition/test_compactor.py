@@ -9,13 +9,14 @@ import pytest
 from llog.batch.columns import Columns
 from llog.batch.format import Codec, encode_joined, peek
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition import compaction
 from llog.partition.compactor import Compactor, CompactorOptions, claimed, lagging
 from llog.partition.keys import WAL
-from llog.partition.records import Kind, TimestampType
+from llog.partition.records import Kind
 from llog.partition.retention import trim
-from llog.partition.writer import AppendResult, Group, index_puts
+from llog.partition.writer import index_puts
+from llog.ports import AppendResult, Group
 from llog.stores.blobs import Buffer
 from tests.unit.partition.world import START_MS, TP, World
 

@@ -15,13 +15,14 @@ from llog.errors import (
     PartitionNotInitialized,
     TopicNotFound,
 )
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.compactor import Compactor
 from llog.partition.reader import Reader
-from llog.partition.records import Kind, TimestampType
+from llog.partition.records import Kind
 from llog.partition.retention import trim
 from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import Group, index_puts
+from llog.partition.writer import index_puts
+from llog.ports import Group
 from tests.unit.partition.world import START_MS, TP, Stall, World
 
 

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from llog.errors import InvalidArgument, OffsetOutOfRange, PartitionNotInitialized
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition import retention
 from llog.partition.compactor import Compactor
-from llog.partition.records import Kind, LogState, TimestampType
-from llog.partition.retention import RetentionResult, retain, retain_all, trim
-from llog.partition.writer import Group, Writer, index_puts
+from llog.partition.records import Kind, LogState
+from llog.partition.retention import retain, retain_all, trim
+from llog.partition.writer import Writer, index_puts
+from llog.ports import Group, RetentionResult
 from tests.unit.partition.world import TP, Interleaved, Stall, World
 
 APPENDED = TopicPartition("appended", 0)

@@ -13,9 +13,9 @@ from llog.partition import sink
 from llog.partition.catalog import Catalog
 from llog.partition.compactor import Compactor
 from llog.partition.log import Log
-from llog.partition.producers import PRODUCERS_MAX
 from llog.partition.records import Sink, decode
 from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
+from llog.producers import PRODUCERS_MAX
 from llog.stores.meta import Entry
 from tests.unit.partition.world import Crash, CrashAt, Faults, Interleaved, LostAnswers, Stall, World
 

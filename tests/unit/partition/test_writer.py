@@ -23,9 +23,10 @@ from llog.errors import (
     UnknownProducer,
 )
 from llog.model import Record, TopicPartition
-from llog.partition.producers import PRODUCERS_MAX, Producer
 from llog.partition.records import Kind, LogState
-from llog.partition.writer import AppendResult, Group, Writer, WriterOptions
+from llog.partition.writer import Writer, WriterOptions
+from llog.ports import AppendResult, Group
+from llog.producers import PRODUCERS_MAX, Producer
 from llog.runtime import stamp_of
 from tests.unit.partition.world import START_MS, TP, Faults, Interleaved, LostAnswers, Stall, World
 

@@ -14,7 +14,8 @@ from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Piece, Reader
 from llog.partition.records import Control, Cursor, IndexEntry, Kind, decode, encode
-from llog.partition.writer import AppendResult, Group, Writer
+from llog.partition.writer import Writer
+from llog.ports import AppendResult, Group
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
 from llog.stores.meta import Entry, Put, scan

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
 from llog.model import TopicPartition
-from llog.partition.reader import Bounds
 from llog.partition.records import Topic
 from llog.partition.retention import trim
+from llog.ports import Bounds
 from llog.spark.limits import cut_by_bytes, cut_by_records
 from llog.spark.offsets import Range, read_bounds, resolve_position, selected_partitions, selected_topics, within_bounds
 from llog.spark.options import EARLIEST, LATEST, Position, Selection

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from llog.model import Record, TopicPartition
+from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.compactor import Compactor
-from llog.partition.records import TimestampType
 from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import Group
+from llog.ports import Group
 from llog.spark.fetching import fetch_runs
 from llog.spark.planning import Run
 from llog.spark.schema import to_arrow

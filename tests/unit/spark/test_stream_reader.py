@@ -16,8 +16,8 @@ from llog.partition.catalog import Catalog
 from llog.partition.groups import position
 from llog.partition.log import Log
 from llog.partition.pins import alive_pins
-from llog.partition.reader import Bounds
 from llog.partition.retention import trim
+from llog.ports import Bounds
 from llog.spark import stream as stream_module
 from llog.spark.offsets import read_bounds
 from llog.spark.schema import source_schema

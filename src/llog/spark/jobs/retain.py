@@ -16,6 +16,7 @@ from llog.model import TopicPartition
 from llog.partition import retention
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
+from llog.ports import RetentionResult
 from llog.spark.jobs.results import StepResult, some
 from llog.spark.jobs.tasks import check_reachable, chunks, run_tasks
 from llog.spark.process import run
@@ -92,7 +93,7 @@ def _retain(settings: Settings, limits: list[Limit]) -> Retained:
     async def work(log: Log) -> Retained:
         gate = asyncio.Semaphore(_CONCURRENCY)
 
-        async def one(limit: Limit) -> retention.RetentionResult | str | None:
+        async def one(limit: Limit) -> RetentionResult | str | None:
             async with gate:
                 try:
                     return await retention.retain(
@@ -108,7 +109,7 @@ def _retain(settings: Settings, limits: list[Limit]) -> Retained:
                     return f"{limit.tp}: {error}"
 
         done = await asyncio.gather(*map(one, limits))
-        trimmed = [each for each in done if isinstance(each, retention.RetentionResult) and each.records]
+        trimmed = [each for each in done if isinstance(each, RetentionResult) and each.records]
         return Retained(
             partitions=len(limits),
             trimmed=len(trimmed),

@@ -1,20 +1,36 @@
 """Who appended what last: how a repeated append is told from a new one.
 
-A control record remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end
-offset that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown", never a silent
-second append. Writer processes are remembered apart from the producers that callers name, for they come and go.
+A partition remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end offset
+that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown", never a silent
+second append.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from llog.errors import InvalidArgument, OutOfOrderSequence, UnknownProducer
-from llog.partition.records import Appended, Control, ProducerState
 
 PRODUCERS_MAX = 64
 APPENDS_KEPT = 5
 PRODUCER_ID_MAX = 200
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True):
+    """One remembered append of a producer."""
+
+    sequence: int
+    start_offset: int
+    end_offset: int
+
+
+class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The last appends of one producer, oldest first: at most five, so that a repeated one gets its offsets again."""
+
+    last: tuple[Appended, ...]
+    used_ms: int
 
 
 class Producer(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,24 +55,26 @@ def check_producer(producer: Producer) -> None:
         )
 
 
-def find_repeated(control: Control, producer: Producer, what: str) -> Appended | None:
+def find_repeated(
+    states: Mapping[str, ProducerState], evicted_through: int, next_offset: int, producer: Producer, what: str
+) -> Appended | None:
     """The append that this repeats, or None if it is the producer's next; raises if it can be neither, or nobody can tell."""
-    if producer.since > control.sequence_counter:
+    if producer.since > next_offset:
         raise InvalidArgument(
             f"producer {producer.id} says it began at offset {producer.since} of {what}, which is beyond its next offset "
-            f"{control.sequence_counter}: was the topic re-created?"
+            f"{next_offset}: was the topic re-created?"
         )
-    state = control.producers.get(producer.id)
+    state = states.get(producer.id)
     if state is None:
-        if control.evicted_through >= producer.since:
+        if evicted_through >= producer.since:
             raise UnknownProducer(
                 f"{what} no longer remembers producer {producer.id}: whether its sequence {producer.sequence} was "
                 f"appended cannot be told. Start over under a new producer id after checking"
             )
         return None
-    for appended in state.last:
-        if appended.sequence == producer.sequence:
-            return appended
+    found = find_appended(states, producer.id, producer.sequence)
+    if found is not None:
+        return found
     last = state.last[-1].sequence
     if producer.sequence == last + 1 or (not producer.dense and producer.sequence > last):
         return None
@@ -65,16 +83,16 @@ def find_repeated(control: Control, producer: Producer, what: str) -> Appended |
     )
 
 
-def find_writer(control: Control, writer: str, sequence: int) -> Appended | None:
-    """This writer process's append, if it is there."""
-    state = control.writers.get(writer)
+def find_appended(states: Mapping[str, ProducerState], name: str, sequence: int) -> Appended | None:
+    """The append that is remembered under this name and sequence."""
+    state = states.get(name)
     if state is None:
         return None
     return next((appended for appended in state.last if appended.sequence == sequence), None)
 
 
 def remembered(
-    states: dict[str, ProducerState], evicted_through: int, name: str, appended: Appended, now_ms: int
+    states: Mapping[str, ProducerState], evicted_through: int, name: str, appended: Appended, now_ms: int
 ) -> tuple[dict[str, ProducerState], int]:
     """`states` with this append added and the least recently used forgotten, and how far the forgotten reach."""
     old = states.get(name)
