@@ -1,14 +1,16 @@
 """What a task does: GETs of byte ranges, batches out, in the order of the offsets.
 
 Extents are fetched in windows of bounded size; within a window, all ranges of one blob are one request. While one window is handed
-to Spark, the next is fetched.
+to Spark, the next ones are fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import NamedTuple
 
 from llog.batch.columns import byte_size, slice_columns
@@ -32,7 +34,8 @@ from llog.spark.offsets import lose
 from llog.spark.planning import Run
 from llog.stores.blobs import Buffer
 
-WINDOW_BYTES_MAX = 32 << 20
+WINDOW_BYTES_MAX = 8 << 20
+WINDOWS_AHEAD = 4
 ROWS_PER_BATCH_MAX = 10_000
 BYTES_PER_BATCH_MAX = 16 << 20
 PIN_LEASE_MS = 300_000
@@ -55,23 +58,25 @@ async def fetch_runs(
 
 async def _fetched(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> AsyncIterator[tuple[Run, Batch]]:
     windows = _windows(runs)
-    fetching: asyncio.Task[list[Buffer | LlogError]] | None = None
-    current = next(windows, None)
+    fetching: deque[tuple[list[_Wanted], asyncio.Task[list[Buffer | LlogError]]]] = deque()
+
+    def fetch_ahead() -> None:
+        for window in islice(windows, WINDOWS_AHEAD - len(fetching)):
+            fetching.append((window, asyncio.create_task(_fetch(log, window))))
+
     try:
-        if current:
-            fetching = asyncio.create_task(_fetch(log, current))
-        while current and fetching:
-            fetched = await fetching
-            following = next(windows, None)
-            fetching = asyncio.create_task(_fetch(log, following)) if following else None
-            for wanted, data in zip(current, fetched, strict=True):
+        fetch_ahead()
+        while fetching:
+            window, task = fetching.popleft()
+            fetched = await task
+            fetch_ahead()
+            for wanted, data in zip(window, fetched, strict=True):
                 async for batch in _decoded(log, wanted, data, fail_on_data_loss):
                     for part in _sized(batch):
                         yield wanted.run, part
-            current = following
     finally:
-        if fetching:
-            fetching.cancel()
+        for _, task in fetching:
+            task.cancel()
 
 
 def _windows(runs: Sequence[Run]) -> Iterator[list[_Wanted]]:

@@ -14,7 +14,7 @@ import stat
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -157,6 +157,7 @@ class FileBlobStore:
         try:
             # Also when the name is taken: whoever hears so may rely on that blob, and its put may not be this far yet.
             _sync_directory(directory)
+            self._make_durable(directory)
         except OSError as error:
             raise OutcomeUnknown(
                 f"blob {name!r} was written to {path}, but its directory could not be made durable ({error.strerror}): "
@@ -177,24 +178,28 @@ class FileBlobStore:
             return os.open(temporary, flags, 0o666)
 
     def _make_directory(self, directory: Path) -> None:
-        """Makes it and its parents durably. Once a process, also for those that are there: another may just be at it."""
         if directory in self._durable:
             return
         if directory != self.root:
             self._make_directory(directory.parent)
+            with suppress(FileExistsError):
+                os.mkdir(directory)
         elif not directory.exists():
-            _make_parents(directory.parent)
-        try:
-            os.mkdir(directory)
-            made = True
-        except FileExistsError:
-            made = False
-        try:
+            _make_parents(directory)
+
+    def _make_durable(self, directory: Path) -> None:
+        """The names of it and of its parents. Once a process, also of those that were there: another may just have made them.
+
+        After the blob is written: the file system has then committed them with it, and hardly anything is left to do.
+        """
+        if directory in self._durable:
+            return
+        if directory == self.root:
+            with suppress(PermissionError):  # what is above the root is the operator's, and need not be readable
+                _sync_directory(directory.parent)
+        else:
             _sync_directory(directory.parent)
-        except PermissionError:
-            # What is above the root is the operator's, and need not be readable.
-            if made or directory != self.root:
-                raise
+            self._make_durable(directory.parent)
         self._durable.add(directory)
 
     def _read(self, name: str, path: Path, ranges: Sequence[tuple[int, int]] | None) -> Buffers:

@@ -63,7 +63,7 @@ async def test_a_put_syncs_the_file_before_the_link_and_the_directory_after_it(
     await store.close()
 
 
-async def test_new_directories_are_durable_before_the_first_blob_in_them(
+async def test_new_directories_are_durable_before_a_put_into_them_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(monkeypatch)
@@ -72,11 +72,12 @@ async def test_new_directories_are_durable_before_the_first_blob_in_them(
     assert steps.kinds() == [
         ("directory", tmp_path.name),
         ("directory", "new"),
-        ("directory", "root"),
-        ("directory", "a"),
         ("file", "temporary"),
         ("link", "blob"),
         ("directory", "b"),
+        ("directory", "a"),
+        ("directory", "root"),
+        ("directory", "new"),
     ]
     await store.close()
 
