@@ -1,6 +1,6 @@
-"""What Spark gets out of llog: reads beside Parquet's, compaction beside plain Python, planning over a million index entries.
+"""What Spark gets out of llog: reads beside Parquet's and Kafka's, compaction beside plain Python, planning over a million index entries.
 
-`python -m bench.spark [--quick] [--only read|compaction|planning]`: one run, two task slots; `--quick` takes a tenth of the
+`python -m bench.spark [--quick] [--only read|kafka|compaction|planning]`: one run, two task slots; `--quick` takes a tenth of the
 data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first run of each warms it.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from bench import spark_compaction, spark_planning
+from bench import spark_compaction, spark_kafka, spark_planning
 from bench.logs import BenchLog, compact_all, fill
 from bench.report import Report, rate
 from llog.spark.session import spark_session
@@ -48,7 +48,7 @@ STREAM_OF_BATCH = 0.6
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
-    parser.add_argument("--only", choices=("read", "compaction", "planning"), help="one part")
+    parser.add_argument("--only", choices=("read", "kafka", "compaction", "planning"), help="one part")
     parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
     arguments = parser.parse_args()
     scale = 0.1 if arguments.quick else 1.0
@@ -62,6 +62,9 @@ def main() -> None:
             spark_compaction.measure(report, directory, scale)
         if arguments.only in (None, "read"):
             measure_reads(report, directory, int(1e9 * scale))
+        if arguments.only in (None, "kafka"):
+            cache = (arguments.directory or directory) / "kafka-jars"
+            spark_kafka.measure(report, directory / "kafka", int(1e9 * scale), cache)
     report.note("load when it ended", f"{os.getloadavg()[0]:.1f}")
     report.print()
     sys.exit(1 if report.missed else 0)
@@ -73,7 +76,7 @@ def measure_reads(report: Report, directory: Path, size: int) -> None:
     for reading, log in logs:
         parquet = str(log.directory / "parquet")
         loaded(spark, log).write.option("compression", "none").parquet(parquet)
-        batch_records = size // reading.record_bytes // STREAM_BATCHES
+        batch_records = -(-loaded(spark, log).count() // STREAM_BATCHES)
         seconds = in_turns(
             {
                 "llog": partial(drain, partial(loaded, spark, log)),

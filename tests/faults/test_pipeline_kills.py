@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from deltalake import DeltaTable
 
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
@@ -110,19 +112,20 @@ def chance() -> random.Random:
 
 @pytest.fixture
 def log(tmp_path: Path) -> LogOnDisk:
+    """Each record unlike any other."""
     log = LogOnDisk(tmp_path)
-    log.do(fill)
+    log.do(partial(fill, made=numbered))
     return log
 
 
-async def fill(log: Log) -> None:
-    """Many small extents, each record unlike any other."""
+async def fill(log: Log, made: Callable[[int], Record]) -> None:
+    """Many small extents."""
     await Catalog(log).create("events", PARTITIONS)
     writer = Writer(log)
     for number in range(APPENDS):
         for partition in range(PARTITIONS):
             first = (number * PARTITIONS + partition) * RECORDS
-            records = [numbered(n) for n in range(first, first + RECORDS)]
+            records = [made(n) for n in range(first, first + RECORDS)]
             await writer.append([Group(topic="events", partition=partition, records=records)])
 
 
@@ -133,13 +136,15 @@ def numbered(n: int) -> Record:
 
 # --- exports
 
+COMMITS = {"delta": "_delta_log/*.json", "iceberg": "events/metadata/snap-*.avro", "parquet": "_llog/[0-9]*.json"}
+
 
 def commits(kind: str, table: Path) -> int:
     """How many were begun, one after the other: all but the last are part of the table."""
-    return len(list(table.glob("_delta_log/*.json" if kind == "delta" else "events/metadata/snap-*.avro")))
+    return len(list(table.glob(COMMITS[kind])))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
 def test_an_export_that_is_killed_again_and_again_adds_every_record_once(
     kind: str, log: LogOnDisk, tmp_path: Path, chance: random.Random
 ) -> None:
@@ -156,6 +161,69 @@ def test_an_export_that_is_killed_again_and_again_adds_every_record_once(
     with job(log, *arguments, "100KiB") as last:
         assert last.end() == 0, last.told()
     assert table_rows(kind, table) == expected
+    assert list(table.glob("_llog/staging-*")) == []  # only the format Parquet has such
+    assert log.problems("events", PARTITIONS) == []
+
+
+# --- materialized tables
+
+Rows = dict[bytes, tuple[int, int, bytes]]
+"""Partition, offset and value by key."""
+
+
+def changed(n: int) -> Record:
+    """Few keys, each in one partition, which come and go; some records have none."""
+    partition, chance = n // RECORDS % PARTITIONS, random.Random(n)
+    key = None if n % 13 == 0 else b"%d-%d" % (partition, chance.randrange(200))
+    return Record(payload=None if chance.random() < 0.3 else b"value-%d" % n, key=key)
+
+
+def rows_below(records: list[list[Record]], ends: Sequence[int | None]) -> Rows:
+    """What the rows are after the records of each partition up to an offset that is not included."""
+    rows: Rows = {}
+    for partition, end in enumerate(ends):
+        for record in records[partition]:
+            assert record.offset is not None
+            if record.key is None or record.offset >= (end or 0):
+                continue
+            rows.pop(record.key, None)
+            if record.payload is not None:
+                rows[record.key] = partition, record.offset, record.payload
+    return rows
+
+
+def positions(table: Path) -> list[int | None]:
+    """What the table itself says about how far it is."""
+    opened = DeltaTable(str(table))
+    return [opened.transaction_version(f"llog/{partition}") for partition in range(PARTITIONS)]
+
+
+def materialized(table: Path) -> Rows:
+    names = ("key", "partition", "offset", "value")
+    found = DeltaTable(str(table)).to_pyarrow_table().select(names).to_pylist()
+    rows = {row["key"]: (row["partition"], row["offset"], row["value"]) for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def test_a_materialization_that_is_killed_again_and_again_holds_the_rows_of_its_position(
+    tmp_path: Path, chance: random.Random
+) -> None:
+    log = LogOnDisk(tmp_path)
+    log.do(partial(fill, made=changed))
+    records = contents(log)
+    everything = [APPENDS * RECORDS + 1] * PARTITIONS
+    table = tmp_path / "table"
+    arguments = ["materialize", "events", "--to", str(table), *LOCAL, "--max-bytes"]
+    for _ in range(KILLS):
+        run_and_kill(log, chance, lambda: commits("delta", table), *arguments, "1KiB")
+        assert positions(table) != everything
+        assert materialized(table) == rows_below(records, positions(table)) != {}
+    with job(log, *arguments, "100KiB") as last:
+        assert last.end() == 0, last.told()
+    assert positions(table) == everything
+    assert materialized(table) == rows_below(records, everything)
+    assert log.problems("events", PARTITIONS) == []
 
 
 # --- compaction
