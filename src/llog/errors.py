@@ -99,6 +99,18 @@ class PartitionNotInitialized(LlogError):
     code = "partition_not_initialized"
 
 
+class WrongEngine(LlogError):
+    """The topic is kept by an engine that cannot do this."""
+
+    code = "wrong_engine"
+
+
+class TopicElsewhere(LlogError):
+    """The topic's files are not on this machine, or not in the directory that the settings name."""
+
+    code = "topic_elsewhere"
+
+
 class PartitionFenced(LlogError):
     """The partition accepts no appends until it is unfenced."""
 
@@ -122,6 +134,12 @@ class OffsetOutOfRange(LlogError):
 
     def __reduce__(self) -> tuple[type[OffsetOutOfRange], tuple[str, int, int, int]]:
         return type(self), (self.what, self.offset, self.log_start_offset, self.next_offset)
+
+
+class RecordRemoved(LlogError):
+    """The record at this offset was removed by key compaction: a newer one of its key is there."""
+
+    code = "record_removed"
 
 
 class InconsistentReadState(LlogError):
@@ -165,6 +183,33 @@ class Contention(LlogError):
     code = "contention"
 
 
+class LogOwned(LlogError):
+    """Another process has this log open for writing; the message names it. Nothing was changed."""
+
+    code = "log_owned"
+
+
+# --- keyed logs
+
+
+class WriterFenced(LlogError):
+    """Another writer has taken over the keyed log. What this one was not told is durable is lost; open the log again to go on."""
+
+    code = "writer_fenced"
+
+
+class KeyedLogNotFound(LlogError):
+    """There is no keyed log at this address, or its writer has not begun it yet."""
+
+    code = "keyed_log_not_found"
+
+
+class KeyedLogNotConfigured(LlogError):
+    """No setting names a keyed log, so there is none to serve."""
+
+    code = "keyed_log_not_configured"
+
+
 # --- the broker
 
 
@@ -172,6 +217,12 @@ class RequestTooLarge(LlogError):
     """The body of a request is larger than the broker reads."""
 
     code = "request_too_large"
+
+
+class WrongRole(LlogError):
+    """A broker was asked for what another role answers; nothing of the request was done."""
+
+    code = "wrong_role"
 
 
 class Overloaded(LlogError):

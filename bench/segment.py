@@ -1,0 +1,253 @@
+"""What the segment log costs beyond its disk: appends against bare `writev`, reads against bare `pread`, lookups, and the indexes' size.
+
+Baseline and log take turns, so that a disk that changes its mind is unfair to neither; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from awscrt.checksums import crc32c
+
+from bench.report import Report, rate
+from llog.batch.columns import Columns, stamped
+from llog.ports import Bounds
+from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
+from llog.segment.frames import Body, body_of, frame_parts
+from llog.segment.index import IndexRule, Maxima
+from llog.segment.log import Fsync, SegmentLog, SegmentOptions, encode_body
+from llog.segment.reader import SegmentReader
+from llog.segment.segments import Segment
+from llog.segment.tail import open_tail, write_tail
+
+RECORDS = 1000
+RECORD_BYTES = 100
+NOW_MS = time.time_ns() // 1_000_000
+MIB = 1 << 20
+
+
+def records() -> Columns:
+    data = os.urandom(RECORDS * RECORD_BYTES)
+    offsets = np.arange(0, len(data) + 1, RECORD_BYTES, dtype=np.int32)
+    values = pa.Array.from_buffers(pa.binary(), RECORDS, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+    return Columns(values, None, None, None, ())
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Turns(NamedTuple):
+    """Median seconds of what took turns, and how each compares to the first within a round: the median of that, too."""
+
+    seconds: list[float]
+    ratios: list[float]
+
+
+def in_turns(rounds: int, *works: Callable[[], float]) -> Turns:
+    """One after the other in every round; the first round warms up."""
+    found = [[work() for work in works] for _ in range(rounds + 1)][1:]
+    seconds = [statistics.median(times) for times in zip(*found, strict=True)]
+    ratios = [statistics.median(times[0] / times[number] for times in found) for number in range(len(works))]
+    return Turns(seconds, ratios)
+
+
+def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
+    columns = records()
+    body = encode_body(stamped(columns, NOW_MS))
+    parts = frame_parts(body, 1, NOW_MS, NOW_MS)
+    size = sum(map(len, parts)) * batches
+    joined = [b"".join(parts)]
+
+    def bare(*, sync: bool) -> float:
+        path = directory / "bare"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+        def work() -> None:
+            for _ in range(batches):
+                os.writev(descriptor, joined)
+                if sync:
+                    os.fdatasync(descriptor)
+
+        seconds = timed(work)
+        os.close(descriptor)
+        path.unlink()
+        return seconds
+
+    def ours(fsync: Fsync, *, encoding: bool) -> float:
+        path = directory / "log"
+        log = SegmentLog.open(path, SegmentOptions(fsync=fsync))
+
+        def work() -> None:
+            for _ in range(batches):
+                log.append_encoded([encode_body(stamped(columns, NOW_MS)) if encoding else body])
+
+        seconds = timed(work)
+        log._writer.active.close()  # without the sync of a close: it would keep the disk busy in the next one's turn
+        os.close(log._writer._tail)
+        os.close(log._writer._lock)
+        shutil.rmtree(path)
+        return seconds
+
+    (base, plain, encoded), ratios = in_turns(
+        rounds,
+        lambda: bare(sync=False),
+        lambda: ours(Fsync.OS, encoding=False),
+        lambda: ours(Fsync.OS, encoding=True),
+    )
+    report.ratio("append, encoded before, no sync", rate(size, plain), f"writev {rate(size, base)}", ratios[1], 0.5)
+    report.ratio("append with encoding, no sync", rate(size, encoded), f"writev {rate(size, base)}", ratios[2], 0.15)
+    report.note("records/s of it", f"{batches * RECORDS / plain:,.0f} and {batches * RECORDS / encoded:,.0f}")
+    batches = max(batches // 5, 1)
+    size //= 5
+    (base, ours_s), ratios = in_turns(rounds, lambda: bare(sync=True), lambda: ours(Fsync.ALWAYS, encoding=False))
+    report.ratio(
+        "append, a sync each",
+        f"{batches / ours_s:,.0f}/s",
+        f"writev + fdatasync {batches / base:,.0f}/s",
+        ratios[1],
+        0.9,
+    )
+
+
+def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
+    path = directory / "log"
+    log = SegmentLog.open(path, SegmentOptions(fsync=Fsync.OS))
+    body = encode_body(stamped(records(), NOW_MS))
+    for _ in range(batches):
+        log.append_encoded([body])
+    file = path / name_of(1, LOG)
+    size = file.stat().st_size
+    descriptor = os.open(file, os.O_RDONLY)
+    reader = SegmentReader.open(path, log=log)
+
+    def bare() -> None:
+        for position in range(0, size, MIB):
+            crc32c(os.pread(descriptor, MIB, position))
+
+    def ours() -> None:
+        offset = 1
+        while found := reader.read_now(offset, 8 * MIB):
+            offset = found[-1][0] + found[-1][1].count
+
+    (base, ours_s), ratios = in_turns(rounds, lambda: timed(bare), lambda: timed(ours))
+    report.ratio("sequential read, decoded", rate(size, ours_s), f"pread + checksum {rate(size, base)}", ratios[1], 0.5)
+    report.note("records/s of it", f"{batches * RECORDS / ours_s:,.0f}")
+    os.close(descriptor)
+    log._writer.close()
+
+
+def made_log(path: Path, size: int, frame_bytes: int) -> int:
+    """A log of about `size` bytes with whole indexes and only some frames written, the rest holes; the next offset."""
+    path.mkdir()
+    body = body_of([bytes(frame_bytes)], records=RECORDS, append_ms=NOW_MS, timestamp_max=NOW_MS)
+    length = sum(map(len, frame_parts(body, 1, NOW_MS, NOW_MS)))
+    base, segment_bytes = 1, 1 << 30
+    while size > 0:
+        count = min(size, segment_bytes) // length
+        rule = IndexRule(base, 4096, None)
+        found = [rule.entries(n * length, base + n * RECORDS, Maxima(NOW_MS, NOW_MS)) for n in range(count)]
+        (path / name_of(base, INDEX)).write_bytes(b"".join(entry for entry, _ in found))
+        (path / name_of(base, TIMEINDEX)).write_bytes(b"".join(entry for _, entry in found))
+        with open(path / name_of(base, LOG), "wb") as file:
+            file.truncate(count * length)
+        base += count * RECORDS
+        size -= segment_bytes
+    return base
+
+
+def fill(path: Path, offsets: list[int], body: Body) -> None:
+    """Writes the frames that will be looked up."""
+    bases = sorted(int(each.name[:20]) for each in path.glob("*.log"))
+    length = sum(map(len, frame_parts(body, 1, NOW_MS, NOW_MS)))
+    for offset in offsets:
+        base = max(each for each in bases if each <= offset)
+        number = (offset - base) // RECORDS
+        descriptor = os.open(path / name_of(base, LOG), os.O_RDWR)
+        for each in {0, number}:
+            write_at(descriptor, frame_parts(body, base + each * RECORDS, NOW_MS, NOW_MS), each * length)
+        os.close(descriptor)
+
+
+def lookups(directory: Path, report: Report, rounds: int) -> None:
+    """Frames of 5 KB, so that every frame is indexed: the densest index there is."""
+    source = random.Random(7)
+    columns = records()
+    small = columns._replace(values=pa.array([b"abcd"] * RECORDS, pa.binary()))
+    body = encode_body(stamped(small, NOW_MS))
+    readers, offsets = [], []
+    for name, size in (("small", 100 * MIB), ("large", 10 << 30)):
+        path = directory / name
+        end = made_log(path, size, body.length)
+        chosen = [source.randrange(1, end) for _ in range(300)]
+        fill(path, chosen, body)
+        tail = open_tail(path)
+        write_tail(tail, Bounds(1, end))
+        os.close(tail)
+        readers.append(SegmentReader.open(path))
+        offsets.append(chosen)
+
+    def look_up(number: int) -> float:
+        reader = readers[number]
+
+        def work() -> None:
+            for offset in offsets[number]:
+                assert reader.read_now(offset, 1)[0][0] == offset
+
+        return timed(work)
+
+    (small_s, _), ratios = in_turns(rounds, lambda: look_up(0), lambda: look_up(1))
+    report.note("lookup in 100 MB", f"{small_s / 300 * 1e6:,.0f} us")
+    report.limit("lookup in 10 GB / in 100 MB", 1 / ratios[1], 1.5, "times")
+    for reader in readers:
+        reader.close()
+
+
+def memory(directory: Path, report: Report) -> None:
+    """Small frames, so that entries are as dense as they get."""
+    path = directory / "log"
+    log = SegmentLog.open(path, SegmentOptions(fsync=Fsync.OS))
+    small = body_of([bytes(128)], records=1, append_ms=NOW_MS, timestamp_max=NOW_MS)
+    for _ in range(100):
+        log.append_encoded([small] * 1000)
+    segment = Segment(path, 1)
+    report.limit("indexes / log", segment.index_bytes() / segment.size() * 100, 0.3, "%")
+    log._writer.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batches", type=int, default=1000)
+    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    arguments = parser.parse_args()
+    report = Report(f"segment log, batches of {RECORDS} x {RECORD_BYTES} bytes")
+    works: list[Callable[[Path], None]] = [
+        lambda directory: appends(directory, report, arguments.rounds, arguments.batches),
+        lambda directory: reads(directory, report, arguments.rounds, arguments.batches),
+        lambda directory: lookups(directory, report, arguments.rounds),
+        lambda directory: memory(directory, report),
+    ]
+    for work in works:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+            work(Path(directory))
+    report.print()
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The newest segment of a log, to which frames are added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from llog.batch.columns import Buffer
+from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
+from llog.segment.index import IndexFile, IndexRule, Maxima
+from llog.segment.options import SegmentOptions
+
+
+class ActiveSegment:
+    """Opened as its files are: `recovery.py` has brought them in order, or they are new.
+
+    `position` is where the next frame goes: all before it are whole frames, what is behind it is nobody's."""
+
+    def __init__(self, directory: Path, base: int, options: SegmentOptions) -> None:
+        self.base = base
+        self.path = directory / name_of(base, LOG)
+        self.position = 0
+        self.first_append_ms: int | None = None
+        self.rule = IndexRule(base, options.index_interval_bytes, options.index_interval_records)
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self.index = IndexFile(directory / name_of(base, INDEX))
+            try:
+                self.timeindex = IndexFile(directory / name_of(base, TIMEINDEX))
+            except OSError:
+                self.index.close()
+                raise
+        except OSError:
+            os.close(self.descriptor)
+            raise
+
+    def write(self, parts: Sequence[Buffer]) -> int:
+        """Writes behind the last frame, which they only follow once `accept` says so; how many bytes."""
+        return write_at(self.descriptor, parts, self.position)
+
+    def accept(self, length: int, base_offset: int, append_ms: int, before: Maxima) -> None:
+        """One frame of what was written is part of the log now. `before` are the highest times before it."""
+        if self.first_append_ms is None:
+            self.first_append_ms = append_ms
+        entry, time_entry = self.rule.entries(self.position, base_offset, before)
+        if entry:
+            self.index.add(entry)
+        if time_entry:
+            self.timeindex.add(time_entry)
+        self.position += length
+
+    def flush_indexes(self) -> None:
+        """An index that cannot be written lags behind, which costs readers a longer scan and nothing else."""
+        try:
+            self.index.flush()
+            self.timeindex.flush()
+        except OSError:
+            pass
+
+    def cut(self) -> None:
+        """Removes what lies behind the last frame, durably."""
+        os.ftruncate(self.descriptor, self.position)
+        os.fdatasync(self.descriptor)
+
+    def sync(self) -> None:
+        os.fdatasync(self.descriptor)
+
+    def sync_all(self) -> None:
+        os.fsync(self.descriptor)
+        self.index.sync()
+        self.timeindex.sync()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self.index.close()
+        self.timeindex.close()

@@ -1,0 +1,49 @@
+"""Between records and frames: columns as the body of a frame, and back, without gaps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from llog.batch.columns import Columns, slice_columns, timestamp_bounds
+from llog.batch.format import Codec, decode, encode
+from llog.errors import CorruptBatch
+from llog.segment.frames import KIND_BATCH, KIND_NONE, Body, Located, Scan, check_body, checksum_of
+
+Part = tuple[int, Columns]
+"""(start offset, consecutive records)"""
+
+
+def encode_body(columns: Columns, codec: Codec = Codec.NONE) -> Body:
+    """Stamped, non-empty columns as the body of a frame."""
+    append_ms = [ms for _, ms in columns.append_runs]
+    _, timestamp_max = timestamp_bounds(columns)
+    parts = encode(columns, codec)
+    crc = checksum_of(parts[0], int.from_bytes(parts[0][4:8], "little"))
+    return Body(parts, sum(map(len, parts)), crc, columns.count, append_ms[0], max(append_ms), timestamp_max)
+
+
+def parts_of(scan: Scan, located: Located) -> list[Part]:
+    """The records of a frame: one part, or several where key compaction has left gaps; `CorruptBatch` if it is damaged."""
+    frame = located.frame
+    if frame.records == 0:
+        return []
+    if frame.kind != KIND_BATCH:
+        known = f"{KIND_NONE} (none) or {KIND_BATCH} (bytes-batch-v1)"
+        raise CorruptBatch(f"a frame has a body of kind {frame.kind}, not {known}")
+    body = scan.unchecked_body(located)
+    # `decode` checks the batch by the crc32c in it; this, that it is the batch the frame was made for.
+    check_body(frame, checksum_of(body, int.from_bytes(body[4:8], "little")))
+    columns = decode(body)
+    if columns.count != frame.records:
+        raise CorruptBatch(f"a frame says that it has {frame.records} records, its body has {columns.count}")
+    if not frame.sparse:
+        return [(frame.base_offset, columns)]
+    offsets = scan.offsets(located)
+    starts = np.flatnonzero(np.diff(offsets) != 1) + 1
+    edges = [0, *starts.tolist(), frame.records]
+    return [
+        (frame.base_offset + int(offsets[first]), slice_columns(columns, first, stop))
+        for first, stop in pairwise(edges)
+    ]

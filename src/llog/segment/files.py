@@ -1,0 +1,153 @@
+"""Names in a log's directory, and how its bytes are made durable.
+
+| file | content |
+| --- | --- |
+| `<base>.log` | frames (`frames.py`); `<base>` is the first offset, 20 digits |
+| `<base>.index`, `<base>.timeindex` | sparse indexes (`index.py`), which can be made again from the frames |
+| `<offset>.producers` | what the log remembered of producers before this offset (`state.py`) |
+| `<base>.swap`, `*.cleaned` | a replacement under way (`replace.py`) |
+| `tail`, `log-start` | how far readers may read, and from where (`tail.py`) |
+| `unsynced` | there while a writer acknowledges before it syncs: the newest segment may have holes after a power cut |
+| `lock` | held by the one writer (`lock.py`) |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from llog.batch.columns import Buffer
+from llog.errors import InvalidArgument, StoreUnavailable
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIMEINDEX: Final = ".timeindex"
+PRODUCERS: Final = ".producers"
+SWAP: Final = ".swap"
+CLEANED: Final = ".cleaned"
+TEMPORARY: Final = ".tmp"
+TAIL: Final = "tail"
+LOG_START: Final = "log-start"
+UNSYNCED: Final = "unsynced"
+LOCK: Final = "lock"
+
+_DIGITS: Final = 20
+_VECTOR_MAX: Final = 1024  # IOV_MAX of Linux and macOS
+_WRITE_BYTES: Final = 128 << 10
+"""No part of a call is larger: on Linux 6.18 with ext4, single parts of 1 MiB and more took several times the CPU and the time."""
+_REMEDIES: Final = {
+    errno.ENOSPC: "free some space on its disk, or shorten the retention; appends go on by themselves after that",
+    errno.EDQUOT: "raise the quota, or free some space",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EACCES: "give this user read and write access to it",
+    errno.EPERM: "give this user read and write access to it",
+    errno.EROFS: "mount its file system writable",
+    errno.EIO: "check the disk and the kernel's log",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+}
+
+
+def name_of(base: int, suffix: str) -> str:
+    return f"{base:0{_DIGITS}}{suffix}"
+
+
+def numbered(directory: Path, suffix: str) -> list[int]:
+    """The numbers of all files `<20 digits><suffix>`, in order. An absent directory has none."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    stems = (name[:_DIGITS] for name in names if name[_DIGITS:] == suffix)
+    return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdigit())
+
+
+def write_at(descriptor: int, parts: Sequence[Buffer], position: int) -> int:
+    """All parts in order from `position` on, without joining them; how many bytes that were."""
+    views: list[memoryview | Buffer] = []
+    for part in parts:
+        if len(part) <= _WRITE_BYTES:
+            views.append(part)
+        else:
+            view = memoryview(part).cast("B")
+            views += [view[start : start + _WRITE_BYTES] for start in range(0, len(view), _WRITE_BYTES)]
+    start = position
+    for first in range(0, len(views), _VECTOR_MAX):
+        position += _write_all(descriptor, views[first : first + _VECTOR_MAX], position)
+    return position - start
+
+
+def _write_all(descriptor: int, views: list[memoryview | Buffer], position: int) -> int:
+    total = sum(map(len, views))
+    written = os.pwritev(descriptor, views, position)
+    done = written
+    while done < total:
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = memoryview(views[0])[written:]
+        written = os.pwritev(descriptor, views, position + done)
+        if written == 0:
+            raise OSError(errno.EIO, "the file system took no bytes")
+        done += written
+    return done
+
+
+def put_small(path: Path, content: Buffer) -> None:
+    """Replaces a small file durably: it has the old content or the new one, whenever the machine stops."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            write_at(descriptor, [content], 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def read_small(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes it and what is missing above it, durably."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_directory(each.parent)
+
+
+def unavailable(doing: str, path: Path, error: OSError) -> StoreUnavailable:
+    remedy = _REMEDIES.get(error.errno or 0, "check its file system")
+    return StoreUnavailable(f"cannot {doing} {path} ({error.strerror or error}): {remedy}")
+
+
+@contextmanager
+def explained(doing: str, path: Path) -> Iterator[None]:
+    """Turns what the operating system says into an error that names the path and what to do."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise InvalidArgument(f"cannot {doing} {path}: a part of that path is not a directory") from error
+    except OSError as error:
+        raise unavailable(doing, path, error) from error

@@ -1,0 +1,42 @@
+"""How a log of segments is kept."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from llog.batch.format import Codec
+from llog.errors import InvalidArgument
+
+SEGMENT_BYTES_MAX: Final = (1 << 32) - 1
+"""Positions of frames are 32 bits in the index. A frame begins below this, and is the last one if it ends above it."""
+
+
+class Fsync(StrEnum):
+    """What an acknowledged append has survived: a power cut (always), or only the end of this process until the next sync."""
+
+    ALWAYS = "always"
+    INTERVAL = "interval"
+    OS = "os"
+
+
+class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 86_400_000
+    index_interval_bytes: int = 4 << 10
+    index_interval_records: int | None = None
+    fsync: Fsync = Fsync.ALWAYS
+    fsync_interval_ms: int = 1000
+    codec: Codec = Codec.NONE
+
+
+def check_options(options: SegmentOptions) -> None:
+    if not 1 <= options.segment_bytes <= SEGMENT_BYTES_MAX:
+        raise InvalidArgument(f"segment_bytes must be 1 to {SEGMENT_BYTES_MAX}: {options.segment_bytes}")
+    for name in ("segment_ms", "index_interval_bytes", "fsync_interval_ms"):
+        if getattr(options, name) < 1:
+            raise InvalidArgument(f"{name} must be 1 or more: {getattr(options, name)}")
+    if options.index_interval_records is not None and options.index_interval_records < 1:
+        raise InvalidArgument(f"index_interval_records must be 1 or more: {options.index_interval_records}")

@@ -1,0 +1,90 @@
+"""What a log remembers of its producers, and the snapshot of it that a roll and a close leave.
+
+`<offset>.producers` is JSON: what was remembered before that offset, and the highest times of the log up to there. The state at any
+later offset follows from the headers of the frames between.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from llog.model import FIRST_OFFSET
+from llog.producers import Appended, ProducerState, remembered
+from llog.segment.files import PRODUCERS, name_of, numbered, put_small
+from llog.segment.frames import Frame
+from llog.segment.index import Maxima, maxima_of
+
+VERSION: Final = 1
+SNAPSHOTS_KEPT: Final = 2
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    offset: int
+    max_append_ms: int
+    max_timestamp_ms: int
+    evicted_through: int
+    producers: dict[str, ProducerState]
+
+
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
+    """A log as of its next offset."""
+
+    next_offset: int = FIRST_OFFSET
+    maxima: Maxima = Maxima()
+    producers: dict[str, ProducerState] = {}
+    evicted_through: int = 0
+
+    def after(
+        self, next_offset: int, maxima: Maxima, append_ms: int, producer: str | None = None, sequence: int = 0
+    ) -> LogState:
+        """The state after one more frame, which ends below `next_offset`."""
+        producers, evicted = self.producers, self.evicted_through
+        if producer is not None:
+            appended = Appended(sequence, self.next_offset, next_offset - 1)
+            producers, evicted = remembered(producers, evicted, producer, appended, append_ms)
+        return LogState(next_offset=next_offset, maxima=maxima, producers=producers, evicted_through=evicted)
+
+    def after_frame(self, frame: Frame) -> LogState:
+        return self.after(frame.next_offset, maxima_of(frame), frame.append_ms, frame.producer, frame.sequence)
+
+
+def put_snapshot(directory: Path, state: LogState) -> None:
+    """Durably, and removes those that nobody needs any more."""
+    snapshot = Snapshot(
+        version=VERSION,
+        offset=state.next_offset,
+        max_append_ms=state.maxima.append_ms,
+        max_timestamp_ms=state.maxima.timestamp_ms,
+        evicted_through=state.evicted_through,
+        producers=state.producers,
+    )
+    put_small(directory / name_of(state.next_offset, PRODUCERS), msgspec.json.encode(snapshot))
+    for offset in numbered(directory, PRODUCERS)[:-SNAPSHOTS_KEPT]:
+        os.unlink(directory / name_of(offset, PRODUCERS))
+
+
+def newest_snapshot(directory: Path, through: int, *, remove: bool = True) -> LogState | None:
+    """The newest whole snapshot at or below this offset. Those above it are of a tail that is gone: `remove` them."""
+    for offset in reversed(numbered(directory, PRODUCERS)):
+        path = directory / name_of(offset, PRODUCERS)
+        if offset > through:
+            if remove:
+                os.unlink(path)
+            continue
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if found.version == VERSION and found.offset == offset:
+            return LogState(
+                next_offset=offset,
+                maxima=Maxima(found.max_append_ms, found.max_timestamp_ms),
+                producers=found.producers,
+                evicted_through=found.evicted_through,
+            )
+    return None

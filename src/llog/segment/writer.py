@@ -1,0 +1,282 @@
+"""The one writer of a log, without an event loop: appends in groups, rolls, and goes on after errors.
+
+A group of appends is one `pwritev` and one `fdatasync`; after that, index entries and the tail file follow. A group that fails is cut off
+again before its appends are told so. If a sync failed, nobody knows what reached the disk: the segment is cut back to what was
+durable, opened and checked again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from llog.batch.columns import Buffer
+from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
+from llog.ports import Bounds
+from llog.producers import Producer, find_repeated
+from llog.segment import lock, replace, tail
+from llog.segment.files import UNSYNCED, explained, make_directory, put_small, sync_directory, unavailable
+from llog.segment.frames import SPAN_MAX, Body, frame_parts
+from llog.segment.index import Maxima
+from llog.segment.options import Fsync, SegmentOptions, check_options
+from llog.segment.recovery import create, recover
+from llog.segment.state import LogState, put_snapshot
+
+GROUP_BYTES_MAX: Final = 64 << 20
+
+
+class Append(NamedTuple):
+    """A body that waits to be appended."""
+
+    body: Body
+    producer: Producer | None = None
+
+
+class Result(NamedTuple):
+    """Where an append is: `repeated` if its producer had appended it before."""
+
+    start_offset: int
+    end_offset: int
+    repeated: bool = False
+
+
+class _Group(NamedTuple):
+    """Appends that are written together, and the log's state after each of their frames."""
+
+    parts: list[Buffer]
+    frames: list[tuple[int, int, int, Maxima]]
+    """Length, base offset, append time and the highest times before it, of each."""
+    state: LogState
+    results: list[Result | LlogError]
+
+
+class SegmentWriter:
+    """Calls may come from any thread, one at a time goes on. The lock on the directory is held until `close`."""
+
+    def __init__(self, directory: Path, options: SegmentOptions, what: str) -> None:
+        check_options(options)
+        self.directory = directory
+        self.options = options
+        self.what = what
+        self.closed = False
+        self.mutex = threading.RLock()
+        self._broken: OSError | None = None
+        """The sync that failed, until the segment was opened and checked again."""
+        self._ragged = False
+        """Whether there may be bytes behind the last frame."""
+        with explained("open", directory):
+            make_directory(directory)
+            self._lock = lock.take(directory, what)
+            try:
+                replace.finish(directory)
+                self.active, self.state, self.log_start = recover(directory, options)
+                self._mark_unsynced()
+                self._tail = tail.open_tail(directory)
+                tail.write_tail(self._tail, self.bounds)
+            except BaseException:
+                os.close(self._lock)
+                raise
+        self._unsynced = False
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.log_start, self.state.next_offset)
+
+    def commit(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
+        """One result or error each, in order. With fsync `always`, what is not an error is durable."""
+        results: list[Result | LlogError] = []
+        with self.mutex:
+            while len(results) < len(appends):
+                results += self._commit_group(appends, len(results), now_ms)
+        return results
+
+    def sync(self) -> None:
+        """Makes all that was acknowledged durable."""
+        with self.mutex, explained("sync", self.active.path):
+            if self.closed or not self._unsynced:
+                return
+            self._heal()
+            try:
+                self.active.sync()
+            except OSError as error:
+                self._broken = error
+                raise
+            self._unsynced = False
+
+    def roll(self) -> None:
+        """Seals the newest segment and begins the next one, unless it is empty."""
+        with self.mutex, explained("begin a segment in", self.directory):
+            self._heal()
+            if self.active.position:
+                self._roll()
+
+    def raise_start(self, offset: int) -> None:
+        """Moves the log start, durably, and tells readers."""
+        with self.mutex:
+            tail.put_log_start(self.directory, offset)
+            self.log_start = offset
+            self.publish()
+
+    def publish(self) -> None:
+        """Tells readers in other processes. If that fails the next commit does: they only hear of it later."""
+        try:
+            tail.write_tail(self._tail, self.bounds)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Syncs, and leaves a snapshot so that the next open has little to read."""
+        with self.mutex:
+            if self.closed:
+                return
+            self.closed = True
+            try:
+                with explained("close", self.active.path):
+                    self._heal()
+                    self.active.sync_all()
+                    put_snapshot(self.directory, self.state)
+                    (self.directory / UNSYNCED).unlink(missing_ok=True)
+                    sync_directory(self.directory)
+            finally:
+                self.active.close()
+                os.close(self._tail)
+                os.close(self._lock)
+
+    def _commit_group(self, appends: Sequence[Append], first: int, now_ms: int) -> list[Result | LlogError]:
+        """The outcome of the appends from `first` on that went together: at least one."""
+        active = self.active
+        try:
+            if self.closed:
+                raise StoreUnavailable(f"{self.what} in {self.directory} is closed: open it again")
+            self._heal()
+            if self._is_old(now_ms):
+                self._roll()
+            group = self._gathered(appends, first)
+            if not group.results:
+                self._roll()
+                group = self._gathered(appends, first)
+            active = self.active
+            if group.parts:
+                self._ragged = True
+                active.write(group.parts)
+                if self.options.fsync is Fsync.ALWAYS:
+                    try:
+                        active.sync()
+                    except OSError as error:
+                        self._broken = error
+                        raise
+        except LlogError as error:
+            return [error]
+        except OSError as error:
+            return self._failed(appends, first, unavailable("append to", active.path, error))
+        if group.parts:
+            for frame in group.frames:
+                active.accept(*frame)
+            self._ragged = False
+            self._unsynced = self.options.fsync is not Fsync.ALWAYS
+            self.state = group.state
+            self.publish()
+            active.flush_indexes()
+        return group.results
+
+    def _gathered(self, appends: Sequence[Append], first: int) -> _Group:
+        """Frames for as many appends as fit into this segment, judged one after the other; none if it is full."""
+        state, room = self.state, self.options.segment_bytes - self.active.position
+        base, size = self.active.base, 0
+        parts: list[Buffer] = []
+        frames: list[tuple[int, int, int, Maxima]] = []
+        results: list[Result | LlogError] = []
+        for body, producer in appends[first:]:
+            try:
+                repeated = None
+                if producer is not None:
+                    repeated = find_repeated(
+                        state.producers, state.evicted_through, state.next_offset, producer, self.what
+                    )
+            except LlogError as error:
+                results.append(error)
+                continue
+            if repeated is not None:
+                results.append(Result(repeated.start_offset, repeated.end_offset, True))
+                continue
+            start = state.next_offset
+            before = state.maxima
+            maxima = Maxima(max(before.append_ms, body.append_ms_max), max(before.timestamp_ms, body.timestamp_max))
+            name, sequence = (None, 0) if producer is None else (producer.id, producer.sequence)
+            made = frame_parts(body, start, *maxima, producer=name, sequence=sequence)
+            length = sum(map(len, made))
+            following = start + body.records
+            if (frames or self.active.position) and (size + length > room or following - base > SPAN_MAX):
+                break
+            parts += made
+            size += length
+            frames.append((length, start, body.append_ms, before))
+            state = state.after(following, maxima, body.append_ms, name, sequence)
+            results.append(Result(start, following - 1))
+            if size >= GROUP_BYTES_MAX:
+                break
+        return _Group(parts, frames, state, results)
+
+    def _is_old(self, now_ms: int) -> bool:
+        first_ms = self.active.first_append_ms
+        return first_ms is not None and now_ms - first_ms >= self.options.segment_ms
+
+    def _roll(self) -> None:
+        sealed = self.active
+        try:
+            sealed.sync_all()
+        except OSError as error:
+            self._broken = error
+            raise
+        self._unsynced = False
+        put_snapshot(self.directory, self.state)
+        self.active = create(self.directory, self.state.next_offset, self.options)
+        sealed.close()
+
+    def _failed(self, appends: Sequence[Append], first: int, error: StoreUnavailable) -> list[Result | LlogError]:
+        """Cuts off what the failed group has written. Until that is done, nobody knows whether it is there after a crash."""
+        try:
+            self._heal()
+        except (OSError, LlogError):
+            unknown = OutcomeUnknown(
+                f"{error}. Whether these records are in {self.what} after a restart cannot be told"
+            )
+            return [unknown] * (len(appends) - first)
+        return [error] * (len(appends) - first)
+
+    def _heal(self) -> None:
+        """Brings the newest segment back to its last whole frame, if anything has gone wrong."""
+        if self._broken is not None:
+            self.active.cut()
+            self._reopen()
+            self._broken = None
+            self._ragged = False
+        elif self._ragged:
+            try:
+                self.active.cut()
+            except OSError as error:
+                self._broken = error
+                raise
+            self._ragged = False
+
+    def _reopen(self) -> None:
+        found = recover(self.directory, self.options)
+        if found.state.next_offset != self.state.next_offset:
+            found.active.close()
+            raise StoreUnavailable(
+                f"{self.active.path} ends at offset {found.state.next_offset - 1} after a failed sync, but offset "
+                f"{self.state.next_offset - 1} was acknowledged: check the disk, then restart this process"
+            )
+        self.active.close()
+        self.active = found.active
+
+    def _mark_unsynced(self) -> None:
+        path = self.directory / UNSYNCED
+        if self.options.fsync is Fsync.ALWAYS:
+            path.unlink(missing_ok=True)
+            sync_directory(self.directory)
+        elif not path.exists():
+            put_small(path, b"")

@@ -1,0 +1,285 @@
+"""The segment log against a dictionary, with crashes that damage everything that was not synced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from llog.batch.columns import Buffer, concat, slice_columns
+from llog.errors import OutOfOrderSequence
+from llog.model import TimestampType
+from llog.producers import Producer
+from llog.runtime import SystemRuntime
+from llog.segment import retention
+from llog.segment.bodies import Part, encode_body, parts_of
+from llog.segment.files import INDEX, TAIL, TIMEINDEX, name_of
+from llog.segment.frames import KIND_NONE, Frame, Offsets, body_of, frame_parts
+from llog.segment.log import SegmentLog
+from llog.segment.options import SegmentOptions
+from llog.segment.reader import SegmentReader
+from llog.segment.repair import rebuild_indexes
+from llog.segment.segments import Segment, Start
+from llog.segment.writer import SegmentWriter
+from tests.unit.segment.tools import Damage, append, body, damage, kill, read_all
+
+OPTIONS = SegmentOptions(segment_bytes=2500, index_interval_bytes=300)
+
+
+class Kept(NamedTuple):
+    payload: bytes
+    timestamp: int
+    append_ms: int
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="llog-segment-"))
+        self.directory = self.root / "log"
+        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+        self.reader = SegmentReader.open(self.directory, what="t/0")
+        self.records: dict[int, Kept] = {}
+        self.times: list[tuple[int, int]] = []
+        """(append time, timestamp) of every record ever, as running maxima."""
+        self.start = self.next = 1
+        self.now = 1000
+        self.sequences: dict[str, list[tuple[int, int, int]]] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            kill(self.writer)
+            self.reader.close()
+            shutil.rmtree(self.root)
+
+    def _noted(self, payloads: list[bytes], timestamps: list[int], append_ms: int) -> None:
+        for payload, timestamp in zip(payloads, timestamps, strict=True):
+            self.records[self.next] = Kept(payload, timestamp, append_ms)
+            before = self.times[-1] if self.times else (-(1 << 63), -(1 << 63))
+            self.times.append((max(before[0], append_ms), max(before[1], timestamp)))
+            self.next += 1
+
+    @rule(
+        sizes=st.lists(st.integers(0, 120), min_size=1, max_size=12),
+        behind=st.integers(-50, 50),
+        name=st.sampled_from(["", "a", "b"]),
+    )
+    def append(self, sizes: list[int], behind: int, name: str) -> None:
+        self.now += 7
+        payloads = [bytes([self.now % 251]) * size for size in sizes]
+        timestamps = [self.now + behind + number for number in range(len(sizes))]
+        producer = None
+        if name:
+            known = self.sequences.setdefault(name, [])
+            producer = Producer(id=name, sequence=len(known), since=1)
+        result = append(self.writer, payloads, self.now, timestamps=timestamps, producer=producer)
+        assert (result.start_offset, result.end_offset) == (self.next, self.next + len(sizes) - 1)
+        assert not result.repeated
+        if producer:
+            self.sequences[name].append((producer.sequence, result.start_offset, result.end_offset))
+        self._noted(payloads, timestamps, self.now)
+
+    @precondition(lambda self: any(self.sequences.values()))
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([name for name, known in self.sequences.items() if known]))
+        sequence, start, end = data.draw(st.sampled_from(self.sequences[name]))
+        producer = Producer(id=name, sequence=sequence, since=1)
+        try:
+            result = append(self.writer, [b"again"], self.now, producer=producer)
+        except OutOfOrderSequence:
+            assert sequence < len(self.sequences[name]) - 5
+            return
+        assert result == (start, end, True)
+
+    @rule()
+    def roll(self) -> None:
+        self.writer.roll()
+
+    @rule()
+    def close_and_open(self) -> None:
+        self.writer.close()
+        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self._trimmed(data.draw(st.integers(self.start, self.next)))
+
+    def _trimmed(self, before: int) -> None:
+        result = retention.trim(self.writer, before)
+        assert (result.old_start, result.new_start) == (self.start, before)
+        self._started(before)
+
+    def _started(self, start: int) -> None:
+        self.start = start
+        self.records = {offset: kept for offset, kept in self.records.items() if offset >= start}
+
+    @rule(limit=st.integers(0, 9000), by=st.sampled_from(TimestampType), age=st.integers(0, 300))
+    def retain(self, limit: int, by: TimestampType, age: int) -> None:
+        result = retention.retain(self.writer, retention_ms=age, retention_bytes=limit, now_ms=self.now, by=by)
+        assert result.old_start == self.start
+        for offset in range(self.start, result.new_start):
+            place = 0 if by is TimestampType.APPEND else 1
+            too_old = self.times[offset - 1][place] < self.now - age
+            assert too_old or result.bytes > 0
+        self._started(result.new_start)
+
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """Rewrites neighbouring sealed segments without some of their records."""
+        log = SegmentLog(self.writer, SystemRuntime())
+        sealed = log.sealed()
+        if not sealed:
+            return
+        first = data.draw(st.integers(0, len(sealed) - 1))
+        bases = sealed[first : data.draw(st.integers(first + 1, len(sealed)))]
+        gone = data.draw(st.sets(st.integers(bases[0], self.next - 1), max_size=40))
+        gone -= {[*sealed, self.writer.active.base][sealed.index(bases[-1]) + 1] - 1}
+        frames: list[tuple[list[Buffer], Offsets]] = []
+        for base in bases:
+            segment = Segment(self.directory, base)
+            scan = segment.scan(Start(0, base), segment.size())
+            for located in scan:
+                frame = located.frame
+                kept = [
+                    (offset, slice_columns(columns, number, number + 1))
+                    for start, columns in parts_of(scan, located)
+                    for number, offset in enumerate(range(start, start + columns.count))
+                    if offset not in gone
+                ]
+                offsets = np.array([offset - frame.base_offset for offset, _ in kept], np.uint32)
+                made = _rewritten(frame, kept, offsets)
+                frames.append((made, offsets))
+        log.replace(bases, frames)
+        end = [*log.sealed(), self.writer.active.base]
+        stop = end[end.index(bases[0]) + 1]
+        for offset in gone:
+            if bases[0] <= offset < stop:
+                self.records.pop(offset, None)
+
+    @rule(data=st.data())
+    def lose_a_sealed_index(self, data: st.DataObject) -> None:
+        sealed = SegmentLog(self.writer, SystemRuntime()).sealed()
+        if sealed:
+            suffix = data.draw(st.sampled_from([INDEX, TIMEINDEX]))
+            (self.directory / name_of(data.draw(st.sampled_from(sealed)), suffix)).unlink(missing_ok=True)
+            if data.draw(st.booleans()):
+                assert rebuild_indexes(self.writer) >= 0
+
+    @rule(
+        sizes=st.lists(st.integers(0, 60), max_size=3),
+        kind=st.sampled_from(Damage),
+        at=st.integers(0, 100).map(lambda percent: percent / 100),
+        index_kind=st.sampled_from(Damage),
+        index_at=st.integers(0, 100).map(lambda percent: percent / 100),
+        tail_kind=st.sampled_from(Damage),
+        look=st.booleans(),
+    )
+    def crash(
+        self,
+        sizes: list[int],
+        kind: Damage,
+        at: float,
+        index_kind: Damage,
+        index_at: float,
+        tail_kind: Damage,
+        look: bool,
+    ) -> None:
+        """Frames that were not acknowledged are on their way, and the machine stops."""
+        active = self.writer.active
+        synced = active.position
+        frames, payloads = [], []
+        offset = self.next
+        for size in sizes:
+            payload = bytes([self.now % 251]) * size
+            parts = frame_parts(body([payload], self.now), offset, max(self.now, self._append_ms()), self._timestamp())
+            frames.append(b"".join(parts))
+            payloads.append(payload)
+            offset += 1
+        written = b"".join(frames)
+        os.pwrite(active.descriptor, written, synced)
+        kill(self.writer)
+        damage(active.path, kind, synced + int(at * len(written)), length=max(int(at * synced), 1))
+        for suffix in (INDEX, TIMEINDEX):
+            path = self.directory / name_of(active.base, suffix)
+            damage(path, index_kind, int(index_at * path.stat().st_size))
+        damage(self.directory / TAIL, tail_kind, int(index_at * 32))
+        if look and tail_kind is not Damage.NONE and tail_kind is not Damage.TWICE:
+            SegmentReader.open(self.directory).bounds_now()
+        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+        # A whole frame that nobody was told of may be there, or not; never a part of one.
+        survived = self.writer.state.next_offset - self.next
+        ends = [0, *accumulate(map(len, frames))]
+        assert 0 <= survived <= len(frames)
+        if kind in (Damage.NONE, Damage.TWICE):
+            assert survived == len(frames)
+        elif kind is Damage.CUT:
+            assert survived == max(n for n, end in enumerate(ends) if end <= int(at * len(written)))
+        for payload in payloads[:survived]:
+            self._noted([payload], [self.now], self.now)
+
+    def _append_ms(self) -> int:
+        return self.times[-1][0] if self.times else self.now
+
+    def _timestamp(self) -> int:
+        return max(self.times[-1][1] if self.times else self.now, self.now)
+
+    @rule(data=st.data())
+    def find_a_time(self, data: st.DataObject) -> None:
+        by = data.draw(st.sampled_from(TimestampType))
+        ms = data.draw(st.integers(900, self.now + 60))
+        place = 0 if by is TimestampType.APPEND else 1
+        found = self.reader.offset_for_time_now(ms, by)
+        expected = next((n for n, times in enumerate(self.times, 1) if times[place] >= ms), self.next)
+        # Where records were trimmed or removed, nobody knows their times: but no record that is there and has this time is passed over.
+        own = [n for n, kept in self.records.items() if (kept.append_ms if place == 0 else kept.timestamp) >= ms]
+        assert self.start <= found <= min([*own, self.next])
+        if len(self.records) == self.next - 1:
+            assert found == expected
+
+    @invariant()
+    def everything_is_there(self) -> None:
+        if not hasattr(self, "writer"):
+            return
+        assert self.reader.bounds_now() == self.writer.bounds == (self.start, self.next)
+        assert read_all(self.reader, max_bytes=1500) == {offset: kept.payload for offset, kept in self.records.items()}
+
+    @rule(data=st.data(), max_bytes=st.integers(1, 3000))
+    def read_from_anywhere(self, data: st.DataObject, max_bytes: int) -> None:
+        offset = data.draw(st.integers(self.start, self.next))
+        found = read_all(SegmentReader.open(self.directory), offset, max_bytes)
+        assert found == {each: kept.payload for each, kept in self.records.items() if each >= offset}
+
+    @invariant()
+    def inspection_finds_every_offset_and_no_damage(self) -> None:
+        if not hasattr(self, "writer"):
+            return
+        at = self.start
+        for piece in self.reader.pieces():
+            assert piece.problem is None
+            assert piece.start_offset <= at <= piece.end_offset
+            at = piece.end_offset + 1
+        assert at == self.next
+
+
+def _rewritten(frame: Frame, kept: list[Part], offsets: Offsets) -> list[Buffer]:
+    """A frame with these of its records."""
+    if kept:
+        made = encode_body(concat([columns for _, columns in kept]))
+    else:
+        made = body_of([], records=0, append_ms=frame.append_ms, timestamp_max=0, kind=KIND_NONE)
+    return frame_parts(
+        made, frame.base_offset, frame.max_append_ms, frame.max_timestamp_ms, offsets=offsets, span=frame.span
+    )
+
+
+TestSegments = Machine.TestCase
+TestSegments.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
