@@ -75,6 +75,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"default": "`blobs/` in LLOG_DATA_DIR"},
         ),
     ] = ""
+    segments_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory of the topics of engine `disk`, on a disk of this machine. Without it, and with `memory://`, there can "
+            "be none.",
+            extra={"default": "`segments/` beside the file of LLOG_META"},
+        ),
+    ] = None
+    keyed: Annotated[
+        str | None,
+        Meta(
+            description="Keyed log of the broker's `/keyed` routes, of `llog keyed` and of Spark's `llog-keyed`: `file:///absolute/dir`, "
+            "`file://./relative/dir`, `s3://bucket/prefix`, or `memory://` (gone with the process).",
+            extra={"default": "none: there is no keyed log"},
+        ),
+    ] = None
     s3_endpoint_url: Annotated[
         str | None,
         Meta(
@@ -137,6 +153,48 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "duration"},
         ),
     ] = 3_600_000
+    segment_bytes: Annotated[
+        int,
+        Meta(
+            description="Size at which a disk topic begins a new segment file. Retention removes whole segments.",
+            ge=1 << 10,
+            le=(1 << 32) - 1,
+            extra={"unit": "size"},
+        ),
+    ] = 1 << 30
+    segment_ms: Annotated[
+        int,
+        Meta(
+            description="Age at which a disk topic begins a new segment file with the next append, however small the old one is.",
+            ge=1000,
+            extra={"unit": "duration"},
+        ),
+    ] = 7 * 86_400_000
+    segment_index_bytes: Annotated[
+        int,
+        Meta(
+            description="A disk topic's index has one entry for so many bytes: fewer make it larger, and lookups quicker.",
+            ge=64,
+            le=16 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 4 << 10
+    segment_fsync: Annotated[
+        Literal["always", "interval", "os"],
+        Meta(
+            description="When a disk topic's records are on the disk. `always`: before an append is answered. `interval`: every "
+            "LLOG_SEGMENT_FSYNC_INTERVAL_MS; a power cut can take what was answered since. `os`: when the operating system likes."
+        ),
+    ] = "always"
+    segment_fsync_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How often a disk topic is synced with LLOG_SEGMENT_FSYNC=interval.",
+            ge=1,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 1000
     batch_max_bytes: Annotated[
         int,
         Meta(
@@ -184,6 +242,39 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 16 << 20
+    role: Annotated[
+        Literal["all", "write", "read"],
+        Meta(
+            description="What a broker answers besides health, metrics and what there is: `write` produces and the making of topics, "
+            "`read` consumes, `all` both."
+        ),
+    ] = "all"
+    tail_cache_bytes: Annotated[
+        int,
+        Meta(
+            description="Most memory for batches that a broker appended or read a moment ago, so that consuming them asks no blob "
+            "store; 0 for none.",
+            ge=0,
+            extra={"unit": "size"},
+        ),
+    ] = 64 << 20
+    tail_cache_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory of the shared tail: brokers of this machine that name the same one read from there what others of "
+            "them appended a moment ago. Best in memory (`/dev/shm/llog`).",
+            extra={"default": "none: nothing is shared"},
+        ),
+    ] = None
+    tail_cache_max_bytes: Annotated[
+        int,
+        Meta(
+            description="Most bytes of files in LLOG_TAIL_CACHE_DIR that the brokers of one log have, all of them together; a batch of "
+            "more than an eighth of it is not shared.",
+            ge=1 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 1 << 30
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
@@ -194,6 +285,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "meta": _normal(SETTINGS["meta"], self.meta or f"sqlite://{quote(str(directory / 'meta.sqlite'))}"),
             "blobs": _normal(SETTINGS["blobs"], self.blobs or f"file://{quote(str(directory / 'blobs'))}"),
         }
+        meta = parse_address(SETTINGS["meta"], complete["meta"])
+        if self.segments_dir is not None:
+            complete["segments_dir"] = str(Path(self.segments_dir).absolute())
+        elif meta.scheme == "sqlite":
+            complete["segments_dir"] = str(Path(meta.path).parent / "segments")
+        if self.keyed is not None:
+            complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
+        if self.tail_cache_dir is not None:
+            complete["tail_cache_dir"] = str(Path(self.tail_cache_dir).absolute())
         for field, value in complete.items():
             msgspec.structs.force_setattr(self, field, value)
         if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
@@ -312,7 +412,11 @@ def load_settings(
 
 def parse_address(setting: Setting, url: str) -> Address:
     """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
-    schemes = {"meta": ("sqlite", "memory"), "blobs": ("file", "s3", "gs", "az", "memory")}[setting.field]
+    schemes = {
+        "meta": ("sqlite", "memory"),
+        "blobs": ("file", "s3", "gs", "az", "memory"),
+        "keyed": ("file", "s3", "memory"),
+    }[setting.field]
     scheme, separator, rest = url.partition("://")
     if scheme == "oxia":
         raise ConfigurationError(

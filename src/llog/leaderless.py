@@ -14,16 +14,15 @@ import msgspec
 
 from llog.batch.columns import records_of
 from llog.config import Settings, load_settings
+from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import InvalidArgument, LlogError, PartlyAppended, TopicExists, TopicNotFound
 from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import compactor_options, writer_options
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.compactor import CompactionResult, Compactor
 from llog.partition.fencing import fence, unfence
 from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.records import Topic
-from llog.partition.writer import Writer
+from llog.partition.records import DELETE_RETENTION_MS, Cleanup, Topic
 from llog.portal import Connection
 from llog.ports import AppendResult, Batch, Bounds, Group
 from llog.producers import Producer
@@ -42,11 +41,16 @@ class SharedAppendGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderlessLogWriter:
-    """Appends to any partition. Any number of writers, in any processes, may append to the same ones."""
+    """Appends to any partition. Any number of writers, in any processes, may append to the same ones.
+
+    Except for topics of engine `disk`: the first to append to one of their partitions owns it until it is closed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         options = writer_options(settings)
-        self._connection = Connection(settings, lambda log: _WriterParts(log, Writer(log, options), Catalog(log)))
+        self._connection = Connection(
+            settings, lambda log: _WriterParts(log, EngineAppender(log, options), Catalog(log))
+        )
 
     @classmethod
     def from_env(cls) -> LeaderlessLogWriter:
@@ -54,7 +58,7 @@ class LeaderlessLogWriter:
         return cls(load_settings())
 
     def append_shared(self, groups: Sequence[SharedAppendGroup]) -> list[AppendResult]:
-        """Appends all groups through one shared blob; returns their offsets, in their order, once they are durable.
+        """Appends all groups, those of object topics through one shared blob; returns their offsets, in their order, once they are durable.
 
         Partitions commit independently. If only some groups failed, `PartlyAppended` carries every group's result or error; if all
         did, the first one's error is raised.
@@ -68,7 +72,7 @@ class LeaderlessLogWriter:
             )
             for group in groups
         ]
-        results = self._connection.call(lambda parts: parts.writer.append(wanted))
+        results = self._connection.call(lambda parts: parts.appender.append(wanted))
         appended = [result for result in results if isinstance(result, AppendResult)]
         if len(appended) == len(results):
             return appended
@@ -89,23 +93,37 @@ class LeaderlessLogWriter:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         timestamp_type: str = TimestampType.CREATE,
+        engine: str = OBJECT,
+        cleanup: str = Cleanup.DELETE,
+        delete_retention_ms: int = DELETE_RETENTION_MS,
     ) -> Topic:
-        """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not by itself."""
+        """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not by itself.
+
+        `cleanup` compact keeps the newest record of each key, and deletions for `delete_retention_ms`; it needs engine `disk`.
+        """
         if timestamp_type not in list(TimestampType):
             raise InvalidArgument(f"timestamp_type {timestamp_type!r} is unknown: use {' or '.join(TimestampType)}")
-        kind = TimestampType(timestamp_type)
+        if cleanup not in list(Cleanup):
+            raise InvalidArgument(f"cleanup {cleanup!r} is unknown: use {' or '.join(Cleanup)}")
         return self._connection.call(
             lambda parts: parts.catalog.create(
-                name, partitions, retention_ms=retention_ms, retention_bytes=retention_bytes, timestamp_type=kind
+                name,
+                partitions,
+                engine=engine,
+                retention_ms=retention_ms,
+                retention_bytes=retention_bytes,
+                timestamp_type=TimestampType(timestamp_type),
+                cleanup=Cleanup(cleanup),
+                delete_retention_ms=delete_retention_ms,
             )
         )
 
     def delete_topic(self, name: str) -> None:
-        """Its records are gone at once, its blobs with the next collection."""
+        """Its records are gone at once, its blobs with the next collection, the files of a disk topic at once."""
         self._connection.call(lambda parts: parts.catalog.delete(name))
 
     def fence(self, topic: str, partition: int) -> None:
-        """Once this returns, nothing is appended to the partition until `unfence`."""
+        """Once this returns, nothing is appended to the partition until `unfence`. `WrongEngine` if it is on disk."""
         self._connection.call(lambda parts: fence(parts.log, TopicPartition(topic, partition)))
 
     def unfence(self, topic: str, partition: int) -> None:
@@ -211,17 +229,17 @@ class LeaderlessLogCompactor:
 
 class _WriterParts(NamedTuple):
     log: Log
-    writer: Writer
+    appender: EngineAppender
     catalog: Catalog
 
 
 class _ReaderParts(NamedTuple):
-    reader: Reader
+    reader: EngineReader
     catalog: Catalog
 
     @classmethod
     def of(cls, log: Log) -> _ReaderParts:
-        return cls(Reader(log), Catalog(log))
+        return cls(EngineReader(log), Catalog(log))
 
 
 async def ensure_partition(catalog: Catalog, name: str, partition: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Address, Secret, Settings, parse_address
+from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, StoreUnavailable, WrongStore
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
@@ -17,6 +18,7 @@ from llog.partition.keys import LOG_ID
 from llog.partition.log import Log, tie_together
 from llog.partition.writer import WriterOptions
 from llog.runtime import Runtime, SystemRuntime
+from llog.segment.options import Fsync, SegmentOptions
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import MetaStore
 
@@ -40,7 +42,8 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
     try:
         with _blaming("blobs", settings.blobs):
             blobs = _open_blobs(blobs_address, settings)
-        log = Log(meta, blobs, runtime or SystemRuntime())
+        runtime = runtime or SystemRuntime()
+        log = Log(meta, blobs, runtime, _segments(settings, runtime))
         try:
             with _blaming("meta", settings.meta):
                 await meta.get(LOG_ID)
@@ -56,11 +59,15 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
 
 
 async def close_log(log: Log) -> None:
-    """Ends the session and lets go of connections and threads. Idempotent."""
+    """Ends the session and lets go of disk topics, connections and threads. Idempotent."""
     try:
-        await log.meta.close()
+        if log.segments is not None:
+            await log.segments.close()
     finally:
-        await log.blobs.close()
+        try:
+            await log.meta.close()
+        finally:
+            await log.blobs.close()
 
 
 @asynccontextmanager
@@ -74,6 +81,17 @@ async def opened_log(settings: Settings, *, runtime: Runtime | None = None) -> A
 
 def writer_options(settings: Settings) -> WriterOptions:
     return WriterOptions(codec=Codec(settings.codec))
+
+
+def segment_options(settings: Settings) -> SegmentOptions:
+    return SegmentOptions(
+        segment_bytes=settings.segment_bytes,
+        segment_ms=settings.segment_ms,
+        index_interval_bytes=settings.segment_index_bytes,
+        fsync=Fsync(settings.segment_fsync),
+        fsync_interval_ms=settings.segment_fsync_interval_ms,
+        codec=Codec(settings.codec),
+    )
 
 
 def compactor_options(settings: Settings) -> CompactorOptions:
@@ -136,6 +154,13 @@ def _open_blobs(address: Address, settings: Settings) -> BlobStore:
         secret_access_key=_revealed(settings.s3_secret_access_key),
         session_token=_revealed(settings.s3_session_token),
     )
+
+
+def _segments(settings: Settings, runtime: Runtime) -> OpenSegments | None:
+    """Nothing is opened, or made, before a disk topic is."""
+    if settings.segments_dir is None:
+        return None
+    return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime)
 
 
 def _revealed(secret: Secret | None) -> str | None:

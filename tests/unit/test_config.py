@@ -27,6 +27,17 @@ def test_without_any_setting_the_log_is_in_the_current_directory(tmp_path: Path)
     assert settings.collect_grace_ms == 3_600_000
 
 
+def test_disk_topics_are_beside_the_metadata_unless_told_otherwise(tmp_path: Path) -> None:
+    def directory(**variables: str) -> str | None:
+        return load_settings(environment={f"LLOG_{name}": value for name, value in variables.items()}).segments_dir
+
+    assert directory() == f"{tmp_path}/llog-data/segments"
+    assert directory(META="sqlite:///var/llog/meta.db", BLOBS="s3://bucket") == "/var/llog/segments"
+    assert directory(SEGMENTS_DIR="here") == f"{tmp_path}/here"
+    assert directory(META="memory://", BLOBS="memory://") is None
+    assert directory(META="memory://", BLOBS="memory://", SEGMENTS_DIR="/there") == "/there"
+
+
 def test_an_override_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "llog.toml").write_text('codec = "lz4"\nbatch_max_bytes = "1MiB"\nbatch_max_delay_ms = 7\n')
     environment = {"LLOG_CODEC": "zstd", "LLOG_BATCH_MAX_BYTES": "2MiB"}
@@ -51,6 +62,8 @@ def test_a_named_file_goes_before_the_one_in_the_current_directory(tmp_path: Pat
         ({"LLOG_SESSION_TIMEOUT_MS": "5"}, "from 1000"),
         ({"LLOG_SESSION_TIMEOUT_MS": "soon"}, "LLOG_SESSION_TIMEOUT_MS is 'soon'"),
         ({"LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN": "-1"}, "LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN"),
+        ({"LLOG_SEGMENT_FSYNC": "never"}, "always, interval or os"),
+        ({"LLOG_SEGMENT_BYTES": "10"}, "LLOG_SEGMENT_BYTES"),
         ({"LLOG_META": "oxia://host:6648"}, "no Oxia adapter"),
         ({"LLOG_META": "postgres://x"}, "LLOG_META"),
         ({"LLOG_META": "sqlite://host/path"}, "sqlite:///absolute/path"),

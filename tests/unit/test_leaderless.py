@@ -27,7 +27,7 @@ from llog import (
     TopicNotFound,
     portal,
 )
-from llog.errors import ConfigurationError, InvalidArgument
+from llog.errors import ConfigurationError, InvalidArgument, LogOwned, WrongEngine
 from llog.ports import AppendResult
 from llog.producers import Producer
 
@@ -251,3 +251,21 @@ def test_everything_public_is_importable_from_the_package() -> None:
     assert all(getattr(llog, name) is not None for name in dir(llog) if not name.startswith("_"))
     with pytest.raises(AttributeError, match="nonsense"):
         _ = llog.nonsense
+
+
+def test_a_topic_on_disk_is_written_and_read_like_any_other(settings: Settings) -> None:
+    with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
+        assert writer.create_topic("t", 2, engine="disk", cleanup="compact").engine == "disk"
+        (result,) = writer.append_shared([_group("a", "b")])
+        assert (result.start_offset, result.end_offset) == (1, 2)
+        assert reader.read_offset("t", 0, 2).payload == b"b"
+        assert [record.payload for record in reader.iter_from("t", 0, 1)] == [b"a", b"b"]
+        assert reader.bounds("t", 1) == (1, 1)
+        with pytest.raises(WrongEngine):
+            writer.fence("t", 0)
+        with pytest.raises(InvalidArgument, match="sometimes"):
+            writer.create_topic("u", cleanup="sometimes")
+        with LeaderlessLogWriter(settings) as other, pytest.raises(LogOwned, match="POST /produce"):
+            other.append_shared([_group("c")])
+    with LeaderlessLogWriter(settings) as other:
+        assert other.append_shared([_group("c")])[0].start_offset == 3

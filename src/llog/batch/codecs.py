@@ -7,12 +7,15 @@ from types import MappingProxyType
 from typing import Final
 
 from llog.batch import format as bytes_batch
+from llog.batch import joined
 from llog.batch.columns import Buffer, Columns
 from llog.errors import CorruptBatch
 
 Decoder = Callable[[Buffer], Columns]
 
-DECODERS: Final[Mapping[str, Decoder]] = MappingProxyType({bytes_batch.ENCODING: bytes_batch.decode})
+DECODERS: Final[Mapping[str, Decoder]] = MappingProxyType(
+    {bytes_batch.ENCODING: bytes_batch.decode, joined.ENCODING: joined.decode}
+)
 
 
 def decoder(encoding: str) -> Decoder:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from llog.config import Settings
-from llog.errors import LlogError
+from llog.engines.routing import EngineAppender
+from llog.engines.upkeep import clean_all, retain_all
+from llog.errors import LlogError, LogOwned
 from llog.model import TopicPartition
 from llog.opening import collector_options, compactor_options
+from llog.partition.catalog import DISK
 from llog.partition.collector import Collector
 from llog.partition.compactor import Compactor, lagging
 from llog.partition.log import Log
-from llog.partition.retention import retain_all
 
 _PAGE: Final = 256
 _PASSES_MAX: Final = 100
@@ -22,10 +24,17 @@ _PASSES_MAX: Final = 100
 
 class MaintenanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     compact_ms: int = 30_000
+    clean_ms: int = 60_000
     retain_ms: int = 60_000
     collect_ms: int = 600_000
     look_again_ms: int = 120_000
     """A partition that had nothing to compact and has not grown is left alone for so long."""
+
+
+class _Step(NamedTuple):
+    name: str
+    every_ms: int
+    do: Callable[[], Awaitable[None]]
 
 
 class _Idle(NamedTuple):
@@ -44,20 +53,38 @@ class Maintenance:
         self._options = options or MaintenanceOptions()
         self._compactor = Compactor(log, compactor_options(settings))
         self._collector = Collector(log, collector_options(settings))
+        self._appender = EngineAppender(log)
         self._idle: dict[TopicPartition, _Idle] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        options, runtime = self._options, self._log.runtime
-        steps: list[tuple[str, int, Callable[[], Awaitable[None]]]] = [
-            ("compaction", options.compact_ms, self.compact),
-            ("retention", options.retain_ms, self.retain),
-            ("collection", options.collect_ms, self.collect),
-        ]
-        due = [runtime.now_ms() + every for _, every, _ in steps]
+        options = self._options
+        await self._repeat(
+            [
+                _Step("compaction", options.compact_ms, self.compact),
+                _Step("key compaction", options.clean_ms, self.clean),
+                _Step("retention", options.retain_ms, self.retain),
+                _Step("collection", options.collect_ms, self.collect),
+            ]
+        )
+
+    async def run_on_disk(self) -> None:
+        """Until it is cancelled, only what nobody but the owner of disk topics can do."""
+        options = self._options
+        await self._repeat(
+            [
+                _Step("key compaction", options.clean_ms, self.clean),
+                _Step("retention", options.retain_ms, lambda: self.retain(DISK)),
+            ]
+        )
+
+    async def _repeat(self, steps: Sequence[_Step]) -> None:
+        runtime = self._log.runtime
+        due = [runtime.now_ms() + step.every_ms for step in steps]
+        longest_ms = min(step.every_ms for step in steps)
         while True:
             # Bounded, for the clock may be set back.
-            await runtime.sleep(min(max(0, min(due) - runtime.now_ms()), options.compact_ms) / 1000)
+            await runtime.sleep(min(max(0, min(due) - runtime.now_ms()), longest_ms) / 1000)
             for place, (name, every, step) in enumerate(steps):
                 if runtime.now_ms() >= due[place]:
                     try:
@@ -98,10 +125,17 @@ class Maintenance:
             if not left:
                 return
 
-    async def retain(self) -> None:
-        for tp, result in (await retain_all(self._log)).items():
-            if isinstance(result, LlogError):
+    async def retain(self, engine: str | None = None) -> None:
+        """Of all topics, except for those on disk that another process owns: it has its own upkeep."""
+        for tp, result in (await retain_all(self._log, self._appender, engine)).items():
+            if isinstance(result, LlogError) and not isinstance(result, LogOwned):
                 self._report(f"retention of {tp}: {result}")
+
+    async def clean(self) -> None:
+        """Of the disk topics that want it, except for those that another process owns."""
+        for tp, result in (await clean_all(self._log)).items():
+            if isinstance(result, LlogError) and not isinstance(result, LogOwned):
+                self._report(f"key compaction of {tp}: {result}")
 
     async def collect(self) -> None:
         await self._collector.collect_once()

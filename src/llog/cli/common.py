@@ -60,7 +60,7 @@ async def partitions_of(log: Log, topic: str | None, partition: int | None = Non
         return [TopicPartition(each.name, p) for each in await catalog.topics() for p in range(each.partitions)]
     if partition is not None:
         tp = TopicPartition(topic, partition)
-        await catalog.partition(tp)
+        await catalog.directory(tp)
         return [tp]
     return [TopicPartition(topic, p) for p in range((await catalog.get(topic)).partitions)]
 

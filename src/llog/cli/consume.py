@@ -19,7 +19,7 @@ from llog.model import Record, TopicPartition
 if TYPE_CHECKING:
     from llog.config import Settings
     from llog.partition.log import Log
-    from llog.partition.reader import Reader
+    from llog.ports import LogReader
 
 _WAIT_SECONDS = 30.0
 _READ_BYTES = 4 << 20
@@ -72,9 +72,9 @@ def consume(
     """
 
     async def consumed(log: Log, _: Settings) -> None:
-        from llog.partition.reader import Reader
+        from llog.engines.routing import EngineReader
 
-        reader = Reader(log)
+        reader = EngineReader(log)
         printer = _Printer(log, reader, _FORMATS[format_name], max_records, group)
         positions: dict[TopicPartition, int] = {}
         where = start
@@ -91,14 +91,14 @@ def consume(
     with_log(invocation, consumed)
 
 
-async def _position(log: Log, reader: Reader, tp: TopicPartition, where: str, group: str | None) -> int:
+async def _position(log: Log, reader: LogReader, tp: TopicPartition, where: str, group: str | None) -> int:
     from llog.partition import groups
 
     committed = None if group is None else await groups.position(log, group, tp)
     return await start_offset(reader, tp, where) if committed is None else committed
 
 
-async def start_offset(reader: Reader, tp: TopicPartition, where: str) -> int:
+async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int:
     """The offset that `earliest`, `latest`, an offset or a time means in this partition."""
     bounds = await reader.bounds(tp)
     if where == "earliest":
@@ -125,7 +125,7 @@ def _parse_time_ms(text: str) -> int:
 
 
 class _Printer:
-    def __init__(self, log: Log, reader: Reader, write: Format, max_records: int | None, group: str | None) -> None:
+    def __init__(self, log: Log, reader: LogReader, write: Format, max_records: int | None, group: str | None) -> None:
         self._log = log
         self._reader = reader
         self._format = write
@@ -164,21 +164,30 @@ class _Printer:
     async def _print(self, tp: TopicPartition, offset: int, stop: int) -> int:
         """Prints up to `stop`, or to the last record wanted; returns the next offset, which the group has then committed."""
         from llog.batch.columns import records_of, slice_columns
-        from llog.partition import groups
 
         while offset < stop and self._left != 0:
-            for batch in await self._reader.read(tp, offset, _READ_BYTES):
+            batches = await self._reader.read(tp, offset, _READ_BYTES, stop=stop)
+            if not batches:  # what is left below `stop` was removed by key compaction
+                await self._commit(tp, stop)
+                return stop
+            for batch in batches:
                 count = min(batch.columns.count, stop - batch.start_offset)
                 if self._left is not None:
                     count = min(count, self._left)
                     self._left -= count
                 if count <= 0:
                     break
-                _write([self._format(tp, each) for each in records_of(slice_columns(batch.columns, 0, count), offset)])
-                offset += count
-                if self._group is not None:
-                    await groups.commit(self._log, self._group, tp, offset)
+                records = records_of(slice_columns(batch.columns, 0, count), batch.start_offset)
+                _write([self._format(tp, each) for each in records])
+                offset = batch.start_offset + count
+            await self._commit(tp, offset)
         return offset
+
+    async def _commit(self, tp: TopicPartition, offset: int) -> None:
+        from llog.partition import groups
+
+        if self._group is not None:
+            await groups.commit(self._log, self._group, tp, offset, self._reader)
 
 
 def _write(lines: Sequence[bytes]) -> None:

@@ -28,10 +28,12 @@ def groups() -> None:
 @click.pass_obj
 def list_groups(invocation: Invocation, as_json: bool) -> None:
     """List all groups and how many records they have yet to read."""
+    from llog.engines.routing import EngineReader
     from llog.partition import groups as core
 
     async def found(log: Log, _: Settings) -> dict[str, list[GroupLag]]:
-        return {name: await core.lag(log, name) for name in await core.groups(log)}
+        reader = EngineReader(log)
+        return {name: await core.lag(log, name, reader) for name in await core.groups(log)}
 
     every = with_log(invocation, found)
     if as_json:
@@ -50,10 +52,11 @@ def list_groups(invocation: Invocation, as_json: bool) -> None:
 @click.pass_obj
 def describe(invocation: Invocation, group: str, as_json: bool) -> None:
     """Show where GROUP is in every partition, and how far behind the end."""
+    from llog.engines.routing import EngineReader
     from llog.partition import groups as core
 
     async def found(log: Log, _: Settings) -> list[GroupLag]:
-        lags = await core.lag(log, group)
+        lags = await core.lag(log, group, EngineReader(log))
         if not lags and group not in await core.groups(log):
             raise InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
         return lags
@@ -82,14 +85,14 @@ def describe(invocation: Invocation, group: str, as_json: bool) -> None:
 def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str) -> None:
     """Move GROUP in TOPIC, back or forward. Stop its consumers first: they would commit over it."""
     from llog.cli.consume import start_offset
+    from llog.engines.routing import EngineReader
     from llog.partition import groups as core
-    from llog.partition.reader import Reader
 
     async def moved(log: Log, _: Settings) -> None:
-        reader = Reader(log)
+        reader = EngineReader(log)
         offsets = {tp: await start_offset(reader, tp, where) for tp in await partitions_of(log, topic, partition)}
         for tp, offset in offsets.items():
-            await core.reset(log, group, tp, offset)
+            await core.reset(log, group, tp, offset, reader)
             click.echo(f"group {group} is at offset {offset} of {tp}")
 
     with_log(invocation, moved)

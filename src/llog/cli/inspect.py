@@ -12,6 +12,7 @@ from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
+    from llog.engines.describe import DiskDescription
     from llog.partition.describe import BlobDescription, PartitionDescription
     from llog.partition.log import Log
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 @click.command(short_help="Show control record, compaction and index entries of partitions, or a blob.")
 @click.argument("topic", required=False)
 @click.option("--partition", type=int, help="Only this partition. Default: all of them.")
-@click.option("--from-offset", type=int, default=0, help="Show index entries from the one that covers this offset on.")
 @click.option(
-    "--entries", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many index entries each."
+    "--from-offset", type=int, default=0, help="Show index entries, or frames, from the one that covers this offset on."
+)
+@click.option(
+    "--entries",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="At most so many index entries, or frames, each.",
 )
 @click.option("--blob", metavar="NAME", help="Show what this blob says about itself instead.")
 @json_option
@@ -35,7 +42,8 @@ def inspect(
     blob: str | None,
     as_json: bool,
 ) -> None:
-    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries.
+    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries; of a disk topic, its
+    segment files and the frames in them.
 
     \b
       llog inspect orders --partition 0 --from-offset 1000
@@ -47,13 +55,18 @@ def inspect(
         print_json(with_log(invocation, lambda log, _: _blob(log, blob)))
         return
 
-    async def found(log: Log, _: Settings) -> list[PartitionDescription]:
+    async def found(log: Log, _: Settings) -> list[PartitionDescription | DiskDescription]:
+        from llog.engines.describe import describe_disk_partition
+        from llog.partition.catalog import DISK, Catalog
         from llog.partition.describe import describe_partition
 
-        return [
-            await describe_partition(log, tp, entries, from_offset=from_offset)
-            for tp in await partitions_of(log, topic, partition)
-        ]
+        assert topic is not None
+        on_disk = (await Catalog(log).get(topic)).engine == DISK
+        describe = describe_disk_partition if on_disk else describe_partition
+        tps = await partitions_of(log, topic, partition)
+        return [await describe(log, tp, entries, from_offset=from_offset) for tp in tps]
+
+    from llog.engines.describe import DiskDescription
 
     described = with_log(invocation, found)
     if as_json:
@@ -62,7 +75,10 @@ def inspect(
     for number, each in enumerate(described):
         if number:
             click.echo()
-        _show(each)
+        if isinstance(each, DiskDescription):
+            _show_disk(each)
+        else:
+            _show(each)
 
 
 async def _blob(log: Log, name: str) -> BlobDescription:
@@ -103,3 +119,42 @@ def _show(partition: PartitionDescription) -> None:
         print_table(columns, rows, numbers=["FIRST", "LAST", "BYTES"])
     if partition.more_from is not None:
         click.echo(f"more index entries from offset {partition.more_from} on: --from-offset {partition.more_from}")
+
+
+def _show_disk(partition: DiskDescription) -> None:
+    click.echo(f"{partition.topic}/{partition.partition}: on disk, in directory {partition.directory}")
+    click.echo(f"  offsets     {partition.log_start_offset} up to, without, {partition.next_offset}")
+    if partition.owner is not None:
+        click.echo(f"  last owner  process {partition.owner.pid} ({partition.owner.command})")
+    if partition.segments:
+        columns = ["FIRST", "LAST", "BYTES", "INDEX BYTES", "SEALED", "FILE"]
+        rows = [
+            [
+                each.base_offset,
+                each.end_offset,
+                format_size(each.bytes),
+                format_size(each.index_bytes + each.timeindex_bytes),
+                "yes" if each.sealed else "no",
+                each.path,
+            ]
+            for each in partition.segments
+        ]
+        print_table(columns, rows, numbers=columns[:4])
+    if partition.frames:
+        columns = ["FIRST", "LAST", "RECORDS", "BYTES", "APPENDED", "PRODUCER", "AT BYTE", "PROBLEM"]
+        rows = [
+            [
+                each.start_offset,
+                each.end_offset,
+                each.records,
+                format_size(each.length),
+                shown_time(each.append_ms),
+                each.producer or "",
+                each.position,
+                each.problem or "",
+            ]
+            for each in partition.frames
+        ]
+        print_table(columns, rows, numbers=["FIRST", "LAST", "RECORDS", "BYTES", "AT BYTE"])
+    if partition.more_from is not None:
+        click.echo(f"more frames from offset {partition.more_from} on: --from-offset {partition.more_from}")

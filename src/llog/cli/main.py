@@ -22,9 +22,12 @@ from llog.errors import (
     MissingExtra,
     OffsetOutOfRange,
     PartitionNotInitialized,
+    RecordRemoved,
     RecordTooLarge,
+    TopicElsewhere,
     TopicExists,
     TopicNotFound,
+    WrongEngine,
     WrongStore,
 )
 
@@ -52,9 +55,12 @@ BAD_INPUT: Final = (
     MissingExtra,
     OffsetOutOfRange,
     PartitionNotInitialized,
+    RecordRemoved,
     RecordTooLarge,
+    TopicElsewhere,
     TopicExists,
     TopicNotFound,
+    WrongEngine,
     WrongStore,
 )
 EXIT_FAILURE: Final = 1

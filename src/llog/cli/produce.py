@@ -87,16 +87,16 @@ async def _topic(log: Log, name: str, partitions: int) -> Topic:
 
 
 async def _append(log: Log, settings: Settings, router: _Router, files: Sequence[Path]) -> None:
+    from llog.engines.routing import EngineAppender
     from llog.opening import writer_options
-    from llog.partition.writer import Writer
     from llog.ports import AppendResult
 
-    writer = Writer(log, writer_options(settings))
+    appender = EngineAppender(log, writer_options(settings))
     totals = _Totals()
     with progress("records appended") as bar:
         try:
-            async for lines in _batches(files, settings):
-                results = await writer.append(router.groups(lines))
+            async for lines in line_batches(files, settings):
+                results = await appender.append(router.groups(lines))
                 for result in results:
                     if isinstance(result, AppendResult):
                         totals.records += result.end_offset - result.start_offset + 1
@@ -157,7 +157,7 @@ class _Router:
         return key, value
 
 
-async def _batches(files: Sequence[Path], settings: Settings) -> AsyncIterator[list[bytes]]:
+async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterator[list[bytes]]:
     """Lines, without their ends, in batches that are full or have waited long enough."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()

@@ -15,16 +15,21 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def listen_options(command: F) -> F:
-    """`--host` and `--port`."""
+    """`--host`, `--port` and `--role`."""
     host = click.option("--host", help="Address to listen on (LLOG_BROKER_BIND_HOST; default 127.0.0.1).")
     port = click.option(
         "--port", type=int, help="Port to listen on; 0 takes a free one (LLOG_BROKER_PORT; default 8080)."
     )
-    return host(port(command))
+    role = click.option(
+        "--role",
+        type=click.Choice(["all", "write", "read"]),
+        help="What to answer: write produces and makes topics, read consumes, all does both (LLOG_ROLE; default all).",
+    )
+    return host(port(role(command)))
 
 
-def listen_settings(invocation: Invocation, host: str | None, port: int | None) -> Settings:
-    chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port)}
+def listen_settings(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> Settings:
+    chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port), "role": role}
     return msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
 
 
@@ -41,19 +46,28 @@ def warn_if_open(settings: Settings) -> None:
 @click.command(short_help="Serve the log over HTTP.")
 @listen_options
 @click.pass_obj
-def serve(invocation: Invocation, host: str | None, port: int | None) -> None:
+def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> None:
     """Serve produce, consume and topics over HTTP, until it is interrupted or terminated.
 
-    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Compaction, retention and
-    collection are not its business: `llog up` runs them beside a broker, `llog pipeline run` anywhere.
+    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Disk topics that it owns it
+    keeps up itself; compaction, retention and collection of all others are not its business: `llog up` runs them beside a broker,
+    `llog pipeline run` anywhere.
+
+    Brokers of one machine that write and that read may be processes of their own (--role): with LLOG_TAIL_CACHE_DIR, readers get what
+    was just written from there.
 
     \b
       llog serve --port 8080
       curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
         -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
     """
+    from llog.broker.maintenance import Maintenance
     from llog.broker.server import run
 
-    settings = listen_settings(invocation, host, port)
+    settings = listen_settings(invocation, host, port, role)
     warn_if_open(settings)
-    run(settings, ready=lambda address: note(f"llog: listening on {address}"))
+    run(
+        settings,
+        ready=lambda address: note(f"llog: listening on {address}"),
+        beside=[lambda log: Maintenance(log, settings, note).run_on_disk()],
+    )

@@ -46,6 +46,25 @@ def topics() -> None:
     show_default=True,
     help="Whether retention and lookups by time go by the producer's time or by the time of the append.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["object", "disk"]),
+    default="object",
+    show_default=True,
+    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing process at a time.",
+)
+@click.option(
+    "--cleanup",
+    type=click.Choice(["delete", "compact"]),
+    default="delete",
+    show_default=True,
+    help="compact (disk only): keep the newest record of each key, and drop the older ones.",
+)
+@click.option(
+    "--delete-retention",
+    type=DURATION,
+    help="With --cleanup compact: keep deletions (records without a value) so long. Default: 24h.",
+)
 @click.pass_obj
 def create(
     invocation: Invocation,
@@ -54,14 +73,22 @@ def create(
     retention: int | None,
     retention_bytes: int | None,
     timestamp_type: str,
+    engine: str,
+    cleanup: str,
+    delete_retention: int | None,
 ) -> None:
     """Create the topic NAME.
 
     \b
       llog topics create orders --partitions 12 --retention 7d
+      llog topics create accounts --engine disk --cleanup compact
     """
     from llog.model import TimestampType
     from llog.partition.catalog import Catalog
+    from llog.partition.records import DELETE_RETENTION_MS, Cleanup
+
+    if delete_retention is not None and cleanup != Cleanup.COMPACT:
+        raise InvalidArgument("--delete-retention goes with --cleanup compact")
 
     async def made(log: Log, _: Settings) -> Topic:
         return await Catalog(log).create(
@@ -70,6 +97,9 @@ def create(
             retention_ms=retention,
             retention_bytes=retention_bytes,
             timestamp_type=TimestampType(timestamp_type),
+            engine=engine,
+            cleanup=Cleanup(cleanup),
+            delete_retention_ms=DELETE_RETENTION_MS if delete_retention is None else delete_retention,
         )
 
     topic = with_log(invocation, made)
@@ -91,11 +121,12 @@ def list_topics(invocation: Invocation, as_json: bool) -> None:
         print_json([_as_dict(topic) for topic in every])
         return
     print_table(
-        ["TOPIC", "PARTITIONS", "RETENTION", "RETENTION BYTES", "TIMESTAMPS", "CREATED"],
+        ["TOPIC", "PARTITIONS", "ENGINE", "RETENTION", "RETENTION BYTES", "TIMESTAMPS", "CREATED"],
         [
             [
                 topic.name,
                 topic.partitions,
+                _engine(topic),
                 _for_ever(topic.retention_ms),
                 "all" if topic.retention_bytes is None else format_size(topic.retention_bytes),
                 topic.timestamp_type,
@@ -116,14 +147,14 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
 
     Readable are the offsets from the log start up to, and without, the next offset. `llog inspect` tells more.
     """
+    from llog.engines.routing import EngineReader
     from llog.model import TopicPartition
     from llog.partition.catalog import Catalog
-    from llog.partition.reader import Reader
     from llog.ports import Bounds
 
     async def found(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
         topic = await Catalog(log).get(name)
-        reader = Reader(log)
+        reader = EngineReader(log)
         return topic, [await reader.bounds(TopicPartition(name, p)) for p in range(topic.partitions)]
 
     topic, bounds = with_log(invocation, found)
@@ -132,8 +163,8 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
         print_json({**_as_dict(topic), "bounds": partitions})
         return
     click.echo(
-        f"topic {topic.name}: {_partitions(topic.partitions)}, retention {_for_ever(topic.retention_ms)}, timestamps by "
-        f"{topic.timestamp_type}, created {shown_time(topic.created_ms)}"
+        f"topic {topic.name}: {_partitions(topic.partitions)}, engine {_engine(topic)}, retention {_for_ever(topic.retention_ms)}, "
+        f"timestamps by {topic.timestamp_type}, created {shown_time(topic.created_ms)}"
     )
     print_table(
         ["PARTITION", "LOG START", "NEXT OFFSET", "RECORDS"],
@@ -181,12 +212,36 @@ def add_partitions(invocation: Invocation, name: str, partitions: int) -> None:
 
 @topics.command()
 @click.argument("name")
+@click.option("--before", type=int, required=True, help="The offset that becomes the first one.")
+@click.option("--partition", type=int, default=0, show_default=True, help="Of this partition.")
+@click.pass_obj
+def trim(invocation: Invocation, name: str, before: int, partition: int) -> None:
+    """Remove every record of a partition of topic NAME below an offset: exactly those, and for good.
+
+    Space comes back with the next `llog collect`; of a disk topic, by whole segments, at once.
+    """
+    from llog.engines.routing import EngineAppender
+    from llog.model import TopicPartition
+    from llog.ports import RetentionResult
+
+    tp = TopicPartition(name, partition)
+
+    async def trimmed(log: Log, _: Settings) -> RetentionResult:
+        return await EngineAppender(log).trim(tp, before)
+
+    result = with_log(invocation, trimmed)
+    click.echo(f"{tp} starts at offset {result.new_start}; {result.records} offsets are gone")
+
+
+@topics.command()
+@click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def delete(invocation: Invocation, name: str, yes: bool) -> None:
     """Delete topic NAME and all its records.
 
-    They cannot be read from then on; their blobs go with the next `llog collect`. The name may be used again at once.
+    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic at once. The name may be
+    used again at once.
     """
     from llog.partition.catalog import Catalog
 
@@ -210,10 +265,17 @@ def _for_ever(retention_ms: int | None) -> str:
     return "for ever" if retention_ms is None else format_duration_ms(retention_ms)
 
 
+def _engine(topic: Topic) -> str:
+    return topic.engine if topic.cleanup == "delete" else f"{topic.engine}, {topic.cleanup}"
+
+
 def _as_dict(topic: Topic) -> dict[str, object]:
     return {
         "name": topic.name,
         "partitions": topic.partitions,
+        "engine": topic.engine,
+        "cleanup": topic.cleanup,
+        "delete_retention_ms": topic.delete_retention_ms,
         "retention_ms": topic.retention_ms,
         "retention_bytes": topic.retention_bytes,
         "timestamp_type": topic.timestamp_type,

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 )
 @click.option("--interval", type=DURATION, default="30s", show_default=True, help="From one compaction to the next.")
 @click.pass_obj
-def up(invocation: Invocation, host: str | None, port: int | None, pipeline: bool | None, interval: int) -> None:
+def up(
+    invocation: Invocation, host: str | None, port: int | None, role: str | None, pipeline: bool | None, interval: int
+) -> None:
     """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
 
     Without Spark, the upkeep runs in the broker's own process. A pipeline that dies is started again; it ends with this command,
@@ -43,7 +45,7 @@ def up(invocation: Invocation, host: str | None, port: int | None, pipeline: boo
     """
     from llog.broker.server import run
 
-    settings = listen_settings(invocation, host, port)
+    settings = listen_settings(invocation, host, port, role)
     on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
 
@@ -100,13 +102,17 @@ def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> No
     body = '{"topic_partitions": [{"topic": "hello", "partition": 0, %s}]}'
     command = "llog" if shutil.which("llog") else f"{quote(sys.executable)} -m llog.cli.main"
     post = f"curl -X POST {address}/%s -H 'content-type: application/json' -d '{body}'"
+    tries = [f"{command} {options} consume hello --follow"]
+    if settings.role != "write":
+        tries.insert(0, post % ("consume", '"fetch_offset": 1'))
+    if settings.role != "read":
+        tries.insert(0, post % ("produce", '"records": ["hello"]'))
+    shown = "\n  ".join(tries)
     note(
         f"""llog: listening on {address}
   data    {where}
   upkeep  by {upkeep}, every {format_duration_ms(interval)}
 try:
-  {post % ("produce", '"records": ["hello"]')}
-  {post % ("consume", '"fetch_offset": 1')}
-  {command} {options} consume hello --follow
+  {shown}
 end it with Ctrl-C"""
     )

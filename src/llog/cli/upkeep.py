@@ -21,7 +21,7 @@ from llog.cli.common import (
     progress,
     with_log,
 )
-from llog.errors import LlogError
+from llog.errors import InvalidArgument, LlogError
 from llog.units import format_size
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from llog.partition.compactor import CompactionResult
     from llog.partition.log import Log
     from llog.ports import RetentionResult
+    from llog.segment.cleaning import CleanResult
+
+    _Compacted = tuple[list[CompactionResult], dict[TopicPartition, CleanResult | LlogError]]
 
 _PASSES_MAX = 10_000
 
@@ -43,46 +46,77 @@ _PASSES_MAX = 10_000
 def compact(invocation: Invocation, topic: str | None, partition: int | None, as_json: bool) -> None:
     """Compact TOPIC, or all topics, until nothing is left that is worth it.
 
-    Offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs afterwards.
-    The newest append of a partition is left alone, and so are partitions that another compactor is at. Exit code 1 if
-    a partition failed or is damaged.
+    Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs
+    afterwards. The newest append of a partition is left alone, and so are partitions that another compactor is at.
+
+    Disk topics with cleanup compact: of each key, the newest record stays. The newest segment is left alone, and so are topics that another
+    process owns. Exit code 1 if a partition failed or is damaged.
     """
 
-    async def compacted(log: Log, settings: Settings) -> list[CompactionResult]:
-        from llog.opening import compactor_options
-        from llog.partition.compactor import Compactor
+    async def compacted(log: Log, settings: Settings) -> _Compacted:
+        from llog.engines.upkeep import clean_all
+        from llog.partition.catalog import DISK, Catalog
+        from llog.partition.records import Cleanup
 
-        compactor = Compactor(log, compactor_options(settings))
-        left = await partitions_of(log, topic, partition)
-        runs: list[CompactionResult] = []
-        with progress("partitions to compact", total=len(left)) as bar:
-            for _ in range(_PASSES_MAX):
-                results = await compactor.compact_many(left)
-                runs += [each for each in results if each.end_offset is not None or each.damaged or each.error]
-                before = len(left)
-                left = [
-                    tp for tp, each in zip(left, results, strict=True) if each.end_offset is not None and not each.error
-                ]
-                bar.advance(bar.task_ids[0], before - len(left))
-                if not left:
-                    break
-        return runs
+        on_disk = {each.name: each for each in await Catalog(log).topics(DISK)}
+        tps = [tp for tp in await partitions_of(log, topic, partition) if tp.topic not in on_disk]
+        if topic in on_disk:
+            if on_disk[topic].cleanup is not Cleanup.COMPACT:
+                raise InvalidArgument(
+                    f"topic {topic!r} is on disk and keeps all records of a key: there is nothing to compact"
+                )
+            if partition is not None:
+                raise InvalidArgument(
+                    "--partition is for topics of engine object: a disk topic is compacted as a whole"
+                )
+        return await _joined(log, settings, tps), await clean_all(log, topic=topic)
 
-    runs = with_log(invocation, compacted)
+    runs, cleaned = with_log(invocation, compacted)
+    done = {tp: each for tp, each in cleaned.items() if not isinstance(each, LlogError) and each.segments}
     if as_json:
-        print_json([_run(each) for each in runs])
-    elif runs:
+        keys = [{"topic": tp.topic, "partition": tp.partition, **msgspec.structs.asdict(r)} for tp, r in done.items()]
+        print_json([*(_run(each) for each in runs), *keys])
+    if not as_json and runs:
         columns = ["TOPIC", "PARTITION", "OFFSETS", "RECORDS", "ENTRIES", "READ", "WRITTEN"]
         print_table(columns, [_row(each) for each in runs], numbers=columns[1:])
-    else:
+    if not as_json and done:
+        columns = ["TOPIC", "PARTITION", "THROUGH", "RECORDS REMOVED", "SEGMENTS", "BEFORE", "AFTER"]
+        rows = [
+            [*tp, r.through, r.removed, r.segments, format_size(r.bytes_before), format_size(r.bytes_after)]
+            for tp, r in done.items()
+        ]
+        print_table(columns, rows, numbers=columns[1:])
+    if not as_json and not runs and not done:
         note("nothing to compact")
     failures = [
         f"{each.topic}/{each.partition}: {what}" for each in runs for what in (*each.damaged, each.error) if what
     ]
+    failures += [f"{tp}: {each}" for tp, each in cleaned.items() if isinstance(each, LlogError)]
     for failure in failures:
         note(f"llog: {failure}")
     if failures:
         click.get_current_context().exit(1)
+
+
+async def _joined(log: Log, settings: Settings, left: list[TopicPartition]) -> list[CompactionResult]:
+    """The runs of object topics, one after the other."""
+    from llog.opening import compactor_options
+    from llog.partition.compactor import Compactor
+
+    compactor = Compactor(log, compactor_options(settings))
+    runs: list[CompactionResult] = []
+    with progress("partitions to compact", total=len(left)) as bar:
+        for _ in range(_PASSES_MAX):
+            results = await compactor.compact_many(left)
+            runs += [each for each in results if each.end_offset is not None or each.damaged or each.error]
+            before = len(left)
+            left = [
+                tp for tp, each in zip(left, results, strict=True) if each.end_offset is not None and not each.error
+            ]
+            bar.advance(bar.task_ids[0], before - len(left))
+            if not left:
+                break
+    return runs
 
 
 @click.command(short_help="Drop records that their topics need not keep.")
@@ -92,13 +126,15 @@ def retain(invocation: Invocation, as_json: bool) -> None:
     """Apply every topic's retention: drop what is older or more than its limits.
 
     Whole pieces are dropped, so a little more than the limit may stay. Space comes back with the next `llog collect`.
-    Topics without limits are left alone (`llog topics set-retention`). Exit code 1 if a partition failed.
+    Topics without limits are left alone (`llog topics set-retention`). Of disk topics that a broker owns, only that broker can drop
+    anything. Exit code 1 if a partition failed.
     """
 
     async def retained(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:
-        from llog.partition.retention import retain_all
+        from llog.engines.routing import EngineAppender
+        from llog.engines.upkeep import retain_all
 
-        return await retain_all(log)
+        return await retain_all(log, EngineAppender(log))
 
     results = with_log(invocation, retained)
     trimmed = {tp: each for tp, each in results.items() if not isinstance(each, LlogError)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def verify(invocation: Invocation, topic: str | None, partition: int | None, with_orphans: bool, as_json: bool) -> None:
     """Read every record of TOPIC, or of all topics, and check index, checksums and counts.
 
-    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob it lies in;
+    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies in;
     leftovers that the next `llog collect` removes are told and do no harm. Exit code 1 if there is damage.
     """
     reports, orphans = with_log(
@@ -50,11 +50,12 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
 async def _verified(
     log: Log, _: Settings, topic: str | None, partition: int | None, with_orphans: bool
 ) -> tuple[list[VerifyReport], OrphanCounts | None]:
-    from llog.partition import verify as core
-    from llog.partition.reader import Reader
+    from llog.engines.routing import EngineReader
+    from llog.engines.verify import verify as verify_partition
+    from llog.partition.verify import orphans
 
     tps = await partitions_of(log, topic, partition)
-    reader = Reader(log)
+    reader = EngineReader(log)
     bounds = [await reader.bounds(tp) for tp in tps]
     total = sum(each.next_offset - each.log_start_offset for each in bounds)
     reports: list[VerifyReport] = []
@@ -62,14 +63,14 @@ async def _verified(
         before = 0
         for tp in tps:
             reports.append(
-                await core.verify(
+                await verify_partition(
                     log,
                     tp,
                     progress=lambda count, before=before: bar.update(bar.task_ids[0], completed=before + count),  # type: ignore[misc]
                 )
             )
             before += reports[-1].records
-    return reports, await core.orphans(log) if with_orphans else None
+    return reports, await orphans(log) if with_orphans else None
 
 
 def _show(reports: list[VerifyReport], orphans: OrphanCounts | None) -> None:

@@ -2,20 +2,42 @@
 
 Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
 Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted one.
+Topics of every engine are here; a disk topic has directories where an object topic has control records.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
-from llog.errors import InvalidArgument, PartitionNotInitialized, TopicExists, TopicNotFound, VersionMismatch
+from llog.errors import (
+    InvalidArgument,
+    PartitionNotInitialized,
+    TopicExists,
+    TopicNotFound,
+    VersionMismatch,
+    WrongEngine,
+)
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
+from llog.partition.directories import make_directories, remove_directories, segments_directory
 from llog.partition.keys import TOPICS, PartitionKeys, directory_name, topic_key
 from llog.partition.log import Log
-from llog.partition.records import Control, Cursor, LogState, Topic, decode, encode
+from llog.partition.records import (
+    DELETE_RETENTION_MS,
+    Cleanup,
+    Control,
+    Cursor,
+    LogState,
+    Topic,
+    decode,
+    encode,
+)
 from llog.stores.meta import ABSENT, Put, after, scan
 
-ENGINE = "object"
+OBJECT = "object"
+DISK = "disk"
+ENGINES = (OBJECT, DISK)
 _INITIALIZE_PAGE = 500
 
 
@@ -28,17 +50,18 @@ class Catalog:
         name: str,
         partitions: int = 1,
         *,
-        engine: str = ENGINE,
+        engine: str = OBJECT,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         timestamp_type: TimestampType = TimestampType.CREATE,
+        cleanup: Cleanup = Cleanup.DELETE,
+        delete_retention_ms: int = DELETE_RETENTION_MS,
     ) -> Topic:
         """Creates the topic with all its partitions; `TopicExists` if there is one of that name."""
         check_topic_name(name)
         _check_partitions(partitions)
         _check_retention(retention_ms, retention_bytes)
-        if engine != ENGINE:
-            raise InvalidArgument(f"engine {engine!r} is unknown: this version has {ENGINE!r}")
+        _check_engine(engine, cleanup, delete_retention_ms)
         incarnation, expected = await self._next_incarnation(name)
         topic = Topic(
             name=name,
@@ -49,9 +72,11 @@ class Catalog:
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             timestamp_type=timestamp_type,
+            cleanup=cleanup,
+            delete_retention_ms=delete_retention_ms,
             created_ms=self._log.runtime.now_ms(),
         )
-        await self._initialize(topic, range(partitions))
+        await self._initialize(topic, range(partitions), new=True)
         try:
             await self._log.meta.put(topic_key(name), encode(topic), expected=expected)
         except VersionMismatch:
@@ -81,12 +106,20 @@ class Catalog:
         return topic
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:
-        """The keys of a partition that the catalog names."""
+        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being on disk."""
         return keys_in(await self.get(tp.topic), tp.partition)
 
-    async def topics(self) -> list[Topic]:
-        """All topics, by name, tombstones left out."""
-        return [topic for topic in await self._entries() if not topic.deleted]
+    async def directory(self, tp: TopicPartition) -> str:
+        """The directory of the partition's topic, of whichever engine: another one once the topic was created again."""
+        topic = await self.get(tp.topic)
+        check_partition(topic, tp.partition)
+        return topic.directory
+
+    async def topics(self, engine: str | None = None) -> list[Topic]:
+        """All topics, or those of one engine, by name, tombstones left out."""
+        return [
+            topic for topic in await self._entries() if not topic.deleted and (engine is None or topic.engine == engine)
+        ]
 
     async def add_partitions(self, name: str, partitions: int) -> Topic:
         """Grows the topic to `partitions`; records with keys may then go to other partitions than before."""
@@ -109,9 +142,14 @@ class Catalog:
                 return changed
 
     async def delete(self, name: str) -> None:
-        """Deletes the topic; its blobs go with the next collection. Its name may be used again at once."""
+        """Deletes the topic. Its name may be used again at once.
+
+        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone.
+        """
         while True:
             topic = await self.get(name)
+            if topic.engine == DISK:
+                segments_directory(self._log, f"topic {name!r}")
             tombstone = msgspec.structs.replace(topic, deleted=True)
             if await self._replace(topic, tombstone):
                 await self._sweep(tombstone)
@@ -120,7 +158,8 @@ class Catalog:
     async def finish_deletions(self) -> None:
         """Closes the partitions of topics whose deletion was interrupted."""
         for topic in await self._entries():
-            if topic.deleted and not topic.swept:
+            elsewhere = topic.engine == DISK and self._log.segments is None
+            if topic.deleted and not topic.swept and not elsewhere:
                 await self._sweep(topic)
 
     async def _entries(self) -> list[Topic]:
@@ -137,7 +176,11 @@ class Catalog:
             return False
         return True
 
-    async def _initialize(self, topic: Topic, partitions: range) -> None:
+    async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
+        if topic.engine == DISK:
+            path = segments_directory(self._log, f"topic {topic.name!r}") / topic.directory
+            await asyncio.to_thread(make_directories, path, partitions, new=new)
+            return
         control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
         for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
             puts = []
@@ -147,7 +190,10 @@ class Catalog:
             await self._log.meta.put_many(puts)
 
     async def _sweep(self, tombstone: Topic) -> None:
-        for partition in range(tombstone.partitions):
+        if tombstone.engine == DISK:
+            path = segments_directory(self._log, f"the deleted topic {tombstone.name!r}") / tombstone.directory
+            await asyncio.to_thread(remove_directories, path)
+        for partition in range(tombstone.partitions if tombstone.engine == OBJECT else 0):
             keys = PartitionKeys(tombstone.directory, partition)
             await self._close(keys)
             await self._log.meta.delete_range(keys.index, after(keys.index))
@@ -175,17 +221,35 @@ class Catalog:
 
 
 def keys_in(topic: Topic, partition: int) -> PartitionKeys:
-    """The keys of a partition of this topic; `PartitionNotInitialized` if it has none of that number."""
+    """The keys of a partition of this topic, which must be one of engine `object`."""
+    check_partition(topic, partition)
+    if topic.engine != OBJECT:
+        raise WrongEngine(
+            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its records are files of one "
+            "machine, to be read and written there by `llog`, or from anywhere through the broker that runs there"
+        )
+    return PartitionKeys(topic.directory, partition)
+
+
+def check_partition(topic: Topic, partition: int) -> None:
     if not 0 <= partition < topic.partitions:
         raise PartitionNotInitialized(
             f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0"
         )
-    return PartitionKeys(topic.directory, partition)
 
 
 def _check_partitions(partitions: int) -> None:
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+
+
+def _check_engine(engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:
+    if engine not in ENGINES:
+        raise InvalidArgument(f"engine {engine!r} is unknown: there are {' and '.join(map(repr, ENGINES))}")
+    if cleanup is Cleanup.COMPACT and engine != DISK:
+        raise InvalidArgument(f"cleanup 'compact' needs engine {DISK!r}: engine {engine!r} keeps every record of a key")
+    if delete_retention_ms < 0:
+        raise InvalidArgument(f"delete_retention_ms must not be negative: {delete_retention_ms}")
 
 
 def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:

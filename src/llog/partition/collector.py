@@ -26,7 +26,7 @@ import msgspec
 
 from llog.errors import OutcomeUnknown, VersionMismatch
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.pins import alive_pins
@@ -157,10 +157,10 @@ def is_open_upload(name: str, floors: dict[str, int]) -> bool:
 
 
 async def partitions(log: Log) -> list[PartitionKeys]:
-    """Every partition of every topic that is not deleted."""
+    """Every partition of every topic that is not deleted. Topics on disk have no blobs."""
     return [
         PartitionKeys(topic.directory, partition)
-        for topic in await Catalog(log).topics()
+        for topic in await Catalog(log).topics(OBJECT)
         for partition in range(topic.partitions)
     ]
 

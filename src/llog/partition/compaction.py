@@ -15,7 +15,8 @@ import msgspec
 
 from llog.batch.codecs import decoder
 from llog.batch.columns import Columns
-from llog.batch.format import ENCODING, Codec, encode_joined
+from llog.batch.format import Codec
+from llog.batch.joined import Encoded, encode_run, layout_of
 from llog.errors import (
     BlobExists,
     BlobNotFound,
@@ -125,7 +126,7 @@ async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done 
     keys, crumb = job.plan.keys, job.crumb
     if crumb.record.state is CompactionState.WRITING_BLOB:
         written = await _write_blob(log, codec, job, slices)
-        if not isinstance(written, int):
+        if not isinstance(written, Encoded):
             return written
         entry = _compacted_entry(log, job, written)
         following = await _advance(log, keys, crumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
@@ -165,8 +166,8 @@ async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]
         return [error] * len(ranges)
 
 
-async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> int | Again | None:
-    """Puts the compacted blob, or takes the one that is there; its length, or why the run must be another."""
+async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Encoded | Again | None:
+    """Puts the compacted blob, or takes the one that is there; what is in it, or why the run must be another."""
     plan, crumb = job.plan, job.crumb
     if job.blob_there:
         return await _existing(log, job)
@@ -181,26 +182,27 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
             return await _cut(log, job, piece, error)
     slices.clear()
     try:
-        encoded = encode_joined(parts, codec)
+        buffers, encoded = encode_run(parts, codec)
     except RecordTooLarge:
         if len(plan.pieces) == 1:
             raise
         half = plan.pieces[len(plan.pieces) // 2].start_offset
         return Again(stop_before=half) if await clear(log, plan.keys, crumb) else None
     try:
-        await log.blobs.put(crumb.record.blob, encoded)
+        await log.blobs.put(crumb.record.blob, buffers)
     except BlobExists:
         return await _existing(log, job)
-    return sum(map(len, encoded))
+    return encoded
 
 
-async def _existing(log: Log, job: Job) -> int | Again | None:
-    """The length of the blob that a twin has put; if it is not these records, another run gets another name."""
+async def _existing(log: Log, job: Job) -> Encoded | Again | None:
+    """What is in the blob that a twin has put; if it is not these records, another run gets another name."""
     record = job.crumb.record
     try:
         data = await log.blobs.get(record.blob)
-        if decoder(ENCODING)(data).count == record.end_offset - record.start_offset + 1:
-            return len(data)
+        encoded = layout_of(data)
+        if decoder(encoded.encoding)(data).count == record.end_offset - record.start_offset + 1:
+            return encoded
     except (BlobNotFound, CorruptBatch):
         pass
     return Again() if await clear(log, job.plan.keys, job.crumb) else None
@@ -224,19 +226,20 @@ async def _cut(log: Log, job: Job, piece: Piece, error: LlogError) -> Again | No
     return Again(damaged=f"{what} in blob {piece.entry.data_uri}: {error}")
 
 
-def _compacted_entry(log: Log, job: Job, length: int) -> IndexEntry:
+def _compacted_entry(log: Log, job: Job, encoded: Encoded) -> IndexEntry:
     entries = [piece.entry for piece in job.plan.pieces]
     return IndexEntry(
         kind=Kind.COMPACTED,
         data_uri=log.data_uri(job.crumb.record.blob),
-        byte_length=length,
+        byte_length=encoded.byte_length,
         msg_count=sum(entry.msg_count for entry in entries),
-        encoding=ENCODING,
+        encoding=encoded.encoding,
         append_ms=entries[-1].append_ms,
         timestamp_min=min(entry.timestamp_min for entry in entries),
         timestamp_max=max(entry.timestamp_max for entry in entries),
         max_append_ms=entries[-1].max_append_ms,
         max_timestamp_ms=entries[-1].max_timestamp_ms,
+        parts=encoded.parts,
     )
 
 

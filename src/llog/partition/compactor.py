@@ -15,7 +15,7 @@ import msgspec
 
 from llog.errors import LlogError, VersionMismatch
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.compaction import Again, Done, Job, Slice, begin, fetch, finish
 from llog.partition.compaction_plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.partition.keys import PartitionKeys
@@ -115,26 +115,30 @@ class Compactor:
         return task.result
 
     async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
-        """One run of each partition, reading each shared blob once per `memory_bytes_max` of slices.
+        """One run of each partition, reading each shared blob once per half of `memory_bytes_max` of slices.
 
         A partition's error is in its result and stops no other. With `claim`, those that others have claimed are left to them.
         """
         tasks = {tp: _Task(tp) for tp in tps}
         waiting = list(tasks.values())
         wave: list[_Task] = []
+        ending: asyncio.Task[None] | None = None
         size = 0
         try:
             for first in range(0, len(waiting), self._options.concurrency):
                 chunk = waiting[first : first + self._options.concurrency]
                 await self._each(chunk, lambda task: self._choose(task, claim))
                 for task in chunk:
-                    if wave and size + task.memory > self._options.memory_bytes_max:
-                        await self._run_wave(wave)
+                    if wave and size + task.memory > self._options.memory_bytes_max // 2:
+                        ending = await self._run_wave(wave, ending)
                         wave, size = [], 0
                     wave.append(task)
                     size += task.memory
-            await self._run_wave(wave)
+            ending = await self._run_wave(wave, ending)
+            await ending
         finally:
+            if ending is not None:
+                ending.cancel()
             await self._each([task for task in waiting if task.claim is not None], self._release)
         return [tasks[tp].result for tp in tps]
 
@@ -184,13 +188,19 @@ class Compactor:
             task.set(damaged=(*task.result.damaged, outcome.damaged))
         return outcome
 
-    async def _run_wave(self, wave: Sequence[_Task]) -> None:
+    async def _run_wave(self, wave: Sequence[_Task], before: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        """Reads the slices of a wave while the one before is written; writing this one is the task returned."""
         await self._each([task for task in wave if task.plan is not None], self._begin)
         begun = [task for task in wave if task.job is not None]
         slices = await fetch(self._log, [task.job for task in begun if task.job], self._options.concurrency)
         for task, own in zip(begun, slices, strict=True):
             task.slices = own
         del slices
+        if before is not None:
+            await before
+        return asyncio.create_task(self._end_wave(wave, begun))
+
+    async def _end_wave(self, wave: Sequence[_Task], begun: Sequence[_Task]) -> None:
         await self._each(begun, self._end)
         await self._each([task for task in wave if task.claim is not None], self._release)
 
@@ -246,7 +256,7 @@ async def claimed(log: Log, keys: PartitionKeys) -> AsyncIterator[bool]:
 
 async def lagging(log: Log, *, min_offsets: int = 1) -> AsyncIterator[Lagging]:
     """Partitions with at least so many offsets to compact or a compaction to resume: one metadata read for each there is."""
-    for topic in await Catalog(log).topics():
+    for topic in await Catalog(log).topics(OBJECT):
         for first in range(0, topic.partitions, _LAGGING_PAGE):
             partitions = range(first, min(first + _LAGGING_PAGE, topic.partitions))
 

@@ -1,4 +1,8 @@
-"""Consumer groups: how far a group has come in each partition. A position is the next offset that the group wants."""
+"""Consumer groups: how far a group has come in each partition. A position is the next offset that the group wants.
+
+Positions are here whatever the topic's engine. What has to know a partition's bounds takes a `reader`, which is that of engine `object`
+unless given.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from llog.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     PartitionNotInitialized,
+    TopicElsewhere,
     TopicNotFound,
     VersionMismatch,
+    WrongEngine,
 )
 from llog.model import FIRST_OFFSET, TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
@@ -18,6 +24,7 @@ from llog.partition.keys import GROUPS, group_key
 from llog.partition.log import Log
 from llog.partition.reader import Reader
 from llog.partition.records import GroupOffset, decode, encode
+from llog.ports import LogReader
 from llog.stores.meta import ABSENT, after, scan
 
 
@@ -31,13 +38,13 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
 
 
-async def commit(log: Log, group: str, tp: TopicPartition, offset: int) -> int:
+async def commit(log: Log, group: str, tp: TopicPartition, offset: int, reader: LogReader | None = None) -> int:
     """Moves the group on to `offset` and returns where it is then: further, if somebody committed more; never back.
 
     `OffsetOutOfRange` beyond the partition's next offset, for such a group would pass over records unseen.
     """
     key = await _key(log, group, tp)
-    await _check_offset(log, tp, offset)
+    await _check_offset(reader or Reader(log), tp, offset)
     while True:
         found = await log.meta.get(key)
         if found is not None:
@@ -57,10 +64,10 @@ async def position(log: Log, group: str, tp: TopicPartition) -> int | None:
     return None if found is None else decode(GroupOffset, found.value, found.key).offset
 
 
-async def reset(log: Log, group: str, tp: TopicPartition, offset: int) -> None:
+async def reset(log: Log, group: str, tp: TopicPartition, offset: int, reader: LogReader | None = None) -> None:
     """Moves the group to `offset`, back as well: for operators, while the group's consumers are stopped."""
     key = await _key(log, group, tp)
-    await _check_offset(log, tp, offset)
+    await _check_offset(reader or Reader(log), tp, offset)
     await log.meta.put(key, _record(log, offset))
 
 
@@ -75,11 +82,14 @@ async def groups(log: Log) -> list[str]:
     return names
 
 
-async def lag(log: Log, group: str) -> list[GroupLag]:
-    """Where the group is in every partition it has committed to, by directory and partition; deleted topics are left out."""
+async def lag(log: Log, group: str, reader: LogReader | None = None) -> list[GroupLag]:
+    """Where the group is in every partition it has committed to, by directory and partition; deleted topics are left out.
+
+    So are topics that the reader cannot read, being on disk.
+    """
     prefix = f"{GROUPS}{check_group_name(group)}/"
     topics = {topic.directory: topic for topic in await Catalog(log).topics()}
-    reader = Reader(log)
+    reader = reader or Reader(log)
     lags = []
     async for found in scan(log.meta, prefix):
         directory, _, number = found.key.removeprefix(prefix).partition("/")
@@ -90,8 +100,8 @@ async def lag(log: Log, group: str) -> list[GroupLag]:
         offset = decode(GroupOffset, found.value, found.key).offset
         try:
             log_start_offset, next_offset = await reader.bounds(tp)
-        except (TopicNotFound, PartitionNotInitialized):
-            continue  # deleted just now
+        except (TopicNotFound, PartitionNotInitialized, WrongEngine, TopicElsewhere):
+            continue  # deleted just now, or not to be had here
         behind = max(0, next_offset - max(offset, log_start_offset))
         lags.append(
             GroupLag(topic=tp.topic, partition=tp.partition, offset=offset, next_offset=next_offset, lag=behind)
@@ -109,14 +119,13 @@ def check_group_name(name: str) -> str:
 
 async def _key(log: Log, group: str, tp: TopicPartition) -> str:
     check_group_name(group)
-    keys = await Catalog(log).partition(tp)
-    return group_key(group, keys.directory, keys.partition)
+    return group_key(group, await Catalog(log).directory(tp), tp.partition)
 
 
-async def _check_offset(log: Log, tp: TopicPartition, offset: int) -> None:
+async def _check_offset(reader: LogReader, tp: TopicPartition, offset: int) -> None:
     if offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {offset}")
-    bounds = await Reader(log).bounds(tp)
+    bounds = await reader.bounds(tp)
     if offset > bounds.next_offset:
         raise OffsetOutOfRange(str(tp), offset, bounds.log_start_offset, bounds.next_offset)
 

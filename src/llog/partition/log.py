@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from llog.errors import BlobExists, VersionMismatch, WrongStore
 from llog.partition.keys import LOG_ID, TOPICS
@@ -11,10 +12,20 @@ from llog.stores.blobs import BlobStore
 from llog.stores.meta import ABSENT, MetaStore, after
 
 
+class Segments(Protocol):
+    """Where the files of disk topics lie on this machine. `engines/` opens them; they are closed with the log."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    async def close(self) -> None: ...
+
+
 class Log(NamedTuple):
     meta: MetaStore
     blobs: BlobStore
     runtime: Runtime
+    segments: Segments | None = None
 
     def data_uri(self, blob: str) -> str:
         """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""

@@ -6,11 +6,15 @@ A point read costs one control get, one ceiling and one ranged GET. Nothing is c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from llog.batch.codecs import decoder
-from llog.batch.columns import Columns, append_times, effective_timestamps, records_of, slice_columns
+from llog.batch.columns import Columns, append_times, effective_timestamps, slice_columns
+from llog.batch.format import ENCODING
+from llog.batch.joined import positions
 from llog.errors import (
     BlobNotFound,
     CorruptBatch,
@@ -26,6 +30,8 @@ from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.records import Control, IndexEntry, LogState, Topic, decode
 from llog.ports import Batch, Bounds
+from llog.reading import iter_from, read_offset
+from llog.stores.blobs import Buffer
 from llog.stores.meta import after
 
 _RESOLVE_ATTEMPTS = 3
@@ -66,31 +72,21 @@ class Reader:
         end = control.sequence_counter if stop is None else min(stop, control.sequence_counter)
         while offset < end and (not batches or size < max_bytes):
             try:
-                batch, length = await self._read_at(tp, keys, control, offset)
+                found, length = await self._read_at(tp, keys, control, offset, max_bytes - size)
             except LlogError:
                 if not batches:
                     raise
                 break
-            batches.append(_with_times_of(topic, batch))
-            offset, size = batch.end_offset + 1, size + length
+            batches += [with_times_of(topic, batch) for batch in found if batch.start_offset < end]
+            offset, size = found[-1].end_offset + 1, size + length
         return batches
 
     async def read_offset(self, tp: TopicPartition, offset: int) -> Record:
-        topic, keys, control = await self._looked_up(tp)
-        _check_offset(tp, offset, control, end_allowed=False)
-        batch, _ = await self._read_at(tp, keys, control, offset)
-        return records_of(slice_columns(_with_times_of(topic, batch).columns, 0, 1), offset)[0]
+        return await read_offset(self, tp, offset)
 
-    async def iter_from(self, tp: TopicPartition, offset: int, stop: int | None = None) -> AsyncIterator[Batch]:
+    def iter_from(self, tp: TopicPartition, offset: int, stop: int | None = None) -> AsyncIterator[Batch]:
         """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
-        end = (await self.bounds(tp)).next_offset
-        stop = end if stop is None else min(stop, end)
-        while offset < stop:
-            for batch in await self.read(tp, offset, stop=stop):
-                if batch.end_offset >= stop:
-                    batch = batch._replace(columns=slice_columns(batch.columns, 0, stop - batch.start_offset))
-                yield batch
-                offset = batch.end_offset + 1
+        return iter_from(self, tp, offset, stop)
 
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
         """The first offset whose time is at or after this, the next offset if there is none: O(log n) lookups.
@@ -120,25 +116,8 @@ class Reader:
                 high, found = max(piece.start_offset, control.log_start_offset), piece
         if found is None:
             return control.sequence_counter
-        return await self._first_in(tp, keys, control, high, timestamp_ms, by)
-
-    async def _first_in(
-        self,
-        tp: TopicPartition,
-        keys: PartitionKeys,
-        control: Control,
-        offset: int,
-        timestamp_ms: int,
-        by: TimestampType,
-    ) -> int:
-        batch, _ = await self._read_at(tp, keys, control, offset)
-        times = (
-            append_times(batch.columns)
-            if by is TimestampType.APPEND
-            else effective_timestamps(batch.columns).to_numpy()
-        )
-        found = (times >= timestamp_ms).nonzero()[0]
-        return offset + int(found[0]) if len(found) else offset
+        batches, _ = await self._read_at(tp, keys, control, high, found.entry.byte_length)
+        return _first_at(batches, timestamp_ms, by)
 
     async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
         """Whether the partition has a record at `past_offset` within `timeout` seconds: wakes on an append of any process."""
@@ -172,28 +151,33 @@ class Reader:
         return topic, keys, control
 
     async def _read_at(
-        self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int
-    ) -> tuple[Batch, int]:
-        """The batch from `offset` to the end of its piece, and the bytes fetched for it."""
+        self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int, max_bytes: int = 1
+    ) -> tuple[list[Batch], int]:
+        """Batches from `offset` on of the piece that covers it, in one request of up to about `max_bytes`, and its bytes."""
         missing: dict[str, None] = {}
         for attempt in range(_RESOLVE_ATTEMPTS):
             if attempt:
                 keys, control = await self.control(tp)
                 _check_offset(tp, offset, control, end_allowed=False)
             async for piece in self._covering(keys, control, offset):
-                entry = piece.entry
+                parts = _some_parts(piece, offset, max_bytes)
                 try:
-                    data = await self._log.blobs.get_range(
-                        self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
-                    )
+                    found = await self._fetch(parts)
                 except BlobNotFound:
-                    missing[entry.data_uri] = None
+                    missing[piece.entry.data_uri] = None
                     continue  # compacted and collected since it was looked up, or a zombie's entry: a higher one covers it
-                columns = decode_piece(tp, piece, data)
-                rest = slice_columns(columns, offset - piece.start_offset, columns.count)
-                return Batch(tp, offset, rest), entry.byte_length
+                return _decoded(tp, parts, found, offset), sum(map(len, found))
         named = f"blob {', '.join(missing)} is missing" if missing else "no index entry covers it"
         raise InconsistentReadState(f"offset {offset} of {tp} cannot be read: {named}. `llog verify` shows all damage")
+
+    async def _fetch(self, parts: Sequence[Piece]) -> list[Buffer]:
+        """The bytes of parts of one blob; only the first's if the blob is too short for the others."""
+        blob = self._log.blob_name(parts[0].entry.data_uri)
+        ranges = [(part.entry.byte_offset, part.entry.byte_length) for part in parts]
+        try:
+            return list(await self._log.blobs.get_ranges(blob, ranges))
+        except CorruptBatch:
+            return list(await self._log.blobs.get_ranges(blob, ranges[:1]))
 
     async def _resolve(self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int) -> Piece:
         """The piece that covers `offset`, by the lowest index entry that does."""
@@ -251,6 +235,65 @@ def decode_piece(tp: TopicPartition, piece: Piece, data: bytes | bytearray | mem
     return decode_located(tp, piece.start_offset, piece.end_offset, piece.entry, data)
 
 
+def parts_of(piece: Piece) -> list[Piece]:
+    """The piece cut into those of its single batches."""
+    entry = piece.entry
+    if not entry.parts:
+        return [piece]
+    pieces, start = [], piece.start_offset
+    for position, (count, length) in zip(positions(entry.parts), entry.parts, strict=True):
+        own = msgspec.structs.replace(
+            entry,
+            byte_offset=entry.byte_offset + position,
+            byte_length=length,
+            msg_count=count,
+            encoding=ENCODING,
+            parts=(),
+        )
+        pieces.append(Piece(start, start + count - 1, own))
+        start += count
+    return pieces
+
+
+def _some_parts(piece: Piece, offset: int, max_bytes: int) -> list[Piece]:
+    """From the one that covers `offset` on, at least that one."""
+    parts: list[Piece] = []
+    size = 0
+    for part in parts_of(piece):
+        if part.end_offset < offset:
+            continue
+        if parts and size + part.entry.byte_length > max_bytes:
+            break
+        parts.append(part)
+        size += part.entry.byte_length
+    return parts
+
+
+def _decoded(tp: TopicPartition, parts: Sequence[Piece], found: Sequence[Buffer], offset: int) -> list[Batch]:
+    """The records from `offset` on. What is damaged ends it: an error if it is the first."""
+    batches: list[Batch] = []
+    for part, data in zip(parts, found, strict=False):
+        try:
+            columns = decode_piece(tp, part, data)
+        except LlogError:
+            if not batches:
+                raise
+            break
+        start = max(offset, part.start_offset)
+        batches.append(Batch(tp, start, slice_columns(columns, start - part.start_offset, columns.count)))
+    return batches
+
+
+def _first_at(batches: Sequence[Batch], timestamp_ms: int, by: TimestampType) -> int:
+    for batch in batches:
+        columns = batch.columns
+        times = append_times(columns) if by is TimestampType.APPEND else effective_timestamps(columns).to_numpy()
+        found = (times >= timestamp_ms).nonzero()[0]
+        if len(found):
+            return batch.start_offset + int(found[0])
+    return batches[0].start_offset
+
+
 def pending_pieces(control: Control) -> list[Piece]:
     pieces: list[Piece] = []
     if control.pending is not None:
@@ -261,7 +304,7 @@ def pending_pieces(control: Control) -> list[Piece]:
     return pieces
 
 
-def _with_times_of(topic: Topic, batch: Batch) -> Batch:
+def with_times_of(topic: Topic, batch: Batch) -> Batch:
     """In a topic of append time, what producers say of the time does not show."""
     if topic.timestamp_type is TimestampType.CREATE:
         return batch

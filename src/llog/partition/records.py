@@ -6,10 +6,11 @@ A field is never renamed or reused; a new one has a default, so that older recor
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from llog.batch.joined import Part
 from llog.errors import InconsistentReadState
 from llog.model import TimestampType
 from llog.producers import ProducerState
@@ -46,6 +47,8 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timestamp_max: int
     max_append_ms: int = 0
     max_timestamp_ms: int = 0
+    parts: tuple[Part, ...] = ()
+    """The batches of a body that has several."""
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +103,13 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Cleanup(StrEnum):
+    """What becomes of old records: dropped by the limits of retention, or, by key, all but the newest of each key."""
+
     DELETE = "delete"
-    NONE = "none"
+    COMPACT = "compact"
+
+
+DELETE_RETENTION_MS: Final = 86_400_000
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,6 +123,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retention_ms: int | None = None
     retention_bytes: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
+    cleanup: Cleanup = Cleanup.DELETE
+    delete_retention_ms: int = DELETE_RETENTION_MS
+    """How long key compaction keeps a deletion (a record without a payload), so that readers get to see it."""
     created_ms: int = 0
     deleted: bool = False
     swept: bool = False

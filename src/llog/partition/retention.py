@@ -12,11 +12,9 @@ import msgspec
 
 from llog.errors import (
     InvalidArgument,
-    LlogError,
     OffsetOutOfRange,
     OutcomeUnknown,
     PartitionNotInitialized,
-    TopicNotFound,
     VersionMismatch,
 )
 from llog.model import FIRST_OFFSET, TimestampType, TopicPartition
@@ -83,29 +81,6 @@ async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionRes
             break
         dropped += piece.entry.byte_length
     return await _raise_start(log, tp, keys, before_offset, dropped)
-
-
-async def retain_all(log: Log) -> dict[TopicPartition, RetentionResult | LlogError]:
-    """Applies each topic's own settings to all its partitions. A partition that fails does not keep the others."""
-    results: dict[TopicPartition, RetentionResult | LlogError] = {}
-    for topic in await Catalog(log).topics():
-        if topic.retention_ms is None and topic.retention_bytes is None:
-            continue
-        for partition in range(topic.partitions):
-            tp = TopicPartition(topic.name, partition)
-            try:
-                results[tp] = await retain(
-                    log,
-                    tp,
-                    retention_ms=topic.retention_ms,
-                    retention_bytes=topic.retention_bytes,
-                    now_ms=log.runtime.now_ms(),
-                )
-            except (TopicNotFound, PartitionNotInitialized):
-                continue  # deleted meanwhile
-            except LlogError as error:
-                results[tp] = error
-    return results
 
 
 async def _control(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[Control, int]:

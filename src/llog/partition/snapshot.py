@@ -17,7 +17,7 @@ from llog.errors import InconsistentReadState, OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
-from llog.partition.reader import Reader, pending_pieces
+from llog.partition.reader import Piece, Reader, parts_of, pending_pieces
 from llog.partition.records import Compaction, Cursor, IndexEntry, Kind, decode
 from llog.stores.meta import after
 
@@ -73,19 +73,27 @@ class Snapshot:
         return part
 
     def add(self, start_offset: int, end_offset: int, entry: IndexEntry) -> None:
-        """Adds an extent that ends above all others, and drops those inside it: a zombie's entries in a compacted range."""
+        """Adds the extents of an entry that ends above all others, and drops those inside it: a zombie's in a compacted range."""
         numbers = self._numbers
         if numbers and numbers[-4] >= start_offset:
             self.cut(start_offset)
-        numbers.extend((start_offset, end_offset, entry.byte_offset, entry.byte_length))
-        # Partitions share blobs: one string for each, over all snapshots.
-        self._uris.append(sys.intern(entry.data_uri))
-        self._encodings.append(sys.intern(entry.encoding))
+        for start, end, part in parts_of(Piece(start_offset, end_offset, entry)):
+            numbers.extend((start, end, part.byte_offset, part.byte_length))
+            # Partitions share blobs: one string for each, over all snapshots.
+            self._uris.append(sys.intern(part.data_uri))
+            self._encodings.append(sys.intern(part.encoding))
 
     def cut(self, stop: int) -> None:
         """Drops the extents that begin at `stop` or above."""
         while self._uris and self._numbers[-4] >= stop:
             del self._numbers[-4:], self._uris[-1], self._encodings[-1]
+
+    def skip(self, start: int) -> None:
+        """Drops the extents that end below `start`: the first batches of a body that has several."""
+        first = 0
+        while first < len(self) and self._numbers[4 * first + 1] < start:
+            first += 1
+        del self._numbers[: 4 * first], self._uris[:first], self._encodings[:first]
 
     def check_whole(self, start: int, stop: int) -> None:
         starts, ends = self._table[:, 0], self._table[:, 1]
@@ -137,6 +145,7 @@ async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snap
     for piece in pending_pieces(control):
         if piece.end_offset > covered and piece.start_offset < stop:
             snapshot.add(*piece)
+    snapshot.skip(start)
     snapshot.check_whole(start, stop)
     return snapshot
 

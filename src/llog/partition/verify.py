@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from llog.batch.joined import layout_of
 from llog.errors import BlobNotFound, CorruptBatch, InconsistentReadState, WrongStore
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.collector import Listing, unreferenced
@@ -179,6 +180,8 @@ class _Walk:
                 self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
             )
             decode_piece(self._tp, piece, data)
+            if entry.parts != layout_of(data).parts:
+                raise InconsistentReadState(f"blob {entry.data_uri} has other batches than its index entry says")
         except (BlobNotFound, WrongStore) as error:
             return ProblemKind.MISSING_BLOB, str(error)
         except CorruptBatch as error:

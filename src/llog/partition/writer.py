@@ -68,7 +68,7 @@ class Writer:
 
         Raises only if nothing at all was appended (a bad argument, or the blob could not be put).
         """
-        columns = self._checked(groups)
+        columns = checked(groups, self._options.append_bytes_max)
         tps = [TopicPartition(group.topic, group.partition) for group in groups]
         # Before anything is awaited: calls that have yet to learn their lane must not overtake each other on the way.
         turns = [_Turn(self._last_turns, tp) for tp in tps]
@@ -112,24 +112,6 @@ class Writer:
             return await self._commit(lane, [_Source(blob, body, None) for blob, body in uploads], producer)
         finally:
             turn.end()
-
-    def _checked(self, groups: Sequence[Group]) -> list[Columns]:
-        if not groups:
-            raise InvalidArgument("an append needs at least one group of records")
-        columns = []
-        for group in groups:
-            part = group.records if isinstance(group.records, Columns) else columns_of(group.records)
-            if part.count == 0:
-                raise InvalidArgument(f"the group for {group.topic}/{group.partition} has no records")
-            if group.producer is not None:
-                check_producer(group.producer)
-            columns.append(part)
-        size = sum(byte_size(part) for part in columns)
-        if size > self._options.append_bytes_max:
-            raise RecordTooLarge(
-                f"an append of {size} bytes is over the limit of {self._options.append_bytes_max} bytes"
-            )
-        return columns
 
     async def _lane(self, tp: TopicPartition) -> _Lane | LlogError:
         """The lane of a partition, its control record known; or why there is none."""
@@ -374,6 +356,24 @@ class _Turn:
             self._done.set_result(None)
         else:
             self._before.add_done_callback(lambda _: self.end())
+
+
+def checked(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
+    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too large."""
+    if not groups:
+        raise InvalidArgument("an append needs at least one group of records")
+    columns = []
+    for group in groups:
+        part = group.records if isinstance(group.records, Columns) else columns_of(group.records)
+        if part.count == 0:
+            raise InvalidArgument(f"the group for {group.topic}/{group.partition} has no records")
+        if group.producer is not None:
+            check_producer(group.producer)
+        columns.append(part)
+    size = sum(byte_size(part) for part in columns)
+    if size > append_bytes_max:
+        raise RecordTooLarge(f"an append of {size} bytes is over the limit of {append_bytes_max} bytes")
+    return columns
 
 
 def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:

@@ -8,16 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
+from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound, WrongEngine
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.log import Log
 from llog.partition.reader import Reader
 from llog.partition.records import Topic
 from llog.ports import Bounds
+from llog.spark.broker_client import BrokerLog
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
 
 logger = logging.getLogger("llog.spark")
+
+Opened = Log | BrokerLog
+"""The log itself, or a broker that answers for it."""
 
 
 class Range(NamedTuple):
@@ -28,31 +32,47 @@ class Range(NamedTuple):
     stop: int
 
 
-async def selected_topics(log: Log, selection: Selection) -> dict[str, Topic]:
+async def selected_topics(log: Opened, selection: Selection) -> dict[str, Topic]:
     """The topics that are to be read. Named ones must exist; a pattern may match none yet."""
     if selection.pattern is not None:
         return await remaining_topics(log, selection)
-    catalog = Catalog(log)
-    return {name: await catalog.get(name) for name in _names(selection)}
+    catalog = _catalog(log)
+    return _readable(log, {name: await catalog.get(name) for name in _names(selection)})
 
 
-async def remaining_topics(log: Log, selection: Selection) -> dict[str, Topic]:
+async def remaining_topics(log: Opened, selection: Selection) -> dict[str, Topic]:
     """Those of the selected topics that exist now: some may have been deleted since reading began."""
     if selection.pattern is None:
         return await existing_topics(log, _names(selection))
     pattern = re.compile(selection.pattern)
-    return {topic.name: topic for topic in await Catalog(log).topics() if pattern.fullmatch(topic.name)}
+    topics = await _catalog(log).topics()
+    return _readable(log, {topic.name: topic for topic in topics if pattern.fullmatch(topic.name)})
 
 
-async def existing_topics(log: Log, names: Sequence[str]) -> dict[str, Topic]:
-    catalog = Catalog(log)
+async def existing_topics(log: Opened, names: Sequence[str]) -> dict[str, Topic]:
+    catalog = _catalog(log)
     found = {}
     for name in names:
         try:
             found[name] = await catalog.get(name)
         except TopicNotFound:
             continue
-    return found
+    return _readable(log, found)
+
+
+def _catalog(log: Opened) -> Catalog | BrokerLog:
+    return log if isinstance(log, BrokerLog) else Catalog(log)
+
+
+def _readable(log: Opened, topics: dict[str, Topic]) -> dict[str, Topic]:
+    """These topics; `WrongEngine` if the records of one are not in the blob store, where tasks would look for them."""
+    for topic in topics.values():
+        if topic.engine != OBJECT and not isinstance(log, BrokerLog):
+            raise WrongEngine(
+                f"topic {topic.name!r} is of engine {topic.engine!r}: its records are files of one machine. Give the option broker "
+                "with the address of the broker that runs there, such as http://host:8080"
+            )
+    return topics
 
 
 def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> list[TopicPartition]:
@@ -68,20 +88,22 @@ def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> li
     return [TopicPartition(topic.name, p) for topic in topics.values() for p in range(topic.partitions)]
 
 
-async def read_bounds(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+async def read_bounds(log: Opened, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    if isinstance(log, BrokerLog):
+        return await log.all_bounds(partitions)
     reader = Reader(log)
     return dict(zip(partitions, await asyncio.gather(*map(reader.bounds, partitions)), strict=True))
 
 
 async def resolve_position(
-    log: Log, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
+    log: Opened, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
 ) -> dict[TopicPartition, int]:
     """The offset of every partition; explicit ones are not held against the bounds here.
 
     Offsets begin at 1: an explicit 0, where Kafka's begin, means the same record.
     """
     _check_listed(position, bounds)
-    reader = Reader(log)
+    reader = log if isinstance(log, BrokerLog) else Reader(log)
     found = {}
     for tp, (log_start, next_offset) in bounds.items():
         wanted = position.offsets.get(str(tp), position.everywhere)

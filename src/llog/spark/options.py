@@ -20,6 +20,7 @@ from llog.model import TopicPartition, check_topic_name
 from llog.opening import addresses
 from llog.partition.groups import check_group_name
 from llog.partition.sink import check_sink
+from llog.spark.broker_client import check_broker
 from llog.units import parse_duration_ms, parse_size
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTime
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _READ: Final = (
     *_STORES,
+    "broker",
     *_SELECTIONS,
     *_STARTS,
     "startingOffsetsByTimestampStrategy",
@@ -99,6 +101,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     trigger_delay_ms_max: int = 15 * 60_000
     bytes_per_trigger_max: int | None = None
     group: str | None = None
+    broker: str | None = None
+    """Address of the broker to read through."""
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +117,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadO
     """The options of a read, checked. `streaming` is None where that is not known yet: then what either takes passes."""
     kinds = {True: (*_READ, *_STREAM_ONLY), False: (*_READ, *_ENDS), None: (*_READ, *_ENDS, *_STREAM_ONLY)}
     given = _known(options, kinds[streaming], {True: "stream", False: "batch read", None: "read"}[streaming])
+    for name in (*_STORES, "maxBytesPerTrigger", "groupIdForCommit"):
+        if "broker" in given and name in given:
+            raise ConfigurationError(f"option {name} is not for a read through a broker: leave it or broker out")
     start_default, start_forbidden = (EARLIEST, LATEST) if streaming is False else (LATEST, None)
     return ReadOptions(
         settings=_settings(given),
@@ -128,6 +135,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadO
         trigger_delay_ms_max=_quantity(given, "maxTriggerDelay", parse_duration_ms) or 15 * 60_000,
         bytes_per_trigger_max=_size(given, "maxBytesPerTrigger"),
         group=_name(given, "groupIdForCommit", check_group_name),
+        broker=_name(given, "broker", check_broker),
     )
 
 
@@ -178,7 +186,7 @@ def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[
 
 def _settings(given: Mapping[str, str]) -> Settings:
     settings = load_settings({name: given[name] for name in _STORES if name in given})
-    if addresses(settings)[0].scheme == "memory":
+    if "broker" not in given and addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
             f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the options meta and blobs"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -17,8 +18,10 @@ from pyspark.sql.types import StructType
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.records import Topic
+from llog.spark import broker_client
 from llog.spark.fetching import PIN_LEASE_MS, fetch_runs
 from llog.spark.offsets import (
+    Opened,
     Range,
     read_bounds,
     remaining_topics,
@@ -31,6 +34,9 @@ from llog.spark.options import ReadOptions, read_options, warn_of_ignored, write
 from llog.spark.planning import ReadTask, plan_tasks
 from llog.spark.process import iterate, run
 from llog.spark.schema import chosen_columns, source_schema, to_arrow
+from llog.spark.through_broker import BrokerTask, plan_broker_tasks, read_broker_task
+
+T = TypeVar("T")
 
 
 class LlogDataSource(DataSource):  # type: ignore[misc]
@@ -46,7 +52,7 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
         """Called by load(), unless the user names a schema: the place where mistakes show up first."""
         options = read_options(self.options, streaming=None)
         self._warn_once()
-        run(options.settings, lambda log: _check_selection(log, options))
+        run_read(options, lambda log: _check_selection(log, options))
         return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -84,12 +90,15 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._columns = chosen_columns(schema)
 
-    def partitions(self) -> list[ReadTask]:
-        return run(self._options.settings, self._plan)
+    def partitions(self) -> list[ReadTask] | list[BrokerTask]:
+        return run_read(self._options, self._plan)
 
-    async def _plan(self, log: Log) -> list[ReadTask]:
+    async def _plan(self, log: Opened) -> list[ReadTask] | list[BrokerTask]:
         options = self._options
         topics = await selected_topics(log, options.selection)
+        if not isinstance(log, Log):
+            ranges = await self._ranges(log, topics)
+            return await plan_broker_tasks(log, ranges, topics, min_tasks=options.min_partitions)
         pinned = await pin(log, "spark batch read", PIN_LEASE_MS)
         try:
             return await self._plan_pinned(log, topics, pinned)
@@ -99,16 +108,9 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
 
     async def _plan_pinned(self, log: Log, topics: dict[str, Topic], pinned: str) -> list[ReadTask]:
         options = self._options
-        bounds = await read_bounds(log, selected_partitions(options.selection, topics))
-        starts = await resolve_position(log, options.start, bounds, is_start=True)
-        ends = await resolve_position(log, options.end, bounds, is_start=False)
-        ranges = [
-            within_bounds(Range(tp, starts[tp], ends[tp]), bounds[tp], fail_on_data_loss=options.fail_on_data_loss)
-            for tp in bounds
-        ]
         return await plan_tasks(
             log,
-            ranges,
+            await self._ranges(log, topics),
             topics,
             pin=pinned,
             task_bytes_max=options.partition_bytes_max,
@@ -116,12 +118,30 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
             fail_on_data_loss=options.fail_on_data_loss,
         )
 
-    def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
+    async def _ranges(self, log: Opened, topics: dict[str, Topic]) -> list[Range]:
+        options = self._options
+        bounds = await read_bounds(log, selected_partitions(options.selection, topics))
+        starts = await resolve_position(log, options.start, bounds, is_start=True)
+        ends = await resolve_position(log, options.end, bounds, is_start=False)
+        return [
+            within_bounds(Range(tp, starts[tp], ends[tp]), bounds[tp], fail_on_data_loss=options.fail_on_data_loss)
+            for tp in bounds
+        ]
+
+    def read(self, partition: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, self._columns, partition)
 
 
-def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask) -> Iterator[pa.RecordBatch]:
+def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
+    """The result of `use` on the log, or on the broker that the options name."""
+    return run(options.settings, use) if options.broker is None else broker_client.run(options.broker, use)
+
+
+def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
     """The Arrow batches of one task."""
+    if isinstance(task, BrokerTask):
+        yield from read_broker_task(task, columns, fail_on_data_loss=options.fail_on_data_loss)
+        return
     batches = iterate(
         options.settings,
         lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=options.fail_on_data_loss),
@@ -130,7 +150,7 @@ def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask) ->
         yield to_arrow(batch, columns, planned.topic.timestamp_type)
 
 
-async def _check_selection(log: Log, options: ReadOptions) -> None:
+async def _check_selection(log: Opened, options: ReadOptions) -> None:
     """Raises if a topic or partition that is named is not there, unless the read is to go on without."""
     look_up = selected_topics if options.fail_on_data_loss else remaining_topics
     selected_partitions(options.selection, await look_up(log, options.selection))

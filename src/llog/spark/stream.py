@@ -34,12 +34,13 @@ from llog.model import TopicPartition
 from llog.partition.groups import commit as commit_group
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
-from llog.partition.reader import Reader
 from llog.partition.records import Topic
 from llog.ports import Bounds
+from llog.spark import broker_client
 from llog.spark.fetching import PIN_LEASE_MS
 from llog.spark.limits import cut_by_bytes, cut_by_records
 from llog.spark.offsets import (
+    Opened,
     Range,
     existing_topics,
     logger,
@@ -56,6 +57,7 @@ from llog.spark.planning import ReadTask, plan_tasks
 from llog.spark.process import run_patiently
 from llog.spark.schema import chosen_columns
 from llog.spark.source import read_task
+from llog.spark.through_broker import BrokerTask, plan_broker_tasks
 
 T = TypeVar("T")
 
@@ -142,7 +144,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._run(self._end).offsets
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask] | list[BrokerTask]:
         first, last = Place.from_json(start), Place.from_json(end)
         return self._run(lambda log: self._plan(log, first, last))
 
@@ -152,7 +154,8 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             return
         place = Place.from_json(end)
 
-        async def publish(log: Log) -> None:
+        async def publish(log: Opened) -> None:
+            assert isinstance(log, Log)  # a group is not for a read through a broker
             for tp, offset in place.offsets.items():
                 try:
                     await commit_group(log, group, tp, offset)
@@ -164,15 +167,18 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         except LlogError as error:
             logger.warning("llog could not publish the progress of group %s: %s", group, error)
 
-    def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, self._columns, partition)
 
     # --- how it is answered
 
-    def _run(self, use: Callable[[Log], Awaitable[T]]) -> T:
-        return run_patiently(self._options.settings, use)
+    def _run(self, use: Callable[[Opened], Awaitable[T]]) -> T:
+        options = self._options
+        if options.broker is not None:
+            return broker_client.run(options.broker, use)
+        return run_patiently(options.settings, use)
 
-    async def _start(self, log: Log) -> Place:
+    async def _start(self, log: Opened) -> Place:
         options = self._options
         topics = await selected_topics(log, options.selection)
         bounds = await read_bounds(log, selected_partitions(options.selection, topics))
@@ -184,11 +190,11 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                 )
         return Place(starts, _incarnations(topics))
 
-    async def _end(self, log: Log) -> Place:
+    async def _end(self, log: Opened) -> Place:
         topics, bounds = await self._current(log, Place({}, {}))
         return Place({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
 
-    async def _advance(self, log: Log, place: Place, *, limited: bool) -> Place:
+    async def _advance(self, log: Opened, place: Place, *, limited: bool) -> Place:
         """How far the next batch may go from `place`."""
         topics, current = await self._current(log, place)
         starts, ends = {}, {}
@@ -210,7 +216,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             self._last_advance = time.monotonic()
         return Place(ends, _incarnations(topics))
 
-    async def _current(self, log: Log, place: Place) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
+    async def _current(self, log: Opened, place: Place) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
         """The topics that are read now and their bounds; one that is deleted between the two looks is looked for again."""
         selection = self._options.selection
         while True:
@@ -221,7 +227,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                 if await remaining_topics(log, selection) == topics:
                     raise
 
-    async def _topics(self, log: Log, place: Place) -> dict[str, Topic]:
+    async def _topics(self, log: Opened, place: Place) -> dict[str, Topic]:
         """The topics that are read now; one that is gone or another than before is a loss."""
         topics = await remaining_topics(log, self._options.selection)
         for name, incarnation in place.incarnations.items():
@@ -235,7 +241,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         lose(what, fail=self._options.fail_on_data_loss)
 
     async def _limited(
-        self, log: Log, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
+        self, log: Opened, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         options = self._options
         available = sum(ends[tp] - starts[tp] for tp in ends)
@@ -251,26 +257,44 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if options.offsets_per_trigger_max is not None:
             ends = cut_by_records(starts, ends, options.offsets_per_trigger_max)
         if options.bytes_per_trigger_max is not None:
+            assert isinstance(log, Log)  # the option is not for a read through a broker
             ends = await cut_by_bytes(
                 log, starts, ends, options.bytes_per_trigger_max, fail_on_data_loss=options.fail_on_data_loss
             )
         return ends
 
-    async def _plan(self, log: Log, first: Place, last: Place) -> list[ReadTask]:
+    async def _plan(self, log: Opened, first: Place, last: Place) -> list[ReadTask] | list[BrokerTask]:
         options = self._options
+        if not isinstance(log, Log):
+            ranges, topics = await self._ranges(log, first, last)
+            return await plan_broker_tasks(log, ranges, topics, min_tasks=options.min_partitions)
         pinned = await pin(log, "spark stream", PIN_LEASE_MS)
         if self._pin is not None:
             await release(log, self._pin)
         self._pin = pinned
+        ranges, topics = await self._ranges(log, first, last)
+        return await plan_tasks(
+            log,
+            ranges,
+            topics,
+            pin=pinned,
+            task_bytes_max=options.partition_bytes_max,
+            min_tasks=options.min_partitions,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+
+    async def _ranges(self, log: Opened, first: Place, last: Place) -> tuple[list[Range], dict[str, Topic]]:
+        """What is to be read of which topics."""
         topics = await existing_topics(log, sorted(last.incarnations))
+        topics = {name: topic for name, topic in topics.items() if topic.incarnation == last.incarnations[name]}
+        current = await read_bounds(log, [tp for tp in last.offsets if tp.topic in topics])
         ranges: list[Range] = []
-        reader = Reader(log)
         for tp, stop in last.offsets.items():
             topic = topics.get(tp.topic)
-            if topic is None or topic.incarnation != last.incarnations[tp.topic]:
+            if topic is None:
                 self._lose(f"topic {tp.topic!r} was deleted before its records up to {stop} of {tp} were read")
                 continue
-            bounds = await reader.bounds(tp)
+            bounds = current[tp]
             known = first.incarnations.get(tp.topic) in (None, topic.incarnation)
             start = first.offsets.get(tp, bounds.log_start_offset) if known else bounds.log_start_offset
             if start > stop:
@@ -278,16 +302,8 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                     f"the stream would go back from offset {start} to {stop} of {tp}: is the checkpoint another's?"
                 )
             wanted = Range(tp, start, stop)
-            ranges.append(within_bounds(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss))
-        return await plan_tasks(
-            log,
-            ranges,
-            {tp.topic: topics[tp.topic] for tp, _, _ in ranges},
-            pin=pinned,
-            task_bytes_max=options.partition_bytes_max,
-            min_tasks=options.min_partitions,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+            ranges.append(within_bounds(wanted, bounds, fail_on_data_loss=self._options.fail_on_data_loss))
+        return ranges, {tp.topic: topics[tp.topic] for tp, _, _ in ranges}
 
 
 def _incarnations(topics: Mapping[str, Topic]) -> dict[str, int]:

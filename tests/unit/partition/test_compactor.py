@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from llog.batch.columns import Columns
-from llog.batch.format import Codec, encode_joined, peek
+from llog.batch.format import Codec, peek
+from llog.batch.joined import Encoded, encode_run
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
 from llog.model import Record, TimestampType, TopicPartition
 from llog.partition import compaction
@@ -186,16 +187,16 @@ async def test_a_blob_cut_short_spares_the_slices_that_are_whole(world: World) -
     assert len(cut.damaged) == 1
 
 
-async def test_a_run_too_large_for_one_batch_is_halved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_too_large_for_one_blob_is_halved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
         await world.append(f"a{number}")
 
-    def encode_few(parts: Sequence[Columns], codec: Codec) -> list[Buffer]:
+    def encode_few(parts: Sequence[Columns], codec: Codec) -> tuple[list[Buffer], Encoded]:
         if sum(part.count for part in parts) > 3:
             raise RecordTooLarge("too large")
-        return encode_joined(parts, codec)
+        return encode_run(parts, codec)
 
-    monkeypatch.setattr(compaction, "encode_joined", encode_few)
+    monkeypatch.setattr(compaction, "encode_run", encode_few)
     ends = [(await compactor(world).compact_once(TP)).end_offset for _ in range(4)]
     assert ends == [2, 5, 8, None]
     assert await world.payloads() == [f"a{number}" for number in range(9)]

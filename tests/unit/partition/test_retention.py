@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from llog.engines.upkeep import retain_all
 from llog.errors import InvalidArgument, OffsetOutOfRange, PartitionNotInitialized
 from llog.model import Record, TimestampType, TopicPartition
 from llog.partition import retention
 from llog.partition.compactor import Compactor
 from llog.partition.records import Kind, LogState
-from llog.partition.retention import retain, retain_all, trim
+from llog.partition.retention import retain, trim
 from llog.partition.writer import Writer, index_puts
 from llog.ports import Group, RetentionResult
 from tests.unit.partition.world import TP, Interleaved, Stall, World
@@ -168,7 +169,7 @@ async def test_each_topic_is_trimmed_by_its_own_settings_and_damage_stops_no_oth
         await append_hourly(world, 1, tp)
     world.runtime.now += 10_000
     await world.meta.put((await world.keys(short)).control, b"damaged")
-    results = await retain_all(world.log)
+    results = await retain_all(world.log, world.writer)
     assert set(results) == {short, TopicPartition("short", 1)}
     assert not isinstance(results[short], RetentionResult)
     assert await world.payloads() == ["a0", "b0"]

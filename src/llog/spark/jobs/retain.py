@@ -14,7 +14,7 @@ from llog.config import Settings
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
 from llog.model import TopicPartition
 from llog.partition import retention
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.log import Log
 from llog.ports import RetentionResult
 from llog.spark.jobs.results import StepResult, some
@@ -81,7 +81,7 @@ def retain_topics(spark: SparkSession, settings: Settings) -> Retained:
 async def _limits(log: Log) -> list[Limit]:
     return [
         Limit(TopicPartition(topic.name, partition), topic.retention_ms, topic.retention_bytes)
-        for topic in await Catalog(log).topics()
+        for topic in await Catalog(log).topics(OBJECT)
         if topic.retention_ms is not None or topic.retention_bytes is not None
         for partition in range(topic.partitions)
     ]

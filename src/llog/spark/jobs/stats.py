@@ -26,7 +26,7 @@ from llog.errors import (
 )
 from llog.model import TopicPartition
 from llog.partition import groups
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.compaction_plan import read_cursor
 from llog.partition.keys import end_offset_of
 from llog.partition.log import Log
@@ -144,10 +144,10 @@ def stats(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -
 
 
 async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, float] | None = None) -> Stats:
-    """The statistics of one topic, or of all there are, without key counts."""
+    """The statistics of one topic, or of all of engine `object`, without key counts."""
     chosen = check_prices(prices or {})
     catalog = Catalog(log)
-    topics = await catalog.topics() if topic is None else [await catalog.get(topic)]
+    topics = await catalog.topics(OBJECT) if topic is None else [await catalog.get(topic)]
     measured_ms = log.runtime.now_ms()
     counting = _Counting()
     partitions: list[PartitionStats] = []

@@ -1,0 +1,262 @@
+"""Every topic by its own engine: a reader and an appender that ask the catalog which one that is.
+
+What a topic's engine is changes only when it is deleted and created again, so it is asked once; an engine that does not know the
+topic any more has it asked anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from llog.engines.disk import DiskAppender, DiskReader
+from llog.engines.order import Line
+from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound, WrongEngine
+from llog.model import Record, TimestampType, TopicPartition
+from llog.partition.catalog import DISK, OBJECT, Catalog
+from llog.partition.log import Log
+from llog.partition.reader import Reader
+from llog.partition.writer import Writer, WriterOptions, checked
+from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
+from llog.reading import iter_from, read_offset
+
+_KNOWN_MAX: Final = 10_000
+_MOVED: Final = (TopicNotFound, PartitionNotInitialized, WrongEngine)
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+class Look(NamedTuple):
+    """The directory of the partition's topic, which is another one once the topic was created again, and the bounds there."""
+
+    directory: str
+    bounds: Bounds
+
+
+class _Home(NamedTuple):
+    """Who keeps a topic, and under which directory: another one once it was created again."""
+
+    engine: str
+    directory: str
+
+
+_Homes = dict[str, _Home | LlogError]
+"""Of topics; the error says why there is none."""
+
+
+class _Engines:
+    """Which engine keeps which topic, as far as it was asked for."""
+
+    def __init__(self, log: Log) -> None:
+        self._catalog = Catalog(log)
+        self._known: dict[str, _Home] = {}
+
+    def known(self, topic: str) -> _Home | None:
+        return self._known.get(topic)
+
+    async def ask(self, topic: str) -> _Home:
+        """As the catalog says now."""
+        self._known.pop(topic, None)
+        found = await self._catalog.get(topic)
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        home = self._known[topic] = _Home(found.engine, found.directory)
+        return home
+
+    async def call(self, topic: str, engines: Mapping[str, E], operation: Callable[[E], Awaitable[R]]) -> R:
+        """Calls the topic's engine; once more if that does not know the topic, which was created again by now."""
+        home = self.known(topic) or await self.ask(topic)
+        try:
+            return await operation(_engine(engines, home.engine, topic))
+        except _MOVED:
+            now = await self.ask(topic)
+            if now == home:
+                raise
+        return await operation(_engine(engines, now.engine, topic))
+
+
+class EngineReader:
+    """Reads any partition of a log, whatever its engine, from any process, while others write."""
+
+    def __init__(self, log: Log) -> None:
+        self._engines = _Engines(log)
+        object_reader, disk_reader = Reader(log), DiskReader(log)
+        self._readers: dict[str, LogReader] = {OBJECT: object_reader, DISK: disk_reader}
+        self._lookers: dict[str, _Looker] = {OBJECT: _ObjectLooker(object_reader), DISK: disk_reader}
+
+    async def bounds(self, tp: TopicPartition) -> Bounds:
+        return await self._call(tp, lambda reader: reader.bounds(tp))
+
+    async def look(self, tp: TopicPartition) -> Look:
+        """The bounds, and whose they are: for those who keep what they read."""
+        return Look(*await self._engines.call(tp.topic, self._lookers, lambda looker: looker.look(tp)))
+
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        return await self._call(tp, lambda reader: reader.read(tp, offset, max_bytes, stop=stop))
+
+    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
+        return await self._call(tp, lambda reader: reader.wait(tp, past_offset, timeout))
+
+    async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
+        return await self._call(tp, lambda reader: reader.offset_for_time(tp, timestamp_ms, by))
+
+    async def read_offset(self, tp: TopicPartition, offset: int) -> Record:
+        return await read_offset(self, tp, offset)
+
+    def iter_from(self, tp: TopicPartition, offset: int, stop: int | None = None) -> AsyncIterator[Batch]:
+        """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
+        return iter_from(self, tp, offset, stop)
+
+    async def _call(self, tp: TopicPartition, operation: Callable[[LogReader], Awaitable[R]]) -> R:
+        return await self._engines.call(tp.topic, self._readers, operation)
+
+
+class EngineAppender:
+    """Appends to any partition of a log, whatever its engine.
+
+    All appenders on one `Log` share the disk topics that it holds; they are let go when the log is closed.
+    """
+
+    def __init__(self, log: Log, options: WriterOptions | None = None) -> None:
+        options = options or WriterOptions()
+        self._append_bytes_max = options.append_bytes_max
+        self._engines = _Engines(log)
+        self._appenders: dict[str, LogAppender] = {
+            OBJECT: Writer(log, options),
+            DISK: DiskAppender(log, options.append_bytes_max),
+        }
+        self._line = Line()
+
+    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
+        """One result or error per group, in their order: partitions commit independently, and in the order of the calls.
+
+        Raises only if nothing at all was appended.
+        """
+        if not groups:
+            checked(groups, self._append_bytes_max)
+        outcome = await self._append(groups)
+        again = [place for place, result in enumerate(outcome.results) if isinstance(result, _MOVED)]
+        again = [place for place in again if await self._has_moved(groups[place].topic, outcome.homes)]
+        if again:
+            repeated = await self._append([groups[place] for place in again])
+            for place, result in zip(again, repeated.results, strict=True):
+                outcome.results[place] = result
+            outcome = outcome._replace(raised=outcome.raised and repeated.raised)
+        if outcome.raised:
+            raise next(result for result in outcome.results if isinstance(result, LlogError))
+        return outcome.results
+
+    async def trim(self, tp: TopicPartition, before_offset: int) -> RetentionResult:
+        return await self._engines.call(tp.topic, self._appenders, lambda appender: appender.trim(tp, before_offset))
+
+    async def retain(
+        self, tp: TopicPartition, *, retention_ms: int | None, retention_bytes: int | None
+    ) -> RetentionResult:
+        return await self._engines.call(
+            tp.topic,
+            self._appenders,
+            lambda appender: appender.retain(tp, retention_ms=retention_ms, retention_bytes=retention_bytes),
+        )
+
+    async def _append(self, groups: Sequence[Group]) -> _Outcome:
+        topics = sorted({group.topic for group in groups})
+        homes = await self._line.through(lambda: self._known(topics), lambda: self._asked(topics))
+        begun = self._begin(groups, homes)
+        results = begun.failed
+        answers = await asyncio.gather(*(call.answer for call in begun.calls), return_exceptions=True)
+        for call, answer in zip(begun.calls, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, LlogError):
+                raise answer
+            all_of_them = [answer] * len(call.places) if isinstance(answer, LlogError) else answer
+            results |= zip(call.places, all_of_them, strict=True)
+        raised = all(isinstance(answer, LlogError) for answer in answers)
+        return _Outcome([results[place] for place in range(len(groups))], homes, raised)
+
+    def _begin(self, groups: Sequence[Group], homes: _Homes) -> _Begun:
+        """Starts one append for each engine. As a task, even if it is the only one: tasks begin in the order in which they were made."""
+        failed: dict[int, AppendResult | LlogError] = {}
+        places: dict[str, list[int]] = {}
+        for place, group in enumerate(groups):
+            home = homes[group.topic]
+            if isinstance(home, LlogError):
+                failed[place] = home
+            else:
+                places.setdefault(home.engine, []).append(place)
+        if len(places) > 1:
+            # What is wrong with any group must be known before one engine appends.
+            columns = checked(groups, self._append_bytes_max)
+            groups = [msgspec.structs.replace(each, records=part) for each, part in zip(groups, columns, strict=True)]
+        appenders = {name: _engine(self._appenders, name, groups[mine[0]].topic) for name, mine in places.items()}
+        calls = [
+            _Call(mine, asyncio.ensure_future(appenders[name].append([groups[place] for place in mine])))
+            for name, mine in places.items()
+        ]
+        return _Begun(calls, failed)
+
+    def _known(self, topics: Sequence[str]) -> _Homes | None:
+        """Where these topics are, if all of them are known."""
+        homes = {topic: self._engines.known(topic) for topic in topics}
+        known: _Homes = {topic: home for topic, home in homes.items() if home is not None}
+        return known if len(known) == len(homes) else None
+
+    async def _asked(self, topics: Sequence[str]) -> _Homes:
+        """Where these topics are, or why they are nowhere."""
+        homes: _Homes = {}
+        for topic in topics:
+            try:
+                homes[topic] = self._engines.known(topic) or await self._engines.ask(topic)
+            except LlogError as error:
+                homes[topic] = error
+        return homes
+
+    async def _has_moved(self, topic: str, homes: _Homes) -> bool:
+        """Whether the topic was created again since it was appended to."""
+        try:
+            return isinstance(homes[topic], _Home) and await self._engines.ask(topic) != homes[topic]
+        except TopicNotFound:
+            return False
+
+
+class _Call(NamedTuple):
+    """An append of one engine under way, and the places of its groups."""
+
+    places: list[int]
+    answer: asyncio.Future[list[AppendResult | LlogError]]
+
+
+class _Begun(NamedTuple):
+    calls: list[_Call]
+    failed: dict[int, AppendResult | LlogError]
+    """The groups of topics that there are not."""
+
+
+class _Outcome(NamedTuple):
+    results: list[AppendResult | LlogError]
+    homes: _Homes
+    raised: bool
+    """Whether every engine raised, so that nothing at all was appended."""
+
+
+class _Looker(Protocol):
+    async def look(self, tp: TopicPartition) -> tuple[str, Bounds]: ...
+
+
+class _ObjectLooker(NamedTuple):
+    reader: Reader
+
+    async def look(self, tp: TopicPartition) -> tuple[str, Bounds]:
+        keys, control = await self.reader.control(tp)
+        return keys.directory, Bounds(control.log_start_offset, control.sequence_counter)
+
+
+def _engine(engines: Mapping[str, E], name: str, topic: str) -> E:
+    engine = engines.get(name)
+    if engine is None:
+        raise WrongEngine(f"topic {topic!r} is of engine {name!r}, which this version of llog does not have")
+    return engine

@@ -1,0 +1,68 @@
+"""The directories of disk topics, `{segments}/{topic directory}/{partition}/`: made with the topic, gone with it.
+
+What lies in them is the engine's business. A deletion first renames the topic's directory to `{topic directory}~deleted`, which no topic is
+called: from that moment on, whoever holds files in it open finds its directory gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
+from llog.partition.log import Log
+
+_DELETED = "~deleted"
+
+
+def segments_directory(log: Log, what: str) -> Path:
+    """Where disk topics lie on this machine; `ConfigurationError` if nothing says where that is."""
+    if log.segments is None:
+        raise ConfigurationError(
+            f"{what} is of engine 'disk', and nothing says where its files lie: set LLOG_SEGMENTS_DIR to a directory"
+        )
+    return log.segments.directory
+
+
+def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:
+    """Makes the directories of a topic's partitions, durably. Those of a `new` topic must be empty: what is there would be read as it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for partition in partitions:
+            made = path / str(partition)
+            made.mkdir(exist_ok=True)
+            if new and any(made.iterdir()):
+                raise WrongStore(
+                    f"{made} is not empty: it holds files of another log. Move them away, or set LLOG_SEGMENTS_DIR to another directory"
+                )
+        for parent in (path, path.parent, path.parent.parent):
+            _sync(parent)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot make the directory {path} (LLOG_SEGMENTS_DIR): {error.strerror}") from error
+
+
+def remove_directories(path: Path) -> None:
+    """Removes a topic's directory and all in it. Idempotent, also after one that was interrupted."""
+    deleted = path.with_name(path.name + _DELETED)
+    try:
+        if path.exists():
+            if deleted.exists():
+                shutil.rmtree(deleted)
+            path.rename(deleted)
+            _sync(path.parent)
+        if deleted.exists():
+            shutil.rmtree(deleted)
+    except FileNotFoundError:
+        return  # somebody else removes it, too
+    except OSError as error:
+        raise StoreUnavailable(f"cannot remove the directory {path} (LLOG_SEGMENTS_DIR): {error.strerror}") from error
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

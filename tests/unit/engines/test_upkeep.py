@@ -1,0 +1,112 @@
+"""Retention and key compaction of topics of both engines, as the owner of the disk topics does them beside a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from llog.batch.columns import records_of
+from llog.broker.maintenance import Maintenance
+from llog.config import Settings
+from llog.engines.disk import DiskAppender
+from llog.engines.routing import EngineAppender, EngineReader
+from llog.errors import InvalidArgument, LlogError, LogOwned, OffsetOutOfRange, RecordRemoved
+from llog.model import Record, TopicPartition
+from llog.opening import opened_log
+from llog.partition.catalog import DISK, Catalog
+from llog.partition.log import Log
+from llog.partition.records import Cleanup
+from llog.ports import Group
+
+SHORT = TopicPartition("short", 0)
+STATE = TopicPartition("state", 0)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=str(tmp_path), segment_bytes=1024)
+
+
+@pytest.fixture
+async def log(settings: Settings) -> AsyncIterator[Log]:
+    """Owns a disk topic of little retention and one that is compacted by key, both with more than that in them."""
+    async with opened_log(settings) as opened:
+        await Catalog(opened).create(SHORT.topic, engine=DISK, retention_bytes=2000)
+        await Catalog(opened).create(STATE.topic, engine=DISK, cleanup=Cleanup.COMPACT)
+        await _fill(opened)
+        yield opened
+
+
+async def _fill(log: Log) -> None:
+    appender = EngineAppender(log)
+    for turn in range(30):
+        records = [Record(payload=b"%d " % turn + b"x" * 40, key=b"k%d" % key) for key in range(5)]
+        groups = [Group(topic=tp.topic, partition=0, records=records) for tp in (SHORT, STATE)]
+        assert not any(isinstance(result, LlogError) for result in await appender.append(groups))
+
+
+async def _newest(log: Log, tp: TopicPartition) -> dict[bytes, int]:
+    """Of each key, the turn of its newest record."""
+    found: dict[bytes, int] = {}
+    start = (await EngineReader(log).bounds(tp)).log_start_offset
+    async for batch in EngineReader(log).iter_from(tp, start):
+        for record in records_of(batch.columns, batch.start_offset):
+            found[record.key or b""] = int((record.payload or b"").split()[0])
+    return found
+
+
+async def test_the_owner_keeps_its_topics_in_order_while_it_appends(log: Log, settings: Settings) -> None:
+    reports: list[str] = []
+    upkeep = Maintenance(log, settings, reports.append)
+    await asyncio.gather(upkeep.retain(DISK), upkeep.clean(), _fill(log))
+    await upkeep.clean()
+    assert reports == []
+    assert (await EngineReader(log).bounds(SHORT)).log_start_offset > 1
+    assert await _newest(log, STATE) == {b"k%d" % key: 29 for key in range(5)}
+    read = [batch async for batch in EngineReader(log).iter_from(STATE, 1)]
+    assert sum(batch.columns.count for batch in read) < 150
+    assert (await EngineReader(log).bounds(STATE)) == (1, 301)
+
+
+async def test_topics_of_another_owner_are_left_to_it(log: Log, settings: Settings) -> None:
+    reports: list[str] = []
+    async with opened_log(settings) as other:
+        upkeep = Maintenance(other, settings, reports.append)
+        await upkeep.retain()
+        await upkeep.clean()
+        assert reports == []
+        with pytest.raises(LogOwned):
+            await DiskAppender(other).clean(STATE)
+    assert await EngineReader(log).bounds(SHORT) == (1, 151)
+
+
+async def test_only_topics_that_want_it_are_compacted_by_key(log: Log) -> None:
+    with pytest.raises(InvalidArgument, match="cleanup delete"):
+        await DiskAppender(log).clean(SHORT)
+    assert (await DiskAppender(log).clean(STATE, force=True)).removed > 0
+
+
+async def test_a_removed_record_is_told_from_one_that_never_was(log: Log) -> None:
+    await DiskAppender(log).clean(STATE, force=True)
+    reader = EngineReader(log)
+    assert (await reader.bounds(STATE)).log_start_offset == 1
+    with pytest.raises(RecordRemoved):
+        await reader.read_offset(STATE, 1)
+    with pytest.raises(OffsetOutOfRange):
+        await reader.read_offset(STATE, 151)
+    assert [batch async for batch in reader.iter_from(STATE, 1, 20)] == []
+    assert (await reader.read(STATE, 1, 1))[0].start_offset > 1
+
+
+async def test_a_log_that_closes_ends_its_compaction(settings: Settings, log: Log) -> None:
+    cleaning = asyncio.create_task(DiskAppender(log).clean(STATE, force=True))
+    await asyncio.sleep(0)
+    assert log.segments is not None
+    await log.segments.close()
+    await asyncio.wait([cleaning])
+    async with opened_log(settings) as other:
+        assert await _newest(other, STATE) == {b"k%d" % key: 29 for key in range(5)}
+        assert (await DiskAppender(other).clean(STATE, force=True)).through > 1
