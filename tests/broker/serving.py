@@ -35,10 +35,10 @@ class Blobs(MemoryBlobStore):
         self._check()
         await super().put(name, parts)
 
-    async def get_range(self, name: str, offset: int, length: int) -> Buffer:
+    async def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         self.reads += 1
         self._check()
-        return await super().get_range(name, offset, length)
+        return await super().get_ranges(name, ranges)
 
     async def head(self, name: str) -> Any:
         self._check()
@@ -50,9 +50,10 @@ class Blobs(MemoryBlobStore):
 
 
 class Served:
-    def __init__(self, **settings: Any) -> None:
-        self.blobs = Blobs()
-        self.log = Log(MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime())
+    def __init__(self, beside: Served | None = None, **settings: Any) -> None:
+        """On stores of its own, or on those of another one: as a second process would be."""
+        self.blobs: Blobs = beside.blobs if beside else Blobs()
+        self.log: Log = beside.log if beside else Log(MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime())
         self.settings = Settings(meta="memory://", blobs="memory://", **settings)
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())

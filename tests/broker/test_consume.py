@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from llog.broker.fetching import RECORD_OVERHEAD, Pages
+from llog.broker.consuming import RECORD_OVERHEAD
 from llog.model import TopicPartition
 from llog.partition.compactor import Compactor
-from llog.partition.reader import Reader
 from llog.partition.retention import trim
 from tests.broker.serving import Served
 
@@ -35,11 +34,13 @@ async def test_pages_within_a_limit_hand_out_every_record_once(served: Served, l
     if compacted:
         assert (await Compactor(served.log).compact_once(TopicPartition("t", 0), force=True)).records == 100
     served.blobs.reads = 0
-    records, requests = await _paged(served, **{limit: 7 * (RECORD_OVERHEAD + 4)})
+    other = Served(beside=served)
+    records, requests = await _paged(other, **{limit: 7 * (RECORD_OVERHEAD + 4)})
     assert [each["payload"] for each in records] == [f"{i:04}" for i in range(100)]
     assert [each["offset"] for each in records] == list(range(1, 101))
     assert requests == 16
     assert served.blobs.reads == (1 if compacted else 10), "a blob was fetched again for every page"
+    await other.close()
 
 
 async def test_a_record_larger_than_every_limit_comes_alone(served: Served) -> None:
@@ -113,13 +114,15 @@ async def test_a_wait_ends_with_the_first_record_of_any_of_its_partitions(served
 async def test_a_wait_for_more_bytes_hands_out_what_came_meanwhile_without_reading_twice(served: Served) -> None:
     await served.produce("t", "first")
     wanted = 3 * (RECORD_OVERHEAD + 5)
-    waiting = asyncio.ensure_future(served.consume("t", 1, max_wait_ms=60_000, min_bytes=wanted))
+    other = Served(beside=served)
+    waiting = asyncio.ensure_future(other.consume("t", 1, max_wait_ms=60_000, min_bytes=wanted))
     for text in ("again", "third"):
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await served.produce("t", text)
     assert [each["payload"] for each in (await waiting)["records"]] == ["first", "again", "third"]
     assert served.blobs.reads == 3
+    await other.close()
 
 
 async def test_a_wait_that_gets_too_little_answers_with_it_in_the_end(served: Served) -> None:
@@ -144,17 +147,3 @@ async def test_a_topic_that_is_deleted_during_a_wait_ends_it_with_an_error(serve
     await asyncio.sleep(0.05)
     await served.client.delete("/topics/t")
     assert (await waiting)["error"]["code"] in ("topic_not_found", "partition_not_initialized")
-
-
-async def test_kept_batches_stay_within_their_bound(served: Served) -> None:
-    pages = Pages(max_bytes=30_000)
-    for partition in range(4):
-        await served.produce("t", "x" * 10_000, partition=partition)
-    batches = [(await Reader(served.log).read(TopicPartition("t", p), 1))[0] for p in range(4)]
-    for partition, batch in enumerate(batches):
-        pages.keep(("t", partition), batch)
-        assert pages.get(("t", partition), 1) is batch
-        pages.keep(("t", partition), batch)
-    held = [partition for partition in range(4) if pages.get(("t", partition), 1)]
-    assert held in ([2, 3], [3]), "the newest ones"
-    assert pages.get(("t", 3), 2) is None

@@ -45,7 +45,9 @@ class Running:
         return self.errors
 
     def _address(self) -> str:
-        self.wait_for("\n" if "serve" in self.process.args else "end it with")  # type: ignore[operator]
+        self.wait_for("listening on" if "serve" in self.process.args else "end it with")  # type: ignore[operator]
+        while not self.errors.endswith("\n"):
+            time.sleep(0.01)
         line = next(line for line in self.errors.splitlines() if "listening on" in line)
         return line.rpartition(" ")[2]
 

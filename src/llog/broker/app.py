@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -18,27 +19,49 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llog.broker import metrics as counting
+from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
 from llog.broker.batching import BatchingProducer, Buffer
-from llog.broker.fetching import FetchService
-from llog.broker.messages import ConsumeRequest, ProduceRequest, TopicRequest, decoded
+from llog.broker.consuming import consume
+from llog.broker.fetching import Fetch, FetchService
+from llog.broker.keyed import Keyed
+from llog.broker.messages import (
+    ConsumeRequest,
+    FetchQuery,
+    Partition,
+    ProduceRequest,
+    TimeQuery,
+    TopicRequest,
+    decoded,
+    queried,
+)
 from llog.broker.problems import problem, problem_of
 from llog.broker.producing import ProduceService
+from llog.broker.tail import SharedTail, Tail
+from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
-from llog.errors import InvalidArgument, LlogError, RequestTooLarge
-from llog.model import TopicPartition
+from llog.engines.routing import EngineAppender, EngineReader
+from llog.errors import InvalidArgument, LlogError, RequestTooLarge, WrongRole
+from llog.model import TopicPartition, check_topic_name
 from llog.opening import writer_options
 from llog.partition.catalog import Catalog
 from llog.partition.keys import LOG_ID
 from llog.partition.log import Log
-from llog.partition.reader import Reader
 from llog.partition.records import Topic
-from llog.partition.writer import Writer
+from llog.runtime import uuid7
 
 BODY_SECONDS: Final = 60.0
 HEALTH_SECONDS: Final = 5.0
 _BOUNDS_AT_A_TIME: Final = 64
+_ARROW_OVERHEAD: Final = 24
+"""What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
+_JSON: Final = "application/json"
+_RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Place(msgspec.Struct, frozen=True):
+    partition: Partition
 
 
 class Broker:
@@ -48,33 +71,53 @@ class Broker:
         self.metrics = counting.Metrics()
         self.stopping = asyncio.Event()
         self._log = log
+        self._settings = settings
         self._catalog = Catalog(log)
-        self._reader = Reader(log)
+        self._reader = EngineReader(log)
+        self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_bytes, self.metrics)
+        appender = EngineAppender(log._replace(blobs=SeenBlobs(log.blobs)), writer_options(settings))
         self._producer = BatchingProducer(
-            Writer(log, writer_options(settings)),
+            SeenAppends(appender, self._tail.keep_appended),
             self.metrics,
             max_bytes=settings.batch_max_bytes,
             max_delay_s=settings.batch_max_delay_ms / 1000,
         )
         self._producing = ProduceService(self._catalog, self._producer, self.metrics)
-        self._fetching = FetchService(log, self.metrics, self.stopping)
+        self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, self.stopping)
         self._buffer = Buffer(settings.batch_max_buffer_bytes, self.metrics)
+        self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
         self._body_bytes_max = min(settings.request_max_bytes, settings.batch_max_buffer_bytes)
+
+    async def start(self) -> None:
+        """Opens the shared tail, if there is to be one: in a directory of this log's own, for others have other records."""
+        found = await self._log.meta.get(LOG_ID)
+        settings, runtime = self._settings, self._log.runtime
+        if settings.tail_cache_dir is not None and found is not None:
+            writer = None if settings.role == "read" else uuid7(runtime.now_ms(), runtime.random())
+            root = Path(settings.tail_cache_dir, found.value.decode())
+            self._tail.share(SharedTail(root, writer, settings.tail_cache_max_bytes, self.metrics))
 
     def app(self) -> Starlette:
         routes = [
-            ("POST", "/produce", self._produce),
-            ("POST", "/consume", self._consume),
-            ("GET", "/topics", self._topics),
-            ("POST", "/topics", self._create_topic),
-            ("GET", "/topics/{name}", self._topic),
-            ("DELETE", "/topics/{name}", self._delete_topic),
-            ("GET", "/health", self._health),
-            ("GET", "/metrics", self._metrics_json),
-            ("GET", "/metrics/prometheus", self._metrics_text),
+            ("write", "POST", "/produce", self._produce),
+            ("write", "POST", _RECORDS, self._produce_arrow),
+            ("write", "POST", "/topics", self._create_topic),
+            ("write", "DELETE", "/topics/{name}", self._delete_topic),
+            ("read", "POST", "/consume", self._consume),
+            ("read", "GET", _RECORDS, self._fetch_arrow),
+            ("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset),
+            ("all", "GET", "/topics", self._topics),
+            ("all", "GET", "/topics/{name}", self._topic),
+            ("all", "GET", "/health", self._health),
+            ("all", "GET", "/metrics", self._metrics_json),
+            ("all", "GET", "/metrics/prometheus", self._metrics_text),
+            *self._keyed.routes(),
         ]
         return Starlette(
-            routes=[Route(path, self._answering(path, handler), methods=[verb]) for verb, path, handler in routes],
+            routes=[
+                Route(path, self._answering(path, self._as_role(role, handler)), methods=[verb])
+                for role, verb, path, handler in routes
+            ],
             exception_handlers={HTTPException: self._no_route},
         )
 
@@ -82,6 +125,21 @@ class Broker:
         """Ends waits and appends what was accepted; returns when all of it is answered."""
         self.stopping.set()
         await self._producer.close()
+        await self._tail.close()
+        await self._keyed.close()
+
+    def _as_role(self, role: str, handler: Handler) -> Handler:
+        """The handler itself, or a refusal if this broker's role is the other one."""
+        if "all" in (role, self._settings.role) or role == self._settings.role:
+            return handler
+
+        async def refused(request: Request) -> Response:
+            raise WrongRole(
+                f"this broker has the role {self._settings.role!r} and does not answer {request.method} {request.url.path[:200]}: "
+                f"ask one with the role {role!r} or 'all' (--role, LLOG_ROLE)"
+            )
+
+        return refused
 
     def _answering(self, path: str, handler: Handler) -> Handler:
         """The handler with its failures made into answers, and counted."""
@@ -130,14 +188,41 @@ class Broker:
     async def _consume(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(ConsumeRequest, body)
-        return _json({"topic_partitions": await self._fetching.fetch(asked)})
+        return _json({"topic_partitions": await consume(self._fetching, asked, self.metrics)})
+
+    async def _produce_arrow(self, request: Request) -> Response:
+        tp = _partition_of(request)
+        async with self._body(request, MEDIA_TYPE) as body:
+            result = await self._producing.append(tp, columns_from(body))
+        return _json({**tp._asdict(), "start_offset": result.start_offset, "end_offset": result.end_offset})
+
+    async def _fetch_arrow(self, request: Request) -> Response:
+        tp, asked = _partition_of(request), queried(FetchQuery, request.query_params)
+        accepted = request.headers.get("accept", "*/*")
+        if not any(each in accepted for each in (MEDIA_TYPE, "*/*", "application/*")):
+            raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {MEDIA_TYPE}")
+        fetch = Fetch(tp, asked.offset, asked.max_bytes, record_overhead=_ARROW_OVERHEAD, stop=asked.stop)
+        await self._fetching.fetch([fetch], max_bytes=asked.max_bytes, min_bytes=1, max_wait_ms=asked.max_wait_ms)
+        if fetch.error is not None:
+            raise fetch.error
+        headers = {
+            "llog-log-start-offset": str(fetch.log_start_offset),
+            "llog-next-offset": str(fetch.next_offset),
+            "llog-next-fetch-offset": str(fetch.position),
+            "llog-topic-directory": fetch.directory,
+        }
+        return Response(memoryview(stream_of(fetch.batches)), headers=headers, media_type=MEDIA_TYPE)
+
+    async def _offset(self, request: Request) -> Response:
+        asked = queried(TimeQuery, request.query_params)
+        return _json({"offset": await self._reader.offset_for_time(_partition_of(request), asked.timestamp_ms)})
 
     @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+    async def _body(self, request: Request, wanted: str = _JSON) -> AsyncIterator[bytearray]:
         """The body, which counts as buffered until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # which a web page cannot send here behind its visitor's back
-            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be application/json")
+        if kind != wanted:  # neither of which a web page can send here behind its visitor's back
+            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
         declared = request.headers.get("content-length", "")
         taken = 0
 
@@ -180,6 +265,9 @@ class Broker:
             retention_ms=asked.retention_ms,
             retention_bytes=asked.retention_bytes,
             timestamp_type=asked.timestamp_type,
+            engine=asked.engine,
+            cleanup=asked.cleanup,
+            delete_retention_ms=asked.delete_retention_ms,
         )
         return _json(_shown(topic), HTTPStatus.CREATED)
 
@@ -232,9 +320,25 @@ async def _asked(question: Awaitable[object]) -> str | None:
 
 
 def _shown(topic: Topic) -> dict[str, Any]:
-    fields = ("name", "partitions", "retention_ms", "retention_bytes", "timestamp_type", "created_ms")
+    fields = (
+        "name",
+        "partitions",
+        "engine",
+        "incarnation",
+        "directory",
+        "retention_ms",
+        "retention_bytes",
+        "timestamp_type",
+        "created_ms",
+    )
     return {field: getattr(topic, field) for field in fields}
 
 
+def _partition_of(request: Request) -> TopicPartition:
+    """The partition that the address names."""
+    partition = queried(_Place, {"partition": request.path_params["partition"]}).partition
+    return TopicPartition(check_topic_name(request.path_params["name"]), partition)
+
+
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(msgspec.json.encode(value), status.value, media_type="application/json")
+    return Response(msgspec.json.encode(value), status.value, media_type=_JSON)

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
+from llog.broker.uploads import Appends
 from llog.errors import LlogError, Overloaded, PartitionNotInitialized, StoreUnavailable, TopicNotFound
 from llog.model import TopicPartition
-from llog.partition.writer import Writer
 from llog.ports import AppendResult, Group
 
 FLUSHES_MAX: Final = 4
@@ -54,18 +54,18 @@ class _Item(NamedTuple):
 
 
 class BatchingProducer:
-    """Appends through one writer. Records of one partition keep the order of the calls."""
+    """Appends through one appender. Records of one partition keep the order of the calls."""
 
     def __init__(
         self,
-        writer: Writer,
+        appends: Appends,
         metrics: Metrics,
         *,
         max_bytes: int,
         max_delay_s: float,
         flushes_max: int = FLUSHES_MAX,
     ) -> None:
-        self._writer = writer
+        self._appends = appends
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._max_delay_s = max_delay_s
@@ -152,14 +152,14 @@ class BatchingProducer:
 
     async def _appended(self, groups: Sequence[Group]) -> Sequence[AppendResult | LlogError]:
         try:
-            return await self._writer.append(groups)
+            return await self._appends.append(groups)
         except (TopicNotFound, PartitionNotInitialized):
             # None of the partitions is there, and this tells of one of them: each gets an error of its own.
             return await asyncio.gather(*map(self._alone, groups))
 
     async def _alone(self, group: Group) -> AppendResult | LlogError:
         try:
-            return (await self._writer.append([group]))[0]
+            return (await self._appends.append([group]))[0]
         except LlogError as error:
             return error
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from llog.batch.columns import Columns, columns_of
 from llog.errors import InvalidArgument
 from llog.model import PARTITIONS_MAX, Record, TimestampType
+from llog.partition.records import DELETE_RETENTION_MS, Cleanup
 
 ITEMS_MAX: Final = 1000
 WAIT_MS_MAX: Final = 60_000
@@ -66,12 +67,30 @@ class ConsumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: FetchBytes = 4 << 20
 
 
+class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `GET /topics/{name}/partitions/{partition}/records`."""
+
+    offset: Annotated[int, Meta(ge=1)]
+    stop: Annotated[int, Meta(ge=1)] | None = None
+    max_bytes: FetchBytes = 4 << 20
+    max_wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+
+
+class TimeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `GET /topics/{name}/partitions/{partition}/offset`."""
+
+    timestamp_ms: int
+
+
 class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
     retention_ms: Annotated[int, Meta(ge=0)] | None = None
     retention_bytes: Annotated[int, Meta(ge=0)] | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
+    engine: Literal["object", "disk"] = "object"
+    cleanup: Cleanup = Cleanup.DELETE
+    delete_retention_ms: Annotated[int, Meta(ge=0)] = DELETE_RETENTION_MS
 
 
 def decoded(kind: type[T], body: bytes | bytearray) -> T:
@@ -82,11 +101,31 @@ def decoded(kind: type[T], body: bytes | bytearray) -> T:
         raise InvalidArgument(f"the body is not what it should be: {error}") from error
 
 
+def queried(kind: type[T], query: Mapping[str, str]) -> T:
+    """The parameters after the '?' of an address; `InvalidArgument` as above."""
+    try:
+        return msgspec.convert(dict(query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the query is not what it should be: {error}") from error
+
+
 def columns_in(records: Sequence[str | RecordIn]) -> Columns:
     """The records of one item, ready to append."""
     if all(type(record) is str for record in records):  # the common case, without an object for each
         return columns_of(())._replace(values=_text_values(records))
     return columns_of([_record(record) for record in records])
+
+
+def data_in(data: Data | UnsetType | None) -> bytes | None:
+    """The bytes that JSON stands for; `InvalidArgument` if it is text that is no Unicode."""
+    if isinstance(data, Base64):
+        return data.base64
+    if not isinstance(data, str):
+        return None
+    try:
+        return data.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("a text has a lone surrogate, which is no Unicode: send base64") from None
 
 
 def data_out(data: bytes | None) -> str | dict[str, str] | None:
@@ -108,24 +147,13 @@ def _text_values(records: Sequence[Any]) -> pa.BinaryArray:
 
 def _record(record: str | RecordIn) -> Record:
     if isinstance(record, str):
-        return Record(payload=_bytes(record))
+        return Record(payload=data_in(record))
     if (record.value is UNSET) == (record.base64 is UNSET):
         raise InvalidArgument('a record has either "value" or "base64" (a deleted key has "value": null)')
-    payload = record.base64 if isinstance(record.base64, bytes) else _bytes(record.value)
+    payload = record.base64 if isinstance(record.base64, bytes) else data_in(record.value)
     return Record(
         payload=payload,
-        key=_bytes(record.key),
+        key=data_in(record.key),
         timestamp=record.timestamp,
-        headers=tuple((name, _bytes(value)) for name, value in record.headers),
+        headers=tuple((name, data_in(value)) for name, value in record.headers),
     )
-
-
-def _bytes(data: Data | UnsetType | None) -> bytes | None:
-    if isinstance(data, Base64):
-        return data.base64
-    if not isinstance(data, str):
-        return None
-    try:
-        return data.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument("a text has a lone surrogate, which is no Unicode: send base64") from None

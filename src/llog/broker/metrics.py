@@ -45,6 +45,19 @@ class Metrics:
         self._batch_buckets = [0] * (len(BATCH_BYTES) + 1)
         self.buffered_bytes = 0
         self.flushes_in_flight = 0
+        self.tail_hits = 0
+        self.tail_misses = 0
+        self.tail_bytes = 0
+        self.shared_hits = 0
+        self.shared_batches = 0
+        self.shared_errors = 0
+        self.keyed_appends = 0
+        self.keyed_records = 0
+        self.keyed_bytes = 0
+        self.keyed_scans = 0
+        self.keyed_scanned_records = 0
+        self.keyed_tails = 0
+        self.keyed_fenced = 0
 
     def batch(self, records: int, size: int, groups: int) -> None:
         self.batches += 1
@@ -71,6 +84,19 @@ class Metrics:
             ("llog_batch_groups_total", "counter", "Partitions in batches.", self.batch_groups),
             ("llog_buffered_bytes", "gauge", "Bytes of requests that are not yet answered.", self.buffered_bytes),
             ("llog_flushes_in_flight", "gauge", "Batches on their way into the stores.", self.flushes_in_flight),
+            ("llog_tail_hits_total", "counter", "Batches that were read from the tail.", self.tail_hits),
+            ("llog_tail_misses_total", "counter", "Reads that the tail could not serve.", self.tail_misses),
+            ("llog_tail_bytes", "gauge", "Bytes of batches in the tail.", self.tail_bytes),
+            ("llog_tail_shared_hits_total", "counter", "Batches taken from the shared tail.", self.shared_hits),
+            ("llog_tail_shared_batches_total", "counter", "Batches put into the shared tail.", self.shared_batches),
+            ("llog_tail_shared_errors_total", "counter", "Failures of the shared tail.", self.shared_errors),
+            ("llog_keyed_appends_total", "counter", "Appends to the keyed log.", self.keyed_appends),
+            ("llog_keyed_records_total", "counter", "Records appended to the keyed log.", self.keyed_records),
+            ("llog_keyed_bytes_total", "counter", "Bytes of keys and values appended to it.", self.keyed_bytes),
+            ("llog_keyed_scans_total", "counter", "Pages of scans of the keyed log.", self.keyed_scans),
+            ("llog_keyed_scanned_records_total", "counter", "Records scanned or tailed.", self.keyed_scanned_records),
+            ("llog_keyed_tails", "gauge", "Clients that follow the keyed log.", self.keyed_tails),
+            ("llog_keyed_fenced", "gauge", "1 once another writer has taken the log over.", self.keyed_fenced),
         ):
             yield Sample(name, kind, text, (), value)
         yield from self._batch_sizes()

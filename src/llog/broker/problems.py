@@ -11,7 +11,11 @@ from starlette.responses import Response
 from llog.errors import (
     Contention,
     InvalidArgument,
+    KeyedLogNotConfigured,
+    KeyedLogNotFound,
     LlogError,
+    LogOwned,
+    MissingExtra,
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
@@ -20,8 +24,12 @@ from llog.errors import (
     RecordTooLarge,
     RequestTooLarge,
     StoreUnavailable,
+    TopicElsewhere,
     TopicExists,
     TopicNotFound,
+    WriterFenced,
+    WrongEngine,
+    WrongRole,
 )
 
 RETRY_AFTER_S: Final = 1
@@ -29,10 +37,19 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     InvalidArgument: HTTPStatus.BAD_REQUEST,
     TopicNotFound: HTTPStatus.NOT_FOUND,
     PartitionNotInitialized: HTTPStatus.NOT_FOUND,
+    KeyedLogNotConfigured: HTTPStatus.NOT_FOUND,
+    KeyedLogNotFound: HTTPStatus.NOT_FOUND,
     TopicExists: HTTPStatus.CONFLICT,
     PartitionFenced: HTTPStatus.CONFLICT,
+    LogOwned: HTTPStatus.CONFLICT,
+    WrongEngine: HTTPStatus.CONFLICT,
+    WriterFenced: HTTPStatus.CONFLICT,
+    TopicElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
+    WrongRole: HTTPStatus.MISDIRECTED_REQUEST,
+    OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     RecordTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    MissingExtra: HTTPStatus.NOT_IMPLEMENTED,
     Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
     Contention: HTTPStatus.SERVICE_UNAVAILABLE,
     OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -40,21 +57,31 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
 }
 
 
-def problem(status: HTTPStatus, code: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+def problem(
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    more: dict[str, Any] | None = None,
+) -> Response:
     body = {"type": "about:blank", "title": status.phrase, "status": status.value, "code": code, "detail": detail}
-    return Response(msgspec.json.encode(body), status.value, headers, "application/problem+json")
+    return Response(msgspec.json.encode(body | (more or {})), status.value, headers, "application/problem+json")
 
 
 def problem_of(error: LlogError) -> Response:
     """The answer to a request that failed as a whole."""
     status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    return problem(status, error.code, str(error), {"retry-after": str(RETRY_AFTER_S)} if again else None)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if again else None
+    return problem(status, error.code, str(error), headers, _bounds(error))
 
 
 def error_of(error: LlogError) -> dict[str, Any]:
     """The error of one item in an answer whose other items may have gone well."""
-    shown: dict[str, Any] = {"code": error.code, "detail": str(error)}
+    return {"code": error.code, "detail": str(error)} | _bounds(error)
+
+
+def _bounds(error: LlogError) -> dict[str, Any]:
     if isinstance(error, OffsetOutOfRange):
-        shown |= {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
-    return shown
+        return {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
+    return {}

@@ -1,4 +1,4 @@
-"""`POST /produce`: records of many partitions in, offsets or an error for each out."""
+"""Records of many partitions in, offsets or an error for each out."""
 
 from __future__ import annotations
 
@@ -36,14 +36,19 @@ class ProduceService:
     async def _answer(self, item: ProduceItem) -> dict[str, Any]:
         answer: dict[str, Any] = {"topic": item.topic, "partition": item.partition}
         try:
-            columns = columns_in(item.records)
-            result = await self._appended(TopicPartition(check_topic_name(item.topic), item.partition), columns)
+            tp = TopicPartition(check_topic_name(item.topic), item.partition)
+            result = await self.append(tp, columns_in(item.records))
         except LlogError as error:
             self._metrics.errors[error.code] += 1
             return answer | {"error": error_of(error)}
+        return answer | {"start_offset": result.start_offset, "end_offset": result.end_offset}
+
+    async def append(self, tp: TopicPartition, columns: Columns) -> AppendResult:
+        """The offsets of these records, once they are durable; a topic or partition that is missing is made."""
+        result = await self._appended(tp, columns)
         self._metrics.produced_records += columns.count
         self._metrics.produced_bytes += byte_size(columns)
-        return answer | {"start_offset": result.start_offset, "end_offset": result.end_offset}
+        return result
 
     async def _appended(self, tp: TopicPartition, columns: Columns) -> AppendResult:
         await self._ensure(tp)
@@ -64,5 +69,5 @@ class ProduceService:
             if tp.partition < AUTO_PARTITIONS_MAX:
                 await ensure_partition(self._catalog, tp.topic, tp.partition)
             else:
-                await self._catalog.partition(tp)
+                await self._catalog.directory(tp)
             self._known.add(tp)

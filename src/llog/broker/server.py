@@ -91,6 +91,7 @@ async def _serve(
 ) -> None:
     async with opened_log(settings) as log:
         broker = Broker(log, settings)
+        await broker.start()
         config = uvicorn.Config(
             broker.app(),
             http="httptools",
