@@ -41,7 +41,7 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A shorter run at the end of the log waits for more, unless it is large."""
     max_entries: int = 4096
     codec: Codec = Codec.NONE
-    concurrency: int = 8
+    concurrency: int = 32
     memory_bytes_max: int = 256 << 20
     """Slices that one pass over many partitions holds at a time."""
     idle_ms: int = 60_000

@@ -1,4 +1,4 @@
-"""llog on Spark: the data source `llog` and the jobs of the pipeline.
+"""llog on Spark: the data sources `llog` and `llog-keyed`, and the jobs of the pipeline.
 
 from llog.spark import register
 register(spark)
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format `llog` known to this session, for batch and stream, read and write."""
+    """Makes the formats known to this session: `llog`, for batch and stream, read and write; `llog-keyed`, for batch reads."""
+    from llog.spark.keyed import LlogKeyedDataSource
     from llog.spark.source import LlogDataSource
 
     spark.dataSource.register(LlogDataSource)
+    spark.dataSource.register(LlogKeyedDataSource)

@@ -60,16 +60,16 @@ async def _fetched(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> As
     windows = _windows(runs)
     fetching: deque[tuple[list[_Wanted], asyncio.Task[list[Buffer | LlogError]]]] = deque()
 
-    def fetch_ahead() -> None:
-        for window in islice(windows, WINDOWS_AHEAD - len(fetching)):
+    def fetch_ahead(most: int) -> None:
+        for window in islice(windows, most - len(fetching)):
             fetching.append((window, asyncio.create_task(_fetch(log, window))))
 
     try:
-        fetch_ahead()
+        fetch_ahead(1)  # alone: until it is there, Spark has nothing to do
         while fetching:
             window, task = fetching.popleft()
             fetched = await task
-            fetch_ahead()
+            fetch_ahead(WINDOWS_AHEAD)
             for wanted, data in zip(window, fetched, strict=True):
                 async for batch in _decoded(log, wanted, data, fail_on_data_loss):
                     for part in _sized(batch):

@@ -22,7 +22,7 @@ from llog.partition.snapshot import Snapshot, take_snapshot
 from llog.ports import Bounds
 from llog.spark.offsets import Range, existing_topics, within_bounds
 
-PACKED_BYTES_MAX = 32 << 20
+PACKED_BYTES_MAX = 64 << 20
 """Small runs are put together up to this size."""
 
 

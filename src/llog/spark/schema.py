@@ -47,9 +47,9 @@ def source_schema(*, include_headers: bool) -> StructType:
     return StructType([*fields, StructField("headers", _HEADERS)] if include_headers else fields)
 
 
-def chosen_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns that a reader's schema asks for, in its order: all of them, or what `.schema(…)` named."""
-    offered = {field.name.lower(): field for field in source_schema(include_headers=True).fields}
+def chosen_columns(schema: StructType, whole: StructType | None = None) -> tuple[str, ...]:
+    """The columns that a reader's schema asks for, in its order: all of the `whole`, or what `.schema(…)` named."""
+    offered = {field.name.lower(): field for field in (whole or source_schema(include_headers=True)).fields}
     names = []
     for field in schema.fields:
         known = offered.get(field.name.lower())

@@ -1,0 +1,262 @@
+"""The data source `llog-keyed`: batch reads of a keyed log, split by segment, as Arrow.
+
+What is read is fixed when the read is planned: segments, and the sequence that was next then. A task reads its segments up to there, or
+fails: it waits until it sees what the plan saw, and a segment that was deleted since is a loss that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
+
+from llog.config import SETTINGS, Settings, load_settings, parse_address
+from llog.errors import ConfigurationError, DataLoss, InvalidArgument
+from llog.portal import run
+from llog.runtime import SystemRuntime
+from llog.spark.schema import chosen_columns
+from llog.units import parse_base64url, parse_duration_ms, parse_size
+
+if TYPE_CHECKING:
+    from llog.keyed import KeyedLogReader, Segment, SeqRange, TimeRange
+
+T = TypeVar("T")
+
+SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("sequence", LongType()),
+        StructField("value", BinaryType()),
+        StructField("append_time", TimestampType()),
+        StructField("segment", LongType()),
+    ]
+)
+KEY_TASKS_MAX: Final = 64
+"""Tasks that read one key: each opens the log, and there is little of a key in a segment."""
+_ARROW: Final = {
+    "key": pa.binary(),
+    "sequence": pa.int64(),
+    "value": pa.binary(),
+    "append_time": pa.timestamp("us", tz="UTC"),
+    "segment": pa.int64(),
+}
+_NUMBER_MAX: Final = (1 << 63) - 1
+_KEYS: Final = ("key", "keyBase64", "prefix", "prefixBase64")
+_SEQUENCES: Final = ("startingSequence", "endingSequence")
+_TIMES: Final = ("startingTimestamp", "endingTimestamp")
+_OPTIONS: Final = ("url", *_KEYS, *_SEQUENCES, *_TIMES, "maxPartitionBytes")
+
+
+class KeyedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Settings
+    url: str
+    key: bytes | None
+    prefix: bytes
+    """Of the keys, if there is no key; empty: all of them."""
+    sequences: tuple[int | None, int | None]
+    times_ms: tuple[int | None, int | None]
+    partition_bytes_max: int
+
+
+class Piece(NamedTuple):
+    """Sequences [start, stop) of a segment."""
+
+    segment_id: int
+    start: int
+    stop: int
+
+
+class KeyedTask(InputPartition):  # type: ignore[misc]
+    """What one Spark task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = tuple(pieces)
+
+
+class LlogKeyedDataSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("llog-keyed")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "llog-keyed"
+
+    def schema(self) -> StructType:
+        """Called by load(), unless the user names a schema: the place where mistakes show up first."""
+        run(_checked(keyed_options(self.options)))
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LlogKeyedReader(keyed_options(self.options), schema)
+
+
+class LlogKeyedReader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, options: KeyedOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = chosen_columns(schema, SCHEMA)
+
+    def partitions(self) -> list[KeyedTask]:
+        return run(_planned(self._options))
+
+    def read(self, partition: KeyedTask) -> Iterator[pa.RecordBatch]:
+        log = run(_opened(self._options))
+        try:
+            for piece in partition.pieces:
+                yield from self._read(log, piece)
+        finally:
+            run(log.close())
+
+    def _read(self, log: KeyedLogReader, piece: Piece) -> Iterator[pa.RecordBatch]:
+        batches = run(_begun(log, self._options, piece))
+        is_empty = True
+        while (batch := run(_next(batches))) is not None:
+            is_empty = False
+            yield to_arrow(batch, piece.segment_id, self._columns)
+        if is_empty and not run(_is_there(log, piece)):
+            raise DataLoss(
+                f"segment {piece.segment_id} of {log.url} was deleted while it was to be read: start the read again"
+            )
+
+
+def keyed_options(options: Mapping[str, str]) -> KeyedOptions:
+    """The options of a read, checked; nothing is contacted. Spark hands their names on in lower case."""
+    spelled = {name.lower(): name for name in _OPTIONS}
+    for name in sorted(options):
+        if name.lower() not in spelled:
+            near = get_close_matches(name.lower(), spelled, 1)
+            hint = f" (did you mean {spelled[near[0]]}?)" if near else ""
+            raise ConfigurationError(
+                f"option {name!r} is unknown for a read of llog-keyed{hint}. Known are: {', '.join(sorted(_OPTIONS))}"
+            )
+    given = {spelled[name.lower()]: value for name, value in options.items()}
+    settings = load_settings({"keyed": given.get("url")})
+    if settings.keyed is None:
+        raise ConfigurationError(
+            "no keyed log is named: give the option url (file:///absolute/dir or s3://bucket/prefix), or set LLOG_KEYED"
+        )
+    if parse_address(SETTINGS["keyed"], settings.keyed).scheme == "memory":
+        raise ConfigurationError(
+            f"the keyed log at {settings.keyed} lives in one process, and Spark runs in several: name another by the option url"
+        )
+    if sum(name in given for name in _KEYS) > 1:
+        raise ConfigurationError(f"give one of the options {', '.join(_KEYS)}, or none of them to read every key")
+    key = given["key"].encode() if "key" in given else _parsed(given, "keyBase64", parse_base64url)
+    prefix = given["prefix"].encode() if "prefix" in given else _parsed(given, "prefixBase64", parse_base64url)
+    start, end = (_parsed(given, name, _sequence) for name in _SEQUENCES)
+    since, until = (_parsed(given, name, _time_ms) for name in _TIMES)
+    size = _parsed(given, "maxPartitionBytes", parse_size)
+    return KeyedOptions(
+        settings=settings,
+        url=settings.keyed,
+        key=key,
+        prefix=prefix or b"",
+        sequences=(start, end),
+        times_ms=(since, until),
+        partition_bytes_max=128 << 20 if size is None else size,
+    )
+
+
+def packed(segments: Sequence[Segment], end: int, options: KeyedOptions) -> list[KeyedTask]:
+    """Tasks of neighbouring segments, each up to the size that is allowed; of a key, so many segments that there are not too many."""
+    start, stop = options.sequences
+    low, high = start or 0, min(end, _NUMBER_MAX if stop is None else stop)
+    per_task = -(-len(segments) // KEY_TASKS_MAX) if options.key is not None else len(segments)
+    tasks: list[list[Piece]] = []
+    size = 0
+    for segment in segments:
+        piece = Piece(segment.segment_id, max(low, segment.start_seq), min(high, segment.end_seq))
+        if piece.start >= piece.stop or not segment.records:
+            continue
+        # Of one key little is read of a segment, whatever its size.
+        fits = options.key is not None or size + segment.size <= options.partition_bytes_max
+        if tasks and fits and len(tasks[-1]) < per_task:
+            tasks[-1].append(piece)
+            size += segment.size
+        else:
+            tasks.append([piece])
+            size = segment.size
+    # Where there is nothing to read, Spark would start a task of its own making, which has no pieces.
+    return [KeyedTask(pieces) for pieces in tasks or [[]]]
+
+
+def to_arrow(batch: pa.RecordBatch, segment_id: int, columns: Sequence[str]) -> pa.RecordBatch:
+    """The batch as Spark wants it; keys and values are not copied."""
+    made = []
+    for name in columns:
+        if name == "segment":
+            made.append(pa.array(np.full(batch.num_rows, segment_id, dtype=np.int64)))
+        else:
+            made.append(batch.column(name).cast(_ARROW[name]))
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([(name, _ARROW[name]) for name in columns]))
+
+
+async def _opened(options: KeyedOptions) -> KeyedLogReader:
+    from llog.keyed import KeyedLogReader
+
+    return await KeyedLogReader.open(options.url, settings=options.settings)
+
+
+async def _checked(options: KeyedOptions) -> None:
+    """Raises if there is no log to read."""
+    await (await _opened(options)).close()
+
+
+async def _planned(options: KeyedOptions) -> list[KeyedTask]:
+    async with await _opened(options) as log:
+        end = await log.next_sequence()
+        return packed(await log.segments(*_ranges(options)), end, options)
+
+
+def _ranges(options: KeyedOptions) -> tuple[SeqRange, TimeRange]:
+    from llog.keyed import SeqRange, TimeRange
+
+    return SeqRange(*options.sequences), TimeRange(*options.times_ms)
+
+
+async def _begun(log: KeyedLogReader, options: KeyedOptions, piece: Piece) -> AsyncIterator[pa.RecordBatch]:
+    from llog.keyed import ScanOptions, SeqRange
+    from llog.keyed.freshness import reach
+
+    await reach(log, piece.stop)
+    wanted, how = SeqRange(piece.start, piece.stop), ScanOptions(time_range=_ranges(options)[1])
+    if options.key is not None:
+        return log.scan_batches(options.key, wanted, how)
+    return log.scan_prefix_batches(options.prefix, wanted, how)
+
+
+async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)
+
+
+async def _is_there(log: KeyedLogReader, piece: Piece) -> bool:
+    return any(segment.segment_id == piece.segment_id for segment in await log.segments(range(piece.start, piece.stop)))
+
+
+def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    if name not in given:
+        return None
+    try:
+        return parse(given[name])
+    except InvalidArgument as error:
+        raise ConfigurationError(f"option {name}: {error}") from error
+
+
+def _sequence(text: str) -> int:
+    if not (text.isascii() and text.strip().isdecimal()) or int(text) > _NUMBER_MAX:
+        raise InvalidArgument(f"{text[:40]!r} is not a sequence: write a whole number from 0")
+    return int(text)
+
+
+def _time_ms(text: str) -> int:
+    """Ms since 1970, or a time ago such as -10m."""
+    if text.startswith("-"):
+        return max(0, SystemRuntime().now_ms() - parse_duration_ms(text[1:]))
+    if not (text.isascii() and text.strip().isdecimal()) or int(text) > _NUMBER_MAX:
+        raise InvalidArgument(f"{text[:40]!r} is not a time: write ms since 1970, or a time ago such as -10m")
+    return int(text)
