@@ -49,8 +49,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
     Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs
     afterwards. The newest append of a partition is left alone, and so are partitions that another compactor is at.
 
-    Disk topics with cleanup compact: of each key, the newest record stays. The newest segment is left alone, and so are topics that another
-    process owns. Exit code 1 if a partition failed or is damaged.
+    Disk topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, newest segments are left alone. A topic
+    that another process owns is compacted by that one. Exit code 1 if a partition failed or is damaged.
     """
 
     async def compacted(log: Log, settings: Settings) -> _Compacted:

@@ -203,7 +203,7 @@ class DiskAppender:
     async def clean(self, tp: TopicPartition, *, force: bool = False) -> CleanResult:
         """Key compaction: of each key, the newest record stays. `InvalidArgument` if the topic is not to be compacted.
 
-        What is not worth it yet is left alone, unless with `force`; the newest segment is in any case.
+        What is not worth it yet is left alone, and so is the newest segment, unless with `force`.
         """
         place = await self._topics.find(tp)
         if place.topic.cleanup is not Cleanup.COMPACT:
@@ -218,6 +218,10 @@ class DiskAppender:
             place, owned = await line.through(lambda: self._ready(tp), lambda: self._owned(tp))
         except LlogError as error:
             return error
+        if place.topic.cleanup is Cleanup.COMPACT and (columns.keys is None or columns.keys.null_count):
+            return InvalidArgument(
+                f"topic {tp.topic!r} keeps the newest record of each key (cleanup compact): give every record a key"
+            )
         try:
             start, end, repeated = await owned.append(columns, group.producer)
         except LlogError as error:

@@ -99,9 +99,11 @@ class OpenSegments:
                     await owned.close()
 
     async def clean(self, path: Path, tp: TopicPartition, delete_retention_ms: int, *, force: bool) -> CleanResult:
-        """Key compaction of the sealed segments, on a thread; appends and reads go on."""
+        """Key compaction of the sealed segments, on a thread; appends and reads go on. `force` seals the newest one first."""
         async with self.borrowed(path, tp):
             owned = self._writers[path]
+            if force:
+                await owned.log.roll()
             if owned.cleaning is not None:
                 return CleanResult()  # it is being done
             owned.cleaning = asyncio.ensure_future(

@@ -7,6 +7,7 @@
 | `<offset>.producers` | what the log remembered of producers before this offset (`state.py`) |
 | `<base>.swap`, `*.cleaned` | a replacement under way (`replace.py`) |
 | `tail`, `log-start` | how far readers may read, and from where (`tail.py`) |
+| `compacted` | how far key compaction has come (`passes.py`) |
 | `unsynced` | there while a writer acknowledges before it syncs: the newest segment may have holes after a power cut |
 | `lock` | held by the one writer (`lock.py`) |
 """

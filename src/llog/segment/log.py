@@ -151,7 +151,9 @@ class SegmentLog:
             with Rewrite(self.directory, bases, stop, self.options, before) as rewrite:
                 for parts, offsets in frames:
                     rewrite.add(parts, offsets)
+                rewrite.prepare()
                 with self._writer.mutex:
+                    self._check_open()
                     if not set(bases) <= set(self.sealed()):
                         raise InvalidArgument(f"segments of {list(bases)} were removed by retention meanwhile")
                     rewrite.commit(last_record_needed=stop == self._writer.active.base)

@@ -107,19 +107,22 @@ class Rewrite:
         self._position += length
         self._offset = frame.next_offset
 
-    def commit(self, *, last_record_needed: bool) -> None:
-        """Replaces the segments. `last_record_needed`: no sealed segment follows, so a reader must find a record at their end."""
+    def prepare(self) -> None:
+        """Makes the new files durable, all frames being added: the long part of it, for which no append has to wait."""
         if self._offset != self._stop:
             raise InvalidArgument(
                 f"the rewritten segment ends at offset {self._offset - 1}, not at {self._stop - 1}: cover all offsets"
             )
+        os.fsync(self._descriptor)
+        for suffix, content in zip((INDEX, TIMEINDEX), self._indexes, strict=True):
+            put_small(self._path(suffix), content)
+
+    def commit(self, *, last_record_needed: bool) -> None:
+        """Replaces the segments; after `prepare`. `last_record_needed`: no sealed one follows, so readers need a record at their end."""
         if last_record_needed and not self._ends_in_record:
             raise InvalidArgument(
                 f"offset {self._stop - 1} is the last one that is sealed: keep its record, or readers wait at the end in vain"
             )
-        os.fsync(self._descriptor)
-        for suffix, content in zip((INDEX, TIMEINDEX), self._indexes, strict=True):
-            put_small(self._path(suffix), content)
         put_small(
             self._directory / name_of(self._bases[0], SWAP),
             msgspec.json.encode(Swap(version=VERSION, bases=self._bases)),

@@ -188,7 +188,14 @@ def test_of_each_key_the_newest_record_is_kept(llog: Llog) -> None:
     assert _json(llog("verify", "t", "--json"))["partitions"][0]["records"] == len(records)
     llog("produce", "t", "--key-separator", "=", stdin="k0=after")
     assert llog("consume", "t", "--from", "101").stdout == "after\n"
+    assert _json(llog("compact", "t", "--json"))[0]["removed"] == 1
     assert llog("compact", "t").stdout == ""
+
+
+def test_a_topic_that_keeps_the_newest_of_each_key_refuses_records_without_one(llog: Llog) -> None:
+    llog("topics", "create", "t", "--engine", "disk", "--cleanup", "compact")
+    assert "give every record a key" in llog("produce", "t", stdin="x\n", code=2).stderr
+    assert llog("consume", "t").stdout == ""
 
 
 def test_a_deleted_topic_leaves_no_files_and_its_name_can_be_used_again(
