@@ -1,0 +1,91 @@
+"""From SlateDB's rows to Arrow batches: the records of runs, as far as they are in the range."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from llog.keyed.encoding import entry_parts, unescaped
+from llog.keyed.model import LogEntry, ScanOptions
+from llog.keyed.runs import decode, peek
+from llog.keyed.segments import EVERYTHING, Bounds
+from llog.keyed.slate import PAGE_ROWS_MAX, Rows
+
+FIRST_PAGE_ROWS: Final = 8
+
+
+async def batches(
+    rows: Rows, sequences: Bounds, times: Bounds, options: ScanOptions, *, one_key: bool
+) -> AsyncIterator[pa.RecordBatch]:
+    """Record batches of the rows, which are entries; none of them empty. Of one key it stops behind the range."""
+    most = FIRST_PAGE_ROWS
+    while True:
+        page = await rows.page(most)
+        if not page:
+            return
+        batch = _within(_decoded(page), sequences, times)
+        if batch.num_rows:
+            yield batch
+        if len(page) < most or (one_key and peek(page[-1].value).first >= sequences[1] - 1):
+            return
+        size = sum(len(row.value) for row in page) // len(page) + 1
+        most = max(1, min(4 * most, PAGE_ROWS_MAX, options.batch_bytes // size))
+
+
+async def limited(found: AsyncIterator[pa.RecordBatch], limit: int | None) -> AsyncIterator[pa.RecordBatch]:
+    left = limit
+    if left is not None and left <= 0:
+        return
+    async for batch in found:
+        if left is None:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
+
+
+def entries_of(batch: pa.RecordBatch) -> Iterator[LogEntry]:
+    """One object for each record: for reads small enough that this cost does not matter."""
+    keys, sequences, values = (batch.column(number).to_pylist() for number in range(3))
+    return map(LogEntry, keys, sequences, values)
+
+
+def in_order(found: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The records of all batches by sequence."""
+    joined = pa.Table.from_batches(found).combine_chunks().to_batches()[0]
+    sequences = joined.column("sequence").to_numpy()
+    if (sequences[1:] > sequences[:-1]).all():
+        return joined
+    return joined.take(pa.array(np.argsort(sequences)))
+
+
+def _decoded(page: list[Any]) -> pa.RecordBatch:
+    keys: list[bytes] = []
+    last, key = None, b""
+    for row in page:
+        escaped, _ = entry_parts(row.key)
+        if escaped != last:
+            last, key = escaped, unescaped(escaped)
+        keys.append(key)
+    return decode(keys, [row.value for row in page])
+
+
+def _within(batch: pa.RecordBatch, sequences: Bounds, times: Bounds) -> pa.RecordBatch:
+    numbers = batch.column("sequence").to_numpy()
+    kept = (numbers >= sequences[0]) & (numbers < sequences[1])
+    if times != EVERYTHING:
+        appended = batch.column("append_time").cast(pa.int64()).to_numpy()
+        kept &= (appended >= times[0]) & (appended < times[1])
+    if kept.all():
+        return batch
+    wanted = np.flatnonzero(kept)
+    if len(wanted) == 0:
+        return batch.slice(0, 0)
+    if wanted[-1] - wanted[0] == len(wanted) - 1:
+        return batch.slice(int(wanted[0]), len(wanted))
+    return batch.filter(pa.array(kept))
