@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHES = ("blobs", "stores", "partition", "segment", "spark")
+BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "spark")
 
 
 def summary(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Durations and sizes as people write them: one grammar for settings, options and messages."""
+"""Durations, sizes and bytes as people write them: one grammar for settings, options and messages."""
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Final
 
@@ -20,6 +21,7 @@ _SIZES: Final = {
     "tb": 10**12,
 }
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*", re.ASCII)
 _MAX: Final = (1 << 63) - 1
 
 
@@ -31,6 +33,14 @@ def parse_duration_ms(text: str) -> int:
 def parse_size(text: str) -> int:
     """`64MiB`, `1.5GiB`, `10MB` or a bare number of bytes; else `InvalidArgument`."""
     return _parse(text, _SIZES, "b", "a size", "4096, 512KiB, 64MiB or 10GiB")
+
+
+def parse_base64url(text: str) -> bytes:
+    """Bytes that are written as base64 for addresses, with or without its padding; else `InvalidArgument`."""
+    whole = text.rstrip("=")
+    if not _BASE64URL.fullmatch(whole) or len(whole) % 4 == 1:
+        raise InvalidArgument(f"{text[:40]!r} is not base64url: it has A-Z, a-z, 0-9, '-' and '_' only")
+    return base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4))
 
 
 def format_size(size: int) -> str:

@@ -53,6 +53,13 @@ class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic_partitions: Annotated[list[ProduceItem], Meta(min_length=1, max_length=ITEMS_MAX)]
 
 
+class KeyedRecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record of a keyed log."""
+
+    key: Data
+    value: Data
+
+
 class ConsumeItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic: str
     partition: Partition
@@ -136,6 +143,20 @@ def data_out(data: bytes | None) -> str | dict[str, str] | None:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
+
+
+def pairs_in(records: list[KeyedRecordIn]) -> list[tuple[bytes, bytes]]:
+    return [(data_in(record.key) or b"", data_in(record.value) or b"") for record in records]
+
+
+def keyed_out(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Records of a keyed log as JSON has them: an object for each, so whoever calls this bounds them."""
+    keys, sequences, values = (batch.column(name).to_pylist() for name in ("key", "sequence", "value"))
+    times = batch.column("append_time").cast(pa.int64()).to_pylist()
+    return [
+        {"sequence": sequence, "key": data_out(key), "value": data_out(value), "append_time_ms": time}
+        for key, sequence, value, time in zip(keys, sequences, values, times, strict=True)
+    ]
 
 
 def _text_values(records: Sequence[Any]) -> pa.BinaryArray:

@@ -106,14 +106,14 @@ async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int
     if where == "latest":
         return bounds.next_offset
     if not where.isdecimal():
-        return await reader.offset_for_time(tp, _parse_time_ms(where))
+        return await reader.offset_for_time(tp, parse_time_ms(where))
     offset = int(where)
     if not bounds.log_start_offset <= offset <= bounds.next_offset:
         raise OffsetOutOfRange(str(tp), offset, *bounds)
     return offset
 
 
-def _parse_time_ms(text: str) -> int:
+def parse_time_ms(text: str) -> int:
     """ISO 8601, UTC unless it names another zone; else `InvalidArgument`."""
     try:
         when = datetime.fromisoformat(text)
@@ -178,7 +178,7 @@ class _Printer:
                 if count <= 0:
                     break
                 records = records_of(slice_columns(batch.columns, 0, count), batch.start_offset)
-                _write([self._format(tp, each) for each in records])
+                write_out([self._format(tp, each) for each in records])
                 offset = batch.start_offset + count
             await self._commit(tp, offset)
         return offset
@@ -190,7 +190,7 @@ class _Printer:
             await groups.commit(self._log, self._group, tp, offset, self._reader)
 
 
-def _write(lines: Sequence[bytes]) -> None:
+def write_out(lines: Sequence[bytes]) -> None:
     """Onto stdout, and out of this process: a commit after it must not run ahead of what was printed."""
     data = memoryview(b"".join(lines))
     # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one tells.

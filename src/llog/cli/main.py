@@ -18,6 +18,7 @@ from llog.cli.common import Invocation
 from llog.errors import (
     ConfigurationError,
     InvalidArgument,
+    KeyedLogNotFound,
     LlogError,
     MissingExtra,
     OffsetOutOfRange,
@@ -38,6 +39,7 @@ COMMANDS: Final = {
     "produce": "llog.cli.produce:produce",
     "consume": "llog.cli.consume:consume",
     "groups": "llog.cli.groups:groups",
+    "keyed": "llog.cli.keyed:keyed",
     "inspect": "llog.cli.inspect:inspect",
     "compact": "llog.cli.upkeep:compact",
     "retain": "llog.cli.upkeep:retain",
@@ -52,6 +54,7 @@ COMMANDS: Final = {
 BAD_INPUT: Final = (
     ConfigurationError,
     InvalidArgument,
+    KeyedLogNotFound,
     MissingExtra,
     OffsetOutOfRange,
     PartitionNotInitialized,

@@ -1,0 +1,66 @@
+"""The routes under `/keyed`, whether or not there is a keyed log behind them.
+
+SlateDB is imported by the first request that needs it: a broker without a keyed log does without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llog.broker.metrics import Metrics
+from llog.config import Settings
+from llog.errors import KeyedLogNotConfigured
+
+if TYPE_CHECKING:
+    from llog.broker.keyed_answers import KeyedAnswers
+
+Handler = Callable[[Request], Awaitable[Response]]
+Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
+"""Reads the body of a request, of this content type: `Broker._body`."""
+
+_ROUTES: Final = (
+    ("write", "POST", "/keyed/append"),
+    ("write", "POST", "/keyed/seal"),
+    ("read", "GET", "/keyed/scan"),
+    ("read", "GET", "/keyed/count"),
+    ("read", "GET", "/keyed/keys"),
+    ("read", "GET", "/keyed/segments"),
+    ("read", "GET", "/keyed/tail"),
+)
+
+
+class Keyed:
+    def __init__(self, settings: Settings, metrics: Metrics, stopping: asyncio.Event, body: Body) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._stopping = stopping
+        self._body = body
+        self._answers: KeyedAnswers | None = None
+
+    def routes(self) -> list[tuple[str, str, str, Handler]]:
+        """Role, method, path and handler of each."""
+        return [(role, verb, path, partial(self._answer, path)) for role, verb, path in _ROUTES]
+
+    async def close(self) -> None:
+        if self._answers is not None:
+            await self._answers.close()
+
+    async def _answer(self, path: str, request: Request) -> Response:
+        if self._settings.keyed is None:
+            raise KeyedLogNotConfigured(
+                "this broker serves no keyed log: start it with LLOG_KEYED=file:///absolute/dir or s3://bucket/prefix"
+            )
+        if self._answers is None:
+            from llog.broker.keyed_answers import KeyedAnswers
+
+            self._answers = KeyedAnswers(
+                self._settings.keyed, self._settings, self._metrics, self._stopping, self._body
+            )
+        return await self._answers.handlers[path](request)
