@@ -40,6 +40,7 @@ from llog.broker.tail import SharedTail, Tail
 from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
+from llog.engines.upkeep import let_go_of_deleted
 from llog.errors import InvalidArgument, LlogError, RequestTooLarge, WrongRole
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import writer_options
@@ -282,6 +283,7 @@ class Broker:
 
     async def _delete_topic(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])
+        await let_go_of_deleted(self._log)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # --- the broker itself

@@ -9,7 +9,7 @@ import msgspec
 
 from llog.config import Settings
 from llog.engines.routing import EngineAppender
-from llog.engines.upkeep import clean_all, retain_all
+from llog.engines.upkeep import clean_all, let_go_of_deleted, retain_all
 from llog.errors import LlogError, LogOwned
 from llog.model import TopicPartition
 from llog.opening import collector_options, compactor_options
@@ -132,7 +132,8 @@ class Maintenance:
                 self._report(f"retention of {tp}: {result}")
 
     async def clean(self) -> None:
-        """Of the disk topics that want it, except for those that another process owns."""
+        """Of the disk topics that want it, except for those that another process owns; those that were deleted are let go."""
+        await let_go_of_deleted(self._log)
         for tp, result in (await clean_all(self._log)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned):
                 self._report(f"key compaction of {tp}: {result}")

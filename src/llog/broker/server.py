@@ -23,6 +23,8 @@ try:
 
     from llog.broker.app import Broker
 except ImportError as error:
+    if (error.name or "").partition(".")[0] == "llog":
+        raise  # a part of this package: nothing that could be installed
     raise MissingExtra(f'the broker needs {error.name}: pip install "leaderless-log[broker]"') from error
 
 GRACE_S: Final = 30

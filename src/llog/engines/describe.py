@@ -11,6 +11,7 @@ from llog.engines.disk import DiskTopics
 from llog.errors import InvalidArgument
 from llog.model import TopicPartition
 from llog.partition.log import Log
+from llog.segment.files import explained
 from llog.segment.inspecting import Piece, SegmentInfo
 from llog.segment.lock import Owner, owner_of
 from llog.segment.reader import SegmentReader
@@ -42,6 +43,10 @@ async def describe_disk_partition(
     place = await topics.find(tp)
 
     def looked(reader: SegmentReader) -> DiskDescription:
+        with explained("look at", place.path):
+            return described(reader)
+
+    def described(reader: SegmentReader) -> DiskDescription:
         bounds = reader.bounds_now()
         empty = bounds.log_start_offset == bounds.next_offset
         frames = [] if empty else list(islice(reader.pieces(from_offset), max_frames + 1))

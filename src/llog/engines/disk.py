@@ -209,7 +209,8 @@ class DiskAppender:
         if place.topic.cleanup is not Cleanup.COMPACT:
             raise InvalidArgument(f"topic {tp.topic!r} keeps all records of a key (cleanup {place.topic.cleanup})")
         delete_retention_ms = place.topic.delete_retention_ms
-        return await self._topics.segments.clean(place.path, tp, delete_retention_ms, force=force)
+        async with self._borrowed(tp):
+            return await self._topics.segments.clean(place.path, tp, delete_retention_ms, force=force)
 
     async def _settled(self, group: Group, columns: Columns) -> AppendResult | LlogError:
         tp = TopicPartition(group.topic, group.partition)
@@ -235,7 +236,10 @@ class DiskAppender:
     @asynccontextmanager
     async def _borrowed(self, tp: TopicPartition) -> AsyncIterator[tuple[Place, SegmentLog]]:
         place = await self._topics.find(tp)
+        is_held = self._topics.segments.held(place.path) is not None
         async with self._topics.segments.borrowed(place.path, tp) as owned:
+            if not is_held:
+                await self._topics.confirm(tp, place)
             yield place, owned
 
     def _ready(self, tp: TopicPartition) -> tuple[Place, SegmentLog] | None:

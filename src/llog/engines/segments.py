@@ -152,6 +152,12 @@ class OpenSegments:
             except LlogError:
                 pass  # there is nothing left to close properly
 
+    async def let_go_of_deleted(self) -> None:
+        """Closes what is open of topics whose directories are gone: else it would stay, with its bytes, until somebody asks for them."""
+        for path in {path.parent for path in (*self._readers, *self._writers)}:
+            if not path.is_dir():
+                await self.let_go(path)
+
     async def close(self) -> None:
         """Idempotent. All that was appended stays appended, whatever the first error says that it raises."""
         self._closed = True
@@ -176,7 +182,9 @@ class OpenSegments:
         try:
             log = await asyncio.to_thread(SegmentLog.open, path, self._options, self._runtime, what=str(tp))
         except LogOwned as error:
-            raise LogOwned(f"{error}. If it is a broker, send it over HTTP: POST /produce") from None
+            raise LogOwned(
+                f"{error}. If it is a broker, send records over HTTP (POST /produce); its retention and key compaction it does itself"
+            ) from None
         owned = _Owned(log)
         if self._closed:
             await owned.close()

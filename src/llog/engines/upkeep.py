@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llog.engines.disk import DiskAppender
+from llog.engines.segments import OpenSegments
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
 from llog.model import TopicPartition
 from llog.partition.catalog import DISK, Catalog
@@ -34,6 +35,12 @@ async def retain_all(
             except LlogError as error:
                 results[tp] = error
     return results
+
+
+async def let_go_of_deleted(log: Log) -> None:
+    """Closes the files of disk topics that were deleted, by whomever."""
+    if isinstance(log.segments, OpenSegments):
+        await log.segments.let_go_of_deleted()
 
 
 async def clean_all(log: Log, *, topic: str | None = None) -> dict[TopicPartition, CleanResult | LlogError]:

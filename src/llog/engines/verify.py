@@ -12,6 +12,7 @@ from llog.partition import verify as objects
 from llog.partition.catalog import DISK, Catalog
 from llog.partition.log import Log
 from llog.partition.verify import PROBLEMS_MAX, Problem, ProblemKind, VerifyReport
+from llog.segment.files import explained
 from llog.segment.inspecting import Piece
 from llog.segment.reader import SegmentReader
 
@@ -46,6 +47,10 @@ class _Walk:
         self._left_out = 0
 
     def run(self) -> VerifyReport:
+        with explained("verify", self._reader.directory):
+            return self._run()
+
+    def _run(self) -> VerifyReport:
         self._expected, stop = self._reader.bounds_now()
         for attempt in range(_ATTEMPTS if self._expected < stop else 0):
             reached = self._expected

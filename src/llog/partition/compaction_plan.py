@@ -42,7 +42,7 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_entries: int = 4096
     codec: Codec = Codec.NONE
     concurrency: int = 32
-    memory_bytes_max: int = 256 << 20
+    memory_bytes_max: int = 384 << 20
     """Slices that one pass over many partitions holds at a time."""
     idle_ms: int = 60_000
     """A partition without an append for so long has its `pending` cleared, which would keep a shared blob alive."""

@@ -115,7 +115,7 @@ class Compactor:
         return task.result
 
     async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
-        """One run of each partition, reading each shared blob once per half of `memory_bytes_max` of slices.
+        """One run of each partition, reading each shared blob once for every wave of slices.
 
         A partition's error is in its result and stops no other. With `claim`, those that others have claimed are left to them.
         """
@@ -123,15 +123,15 @@ class Compactor:
         waiting = list(tasks.values())
         wave: list[_Task] = []
         ending: asyncio.Task[None] | None = None
-        size = 0
+        size, limit = 0, self._options.memory_bytes_max * 2 // 3  # the next wave is read while this one is written
         try:
             for first in range(0, len(waiting), self._options.concurrency):
                 chunk = waiting[first : first + self._options.concurrency]
                 await self._each(chunk, lambda task: self._choose(task, claim))
                 for task in chunk:
-                    if wave and size + task.memory > self._options.memory_bytes_max // 2:
+                    if wave and size + task.memory > limit:
                         ending = await self._run_wave(wave, ending)
-                        wave, size = [], 0
+                        wave, size, limit = [], 0, self._options.memory_bytes_max // 3
                     wave.append(task)
                     size += task.memory
             ending = await self._run_wave(wave, ending)

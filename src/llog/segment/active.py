@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,11 @@ class ActiveSegment:
             self.timeindex.flush()
         except OSError:
             pass
+
+    def check_there(self) -> None:
+        """`FileNotFoundError` if its file was removed: nobody would find again what is written to it."""
+        if not os.fstat(self.descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "its file was removed", str(self.path))
 
     def cut(self) -> None:
         """Removes what lies behind the last frame, durably."""

@@ -47,6 +47,7 @@ _REMEDIES: Final = {
     errno.EACCES: "give this user read and write access to it",
     errno.EPERM: "give this user read and write access to it",
     errno.EROFS: "mount its file system writable",
+    errno.ENOENT: "bring its directory back from a copy, or delete its topic, then restart this process",
     errno.EIO: "check the disk and the kernel's log",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",

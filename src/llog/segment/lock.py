@@ -31,7 +31,7 @@ def take(directory: Path, what: str) -> int:
             owner = owner_of(directory)
             named = f"process {owner.pid} ({owner.command})" if owner else "another process"
             raise LogOwned(
-                f"{what} in {directory} is open for writing in {named}: append through it, or stop it"
+                f"{what} in {directory} is open for writing in {named}, and nobody else may change it: go through that process, or stop it"
             ) from None
         owner = Owner(os.getpid(), " ".join(sys.orig_argv)[:COMMAND_CHARS_MAX])
         try:

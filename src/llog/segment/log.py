@@ -27,7 +27,7 @@ from llog.segment.frames import Body, Offsets
 from llog.segment.options import Fsync, SegmentOptions
 from llog.segment.recovery import maxima_before
 from llog.segment.repair import rebuild_indexes
-from llog.segment.replace import Rewrite
+from llog.segment.replace import Rewrite, carry_on
 from llog.segment.writer import GROUP_BYTES_MAX, Append, Result, SegmentWriter
 
 __all__ = ["Fsync", "Result", "SegmentLog", "SegmentOptions", "encode_body"]
@@ -142,6 +142,8 @@ class SegmentLog:
         sparse. Together they cover every offset of the segments.
         """
         with explained("rewrite a segment in", self.directory):
+            with self._writer.mutex:
+                carry_on(self.directory)
             sealed = [*self.sealed(), self._writer.active.base]
             first = sealed.index(bases[0]) if bases and bases[0] in sealed else -1
             if first < 0 or sealed[first : first + len(bases)] != list(bases) or first + len(bases) >= len(sealed):
@@ -206,8 +208,10 @@ class SegmentLog:
 
     async def _sync_later(self) -> None:
         try:
-            await self._runtime.sleep(self.options.fsync_interval_ms / 1000)
-            await self._run(self._writer.sync)
+            # Once more if something was committed behind the sync, before this heard of its end.
+            while self._writer.unsynced:
+                await self._runtime.sleep(self.options.fsync_interval_ms / 1000)
+                await self._run(self._writer.sync)
         except LlogError:
             pass  # the next append opens the segment again, and tells its caller if that fails
         finally:

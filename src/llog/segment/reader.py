@@ -24,7 +24,7 @@ from llog.ports import Bounds
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment import tail
 from llog.segment.bodies import Part, parts_of
-from llog.segment.files import LOG, TAIL, UNSYNCED, explained, name_of, numbered
+from llog.segment.files import LOG, TAIL, UNSYNCED, explained, name_of, numbered, unavailable
 from llog.segment.frames import Frame
 from llog.segment.index import Maxima
 from llog.segment.inspecting import Piece, SegmentInfo, describe, pieces
@@ -188,6 +188,8 @@ class SegmentReader:
                 file = self._tail = FileIO(self.directory / TAIL)
             except FileNotFoundError:
                 return None
+            except OSError as error:
+                raise unavailable("read", self.directory / TAIL, error) from error
         return tail.read_tail(file.fileno())
 
     def _scanned_bounds(self) -> Bounds:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
+from llog.errors import CorruptBatch
 from llog.model import FIRST_OFFSET
 from llog.segment.active import ActiveSegment
 from llog.segment.files import (
@@ -45,7 +46,7 @@ from llog.segment.index import (
 from llog.segment.options import SegmentOptions
 from llog.segment.segments import Segment, Start
 from llog.segment.state import LogState, newest_snapshot
-from llog.segment.tail import read_log_start
+from llog.segment.tail import put_log_start, read_log_start
 
 _BODIES_WINDOW = 1 << 20
 
@@ -75,6 +76,7 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
             os.unlink(directory / name)
     bases = numbered(directory, LOG)
     if not bases:
+        _check_end(directory, start or FIRST_OFFSET, 0, start or FIRST_OFFSET)
         active = create(directory, start or FIRST_OFFSET, options)
         state = newest_snapshot(directory, active.base)
         if state is None or state.next_offset != active.base:
@@ -84,11 +86,15 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
     bases = drop_below(directory, bases, log_start)
     found = _newest(directory, bases, options, unsynced=(directory / UNSYNCED).exists())
     base = bases[-1]
+    _check_end(directory, base, found.position, found.next_offset)
     # Also what a killed writer had not synced: from now on it counts as acknowledged. Before the indexes, which rely on it.
     _cut(directory / name_of(base, LOG), found.position)
     left = _replace_index(directory / name_of(base, INDEX), found.entries)
     time_left = _replace_index(directory / name_of(base, TIMEINDEX), found.time_entries)
     sync_directory(directory)
+    if log_start > found.next_offset:
+        # What was trimmed up to there was lost with the tail. Records that get these offsets now must not be below it one day.
+        put_log_start(directory, found.next_offset)
     state = _replayed(directory, bases, found)
     active = ActiveSegment(directory, base, options)
     active.index.add(left)
@@ -97,6 +103,19 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
     active.first_append_ms = found.first_append_ms
     active.rule.resume(_last_entry(found.entries), _last_time_entry(found.time_entries))
     return Recovered(active, state, min(log_start, found.next_offset))
+
+
+def _check_end(directory: Path, base: int, position: int, next_offset: int) -> None:
+    """`CorruptBatch` if the log ends before a snapshot: that was put when all before it was durable, so this is no torn tail.
+
+    To cut it off would give offsets to other records that readers have seen, and groups have passed."""
+    ends = numbered(directory, PRODUCERS)
+    if ends and ends[-1] > next_offset:
+        raise CorruptBatch(
+            f"{directory / name_of(base, LOG)} is damaged or gone from byte {position} on: offsets {next_offset} to "
+            f"{ends[-1] - 1} were durable, and cannot be read any more. Bring the file back from a copy; or remove "
+            f"{directory / name_of(ends[-1], PRODUCERS)} to go on without them, and new records get these offsets"
+        )
 
 
 def _newest(directory: Path, bases: list[int], options: SegmentOptions, *, unsynced: bool) -> Found:

@@ -123,11 +123,12 @@ class Rewrite:
             raise InvalidArgument(
                 f"offset {self._stop - 1} is the last one that is sealed: keep its record, or readers wait at the end in vain"
             )
-        put_small(
-            self._directory / name_of(self._bases[0], SWAP),
-            msgspec.json.encode(Swap(version=VERSION, bases=self._bases)),
-        )
-        self._done = True
+        swap = self._directory / name_of(self._bases[0], SWAP)
+        try:
+            put_small(swap, msgspec.json.encode(Swap(version=VERSION, bases=self._bases)))
+        finally:
+            # Whatever failed: once that file is there, others are removed in favour of the cleaned ones, which must stay, then.
+            self._done = swap.exists()
         _carry_out(self._directory, self._bases)
 
     def _path(self, suffix: str) -> Path:
@@ -136,18 +137,23 @@ class Rewrite:
 
 def finish(directory: Path) -> None:
     """Completes the replacements that were committed, and removes what is left of the others."""
+    carry_on(directory)
+    leftovers = [name for name in os.listdir(directory) if name.endswith(CLEANED)]
+    for name in leftovers:
+        os.unlink(directory / name)
+
+
+def carry_on(directory: Path) -> None:
+    """Completes the replacements that were committed: also before anything else is done to segments, if an error has stopped one."""
     for base in numbered(directory, SWAP):
         path = directory / name_of(base, SWAP)
         try:
             swap = msgspec.json.decode(path.read_bytes(), type=Swap)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptBatch(f"{path} is damaged: {error}") from error
+            raise CorruptBatch(f"{path} is damaged: {error}. Remove it: the segments stay as they are, then") from error
         if swap.version != VERSION:
             raise CorruptBatch(f"{path} has version {swap.version}, not {VERSION}: a newer llog may have written it")
         _carry_out(directory, swap.bases)
-    leftovers = [name for name in os.listdir(directory) if name.endswith(CLEANED)]
-    for name in leftovers:
-        os.unlink(directory / name)
 
 
 def _carry_out(directory: Path, bases: Iterable[int]) -> None:

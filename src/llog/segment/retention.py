@@ -12,6 +12,7 @@ from llog.ports import RetentionResult
 from llog.segment.files import LOG, explained, name_of, numbered
 from llog.segment.index import Maxima
 from llog.segment.recovery import drop_below, maxima_before
+from llog.segment.replace import carry_on
 from llog.segment.writer import SegmentWriter
 
 
@@ -20,9 +21,12 @@ def trim(writer: SegmentWriter, before_offset: int) -> RetentionResult:
     if before_offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
     with writer.mutex:
+        writer.check_open()
         bounds = writer.bounds
         if before_offset > bounds.next_offset:
             raise OffsetOutOfRange(writer.what, before_offset, *bounds)
+        with explained("trim", writer.directory):
+            carry_on(writer.directory)
         if before_offset == bounds.next_offset:
             writer.roll()
         return _raise_start(writer, before_offset)
@@ -45,6 +49,8 @@ def retain(
         if value is not None and value < 0:
             raise InvalidArgument(f"{name} must not be negative: {value}")
     with writer.mutex, explained("look at", writer.directory):
+        writer.check_open()
+        carry_on(writer.directory)
         bases = numbered(writer.directory, LOG)
         sizes = [os.stat(writer.directory / name_of(base, LOG)).st_size for base in bases[:-1]]
         sizes.append(writer.active.position)

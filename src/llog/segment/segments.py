@@ -149,8 +149,9 @@ class Segment:
     def _indexes(self, end: int, *, again: bool) -> tuple[Index, TimeIndex]:
         """Mapped as they are now; made from the frames if the files are missing, or `again`: they have led astray."""
         if self._built is None and (again or self._index_file is None or self._time_file is None):
-            self._built = self.build(end, BUILT_INTERVAL_BYTES, None, Maxima())
-            self._index, self._times = Index(self._built[0]), TimeIndex(self._built[1])
+            built = self.build(end, BUILT_INTERVAL_BYTES, None, Maxima())
+            self._index, self._times = Index(built[0]), TimeIndex(built[1])
+            self._built = built  # last: another thread takes what is there from now on
         if self._built is None and self._index_file is not None and self._time_file is not None:
             sizes = (os.fstat(self._index_file.fileno()).st_size, os.fstat(self._time_file.fileno()).st_size)
             if sizes != self._sizes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -67,23 +68,33 @@ class SegmentWriter:
         """The sync that failed, until the segment was opened and checked again."""
         self._ragged = False
         """Whether there may be bytes behind the last frame."""
-        with explained("open", directory):
+        with explained("open", directory), ExitStack() as opened:
             make_directory(directory)
             self._lock = lock.take(directory, what)
-            try:
-                replace.finish(directory)
-                self.active, self.state, self.log_start = recover(directory, options)
-                self._mark_unsynced()
-                self._tail = tail.open_tail(directory)
-                tail.write_tail(self._tail, self.bounds)
-            except BaseException:
-                os.close(self._lock)
-                raise
+            opened.callback(os.close, self._lock)
+            replace.finish(directory)
+            self.active, self.state, self.log_start = recover(directory, options)
+            opened.callback(self.active.close)
+            self._mark_unsynced()
+            self._tail = tail.open_tail(directory)
+            opened.callback(os.close, self._tail)
+            tail.write_tail(self._tail, self.bounds)
+            opened.pop_all()
         self._unsynced = False
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether something was acknowledged that is not durable yet."""
+        return self._unsynced
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.log_start, self.state.next_offset)
+
+    def check_open(self) -> None:
+        """`StoreUnavailable` once it is closed: its descriptors may be those of other files by now. Under the mutex."""
+        if self.closed:
+            raise StoreUnavailable(f"{self.what} in {self.directory} is closed: open it again")
 
     def commit(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
         """One result or error each, in order. With fsync `always`, what is not an error is durable."""
@@ -109,6 +120,7 @@ class SegmentWriter:
     def roll(self) -> None:
         """Seals the newest segment and begins the next one, unless it is empty."""
         with self.mutex, explained("begin a segment in", self.directory):
+            self.check_open()
             self._heal()
             if self.active.position:
                 self._roll()
@@ -149,8 +161,7 @@ class SegmentWriter:
         """The outcome of the appends from `first` on that went together: at least one."""
         active = self.active
         try:
-            if self.closed:
-                raise StoreUnavailable(f"{self.what} in {self.directory} is closed: open it again")
+            self.check_open()
             self._heal()
             if self._is_old(now_ms):
                 self._roll()
@@ -168,6 +179,7 @@ class SegmentWriter:
                     except OSError as error:
                         self._broken = error
                         raise
+                active.check_there()
         except LlogError as error:
             return [error]
         except OSError as error:

@@ -244,3 +244,18 @@ def test_producing_to_a_topic_that_another_process_owns_says_who_and_how(llog: L
         owner.communicate("\n")
     llog("produce", "t", "--partition", "0", stdin="x\n")
     assert llog("consume", "t", "--partition", "0", "--from", "101").stdout == "owned\nx\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "consume"])
+@pytest.mark.parametrize("name", [f"{1:020}.log", "tail"])
+def test_files_that_cannot_be_read_are_an_error_that_says_what_to_do(
+    llog: Llog, tmp_path: Path, command: str, name: str
+) -> None:
+    llog("topics", "create", "t", "--engine", "disk")
+    llog("produce", "t", stdin="a\nb\n")
+    (path,) = tmp_path.rglob(f"t/0/{name}")
+    path.unlink()
+    path.mkdir()
+    result = llog(command, "t", code=1)
+    assert result.stderr.startswith("llog: cannot ")
+    assert "check its file system" in result.stderr

@@ -13,7 +13,16 @@ from llog.broker.maintenance import Maintenance
 from llog.config import Settings
 from llog.engines.disk import DiskAppender
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.errors import InvalidArgument, LlogError, LogOwned, OffsetOutOfRange, RecordRemoved
+from llog.engines.segments import OpenSegments, _Owned
+from llog.errors import (
+    InvalidArgument,
+    LlogError,
+    LogOwned,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    RecordRemoved,
+    StoreUnavailable,
+)
 from llog.model import Record, TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import DISK, Catalog
@@ -110,3 +119,43 @@ async def test_a_log_that_closes_ends_its_compaction(settings: Settings, log: Lo
     async with opened_log(settings) as other:
         assert await _newest(other, STATE) == {b"k%d" % key: 29 for key in range(5)}
         assert (await DiskAppender(other).clean(STATE, force=True)).through > 1
+
+
+async def test_upkeep_closes_the_files_of_deleted_topics_that_nobody_asks_for(log: Log, settings: Settings) -> None:
+    assert isinstance(log.segments, OpenSegments)
+    path = log.segments.directory / SHORT.topic / "0"
+    held = log.segments.held(path)
+    assert held is not None
+    await Catalog(log).delete(SHORT.topic)
+    reports: list[str] = []
+    await Maintenance(log, settings, reports.append).clean()
+    assert log.segments.held(path) is None
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await held.sync()
+    assert not reports
+
+
+async def test_upkeep_does_not_bring_a_topic_back_that_is_deleted_meanwhile(
+    log: Log, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened_log(settings) as other:
+        await Catalog(other).create("brief", engine=DISK, cleanup=Cleanup.COMPACT)
+        appender, tp = DiskAppender(other), TopicPartition("brief", 0)
+        real = OpenSegments._owned
+
+        async def deleted_first(self: OpenSegments, path: Path, tp: TopicPartition) -> _Owned:
+            monkeypatch.setattr(OpenSegments, "_owned", real)
+            await Catalog(log).delete("brief")
+            return await real(self, path, tp)
+
+        for upkeep in (
+            lambda: appender.retain(tp, retention_ms=None, retention_bytes=1),
+            lambda: appender.trim(tp, 1),
+            lambda: appender.clean(tp),
+        ):
+            monkeypatch.setattr(OpenSegments, "_owned", deleted_first)
+            with pytest.raises(PartitionNotInitialized):
+                await upkeep()
+            assert log.segments is not None
+            assert not [path for path in log.segments.directory.iterdir() if path.name.startswith("brief")]
+            await Catalog(other).create("brief", engine=DISK, cleanup=Cleanup.COMPACT)

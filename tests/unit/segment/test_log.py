@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -20,9 +21,11 @@ from llog.errors import (
 )
 from llog.model import Record, TimestampType
 from llog.producers import PRODUCERS_MAX, Producer
+from llog.segment import retention
 from llog.segment.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, UNSYNCED, name_of, numbered
 from llog.segment.log import Fsync, SegmentLog, SegmentOptions
 from llog.segment.reader import SegmentReader
+from llog.segment.repair import rebuild_indexes
 from tests.unit.segment.tools import kill, read_all
 
 SMALL = SegmentOptions(segment_bytes=2000, index_interval_bytes=300)
@@ -70,7 +73,9 @@ async def test_concurrent_appends_share_writes_and_keep_the_order_of_the_calls(
 
 async def test_a_second_writer_is_told_who_owns_the_log(tmp_path: Path) -> None:
     log = SegmentLog.open(tmp_path / "log", what="orders/3")
-    with pytest.raises(LogOwned, match=rf"orders/3 in .* process {os.getpid()} \(.*append through it, or stop it"):
+    with pytest.raises(
+        LogOwned, match=rf"orders/3 in .* process {os.getpid()} \(.*go through that process, or stop it"
+    ):
         SegmentLog.open(tmp_path / "log", what="orders/3")
     await log.close()
     await SegmentLog.open(tmp_path / "log").close()
@@ -304,4 +309,61 @@ async def test_a_close_leaves_what_the_next_open_needs(tmp_path: Path) -> None:
     assert await SegmentReader.open(tmp_path / "log").bounds() == (1, 2)
     log = SegmentLog.open(tmp_path / "log")
     assert (await log.append(records(b"a"), Producer(id="p", sequence=0, since=1))).repeated
+    await log.close()
+
+
+async def test_nothing_is_acknowledged_once_the_files_were_removed(tmp_path: Path) -> None:
+    log = SegmentLog.open(tmp_path / "log")
+    await log.append(records(b"a"))
+    shutil.rmtree(tmp_path / "log")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="removed"):
+            await log.append(records(b"b"))
+    assert log.bounds().next_offset == 2
+    with pytest.raises(StoreUnavailable):
+        await log.close()
+
+
+async def test_upkeep_that_comes_after_the_close_touches_nothing(tmp_path: Path) -> None:
+    """The threads that do it go on though the task that wanted it was cancelled."""
+    log = SegmentLog.open(tmp_path / "log")
+    await log.append(records(b"a"))
+    writer = log._writer
+    await log.close()
+    before = sorted(os.listdir(tmp_path / "log"))
+    others = [os.open(tmp_path, os.O_RDONLY) for _ in range(8)]
+    for upkeep in (
+        lambda: retention.trim(writer, 2),
+        lambda: retention.retain(writer, retention_ms=None, retention_bytes=0, now_ms=1, by=TimestampType.APPEND),
+        writer.roll,
+        lambda: rebuild_indexes(writer),
+    ):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            upkeep()
+    assert sorted(os.listdir(tmp_path / "log")) == before
+    for descriptor in others:
+        os.close(descriptor)
+
+
+async def test_what_is_committed_while_a_sync_ends_is_synced_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SegmentOptions(fsync=Fsync.INTERVAL, fsync_interval_ms=5)
+    log = SegmentLog.open(tmp_path / "log", options, Clock())
+    loop = asyncio.get_running_loop()
+    real, syncs, synced = log._writer.sync, 0, asyncio.Event()
+
+    def sync() -> None:
+        nonlocal syncs
+        real()
+        syncs += 1
+        if syncs == 1:
+            asyncio.run_coroutine_threadsafe(log.append(records(b"b")), loop).result()
+        else:
+            loop.call_soon_threadsafe(synced.set)
+
+    monkeypatch.setattr(log._writer, "sync", sync)
+    await log.append(records(b"a"))
+    await asyncio.wait_for(synced.wait(), 10)
+    assert not log._writer.unsynced
     await log.close()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from llog.errors import CorruptBatch
+from llog.errors import CorruptBatch, StoreUnavailable
 from llog.model import TimestampType
 from llog.segment import retention
 from llog.segment.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, name_of, numbered
 from llog.segment.frames import frame_parts
-from llog.segment.options import SegmentOptions
+from llog.segment.index import Index
+from llog.segment.options import Fsync, SegmentOptions
 from llog.segment.reader import SegmentReader
+from llog.segment.segments import Segment
 from llog.segment.writer import SegmentWriter
-from tests.unit.segment.tools import append, body, kill, read_all
+from tests.unit.segment.tools import Damage, append, body, damage, kill, read_all
 
 OPTIONS = SegmentOptions(segment_bytes=2000, index_interval_bytes=300)
 
@@ -183,4 +187,101 @@ def test_a_reader_goes_on_when_segments_that_it_reads_are_removed(directory: Pat
     retention.trim(writer, 20)
     assert first[1].values.to_pylist() == [bytes(400)]
     assert list(read_all(reader)) == list(range(20, 41))
+    writer.close()
+
+
+def test_records_after_a_tail_that_was_lost_with_the_log_start_stay(directory: Path) -> None:
+    unsynced = SegmentOptions(fsync=Fsync.OS)
+    writer = opened(directory, unsynced)
+    ends = []
+    for number in range(9):
+        append(writer, [b"%d" % number])
+        ends.append(writer.active.position)
+    retention.trim(writer, 8)
+    kill(writer)
+    damage(directory / f"{1:020}.log", Damage.CUT, ends[2])
+    (directory / "tail").unlink()
+    writer = opened(directory)
+    assert writer.bounds == (4, 4)
+    for number in range(8):
+        append(writer, [b"new %d" % number])
+    before = read_all(SegmentReader.open(directory))
+    assert list(before) == list(range(4, 12))
+    kill(writer)
+    writer = opened(directory)
+    assert read_all(SegmentReader.open(directory)) == before
+    writer.close()
+
+
+def test_a_log_that_cannot_be_opened_says_why_and_leaves_no_file_open(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(directory).close()
+    (directory / TAIL).unlink()
+    (directory / TAIL).mkdir()
+    descriptors: set[int] = set()
+    real_open, real_close = os.open, os.close
+
+    def counted_open(path: str, flags: int, mode: int = 0o777) -> int:
+        descriptor = real_open(path, flags, mode)
+        descriptors.add(descriptor)
+        return descriptor
+
+    def counted_close(descriptor: int) -> None:
+        descriptors.discard(descriptor)
+        real_close(descriptor)
+
+    monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "close", counted_close)
+    with pytest.raises(StoreUnavailable, match="directory"):
+        opened(directory)
+    assert not descriptors
+    with pytest.raises(StoreUnavailable, match="directory"):
+        SegmentReader.open(directory).bounds_now()
+
+
+def test_threads_that_miss_an_index_at_once_all_find_their_frames(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(directory)
+    for number in range(15):
+        append(writer, [b"%d" % number + bytes(60)])
+    writer.close()
+    (directory / name_of(1, INDEX)).unlink()
+    segment = Segment(directory, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data: bytes) -> Index:
+        begun.set()
+        go_on.wait(30)
+        return Index(data)
+
+    monkeypatch.setattr("llog.segment.segments.Index", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(segment.floor, 9, segment.size())
+        assert begun.wait(30)
+        second = threads.submit(segment.floor, 9, segment.size())
+        wait([second], 0.2)
+        go_on.set()
+        assert first.result() == second.result()
+
+
+def test_a_log_that_was_closed_and_lost_its_end_is_not_gone_on_with_unasked(directory: Path) -> None:
+    writer = opened(directory)
+    append(writer, [b"a"])
+    append(writer, [b"b"])
+    writer.close()
+    path = directory / name_of(1, LOG)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CorruptBatch, match="offsets 2 to 2 were durable"):
+        opened(directory)
+    assert path.read_bytes() == whole[:-1]
+    path.rename(directory / "away")
+    with pytest.raises(CorruptBatch, match="offsets 1 to 2 were durable"):
+        opened(directory)
+    (directory / "away").rename(path)
+    (directory / name_of(3, PRODUCERS)).unlink()
+    writer = opened(directory)
+    assert append(writer, [b"c"]).start_offset == 2
     writer.close()

@@ -18,6 +18,7 @@ from llog.segment.frames import Offsets, frame_parts
 from llog.segment.log import SegmentLog
 from llog.segment.options import SegmentOptions
 from llog.segment.reader import SegmentReader
+from llog.segment.retention import trim
 from llog.segment.segments import Segment, Start
 from llog.segment.writer import SegmentWriter
 from tests.unit.segment.tools import Faults, append, kill, read_all
@@ -108,8 +109,9 @@ def test_a_replacement_must_cover_all_offsets_and_keep_the_last_record(directory
     writer.close()
 
 
+@pytest.mark.parametrize("forever", [True, False])
 def test_a_replacement_that_is_interrupted_anywhere_has_happened_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: bool
 ) -> None:
     writer = sealed_log(tmp_path / "whole")
     bases = SegmentLog(writer, SystemRuntime()).sealed()
@@ -123,7 +125,7 @@ def test_a_replacement_that_is_interrupted_anywhere_has_happened_or_not(
         shutil.copytree(tmp_path / "whole", directory)
         writer = opened(directory)
         with monkeypatch.context() as patch:
-            faults = Faults(patch, step, forever=True)
+            faults = Faults(patch, step, forever=forever)
             try:
                 SegmentLog(writer, SystemRuntime()).replace(bases, without_odd(directory, bases, last))
             except (OSError, StoreUnavailable):
@@ -141,3 +143,41 @@ def test_a_replacement_that_is_interrupted_anywhere_has_happened_or_not(
             break
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
+
+
+def test_a_log_that_goes_on_after_a_failed_replacement_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments are trimmed, or a rewrite of them is begun, while a committed replacement is not carried out."""
+    writer = sealed_log(tmp_path / "whole")
+    bases = SegmentLog(writer, SystemRuntime()).sealed()
+    last = writer.active.base - 1
+    kill(writer)
+    before = read_all(SegmentReader.open(tmp_path / "whole"))
+    start = bases[1] + 1
+    for step in range(200):
+        directory = tmp_path / f"stopped-{step}"
+        shutil.copytree(tmp_path / "whole", directory)
+        writer = opened(directory)
+        log = SegmentLog(writer, SystemRuntime())
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, step)
+            try:
+                log.replace(bases, without_odd(directory, bases, last))
+            except (OSError, StoreUnavailable):
+                assert faults.met
+        if step % 2:
+            trim(writer, start)
+        else:
+            with pytest.raises(InvalidArgument):
+                log.replace(log.sealed(), [])
+            # A rewrite that is killed leaves cleaned files, which nothing may call committed.
+            assert not [name for name in os.listdir(directory) if "swap" in name]
+        kill(writer)
+        writer = opened(directory)
+        found = read_all(SegmentReader.open(directory))
+        wanted = {n: each for n, each in before.items() if n >= start and (n % 2 == 0 or n >= last)}
+        assert wanted.items() <= found.items() <= before.items()
+        kill(writer)
+        if not faults.met:
+            break
