@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from llog.batch.columns import Columns, byte_size, concat, headers_from_arrow
 from llog.batch.partitioning import partitions_for_keys
-from llog.errors import InvalidArgument, TopicExists, TopicNotFound
+from llog.errors import InvalidArgument, TopicExists, TopicNotFound, WrongEngine
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.spark.options import WriteOptions
@@ -89,7 +89,16 @@ def _partitions(
 
 async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:
     """The topic, created with so many partitions if there is none; `TopicNotFound` if none are given."""
-    catalog = Catalog(log)
+    topic = await _found_or_made(Catalog(log), name, partitions)
+    if topic.engine != OBJECT:
+        raise WrongEngine(
+            f"topic {name!r} is of engine {topic.engine!r}, which Spark can read but not write: write to a topic of engine {OBJECT!r}, or "
+            "produce to this one over HTTP"
+        )
+    return topic
+
+
+async def _found_or_made(catalog: Catalog, name: str, partitions: int | None) -> Topic:
     try:
         return await catalog.get(name)
     except TopicNotFound:

@@ -18,7 +18,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from llog.errors import ConfigurationError, StaleWrite, TopicNotFound
+from llog.errors import ConfigurationError, StaleWrite, TopicNotFound, WrongEngine
+from llog.partition.catalog import DISK, Catalog
 from llog.partition.keys import sink_key
 from llog.partition.log import Log
 from llog.partition.records import Manifest, Sink, decode, encode
@@ -155,3 +156,14 @@ def test_what_else_is_refused_before_any_task(topic: LogOnDisk) -> None:
         LlogStreamWriter(write_options({**topic.options, "topic": "missing"}, streaming=True), SCHEMA, False)
     copied = StructType().add("value", BinaryType()).add("offset", LongType()).add("timestampType", IntegerType())
     LlogWriter(write_options({**topic.options, "topic": "t"}, streaming=False), copied, False)
+
+
+def test_a_topic_on_disk_is_refused_before_any_task_starts(disk: LogOnDisk) -> None:
+    async def create(log: Log) -> None:
+        await Catalog(log).create("t", engine=DISK)
+
+    disk.do(create)
+    with pytest.raises(WrongEngine, match="which Spark can read but not write"):
+        batch_writer(disk)
+    with pytest.raises(WrongEngine, match="which Spark can read but not write"):
+        stream_writer(disk)
