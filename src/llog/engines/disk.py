@@ -68,9 +68,10 @@ class DiskTopics:
         known = self._known.get(tp.topic)
         if known is None or not 0 <= tp.partition < known.topic.partitions:
             return None
-        if not 0 <= self._log.runtime.now_ms() - known.looked_ms < LOOK_AGAIN_MS or not known.path.is_dir():
+        place = Place(known.topic, known.path / str(tp.partition))
+        if not 0 <= self._log.runtime.now_ms() - known.looked_ms < LOOK_AGAIN_MS or not place.path.is_dir():
             return None
-        return Place(known.topic, known.path / str(tp.partition))
+        return place
 
     async def find(self, tp: TopicPartition) -> Place:
         """As the catalog says; `TopicElsewhere` if the topic's files are not here."""
@@ -94,10 +95,15 @@ class DiskTopics:
                 f"topic {tp.topic!r} is of engine {DISK!r}, and its directory {path} is not here: run this on the machine that has it, "
                 "with LLOG_SEGMENTS_DIR as it was there when the topic was created, or go through the broker there"
             )
+        place = Place(topic, path / str(tp.partition))
+        if not place.path.is_dir():
+            raise TopicElsewhere(
+                f"partition {tp} has lost its directory {place.path}: bring it back from a copy, or delete the topic"
+            )
         if len(self._known) >= _TOPICS_MAX:
             self._known.clear()
         self._known[tp.topic] = _Known(topic, path, self._log.runtime.now_ms())
-        return Place(topic, path / str(tp.partition))
+        return place
 
     async def confirm(self, tp: TopicPartition, place: Place) -> None:
         """After files were made there: a topic that was deleted meanwhile must not come back by that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -196,6 +197,14 @@ def test_a_topic_that_keeps_the_newest_of_each_key_refuses_records_without_one(l
     llog("topics", "create", "t", "--engine", "disk", "--cleanup", "compact")
     assert "give every record a key" in llog("produce", "t", stdin="x\n", code=2).stderr
     assert llog("consume", "t").stdout == ""
+
+
+def test_a_partition_that_lost_its_directory_is_not_taken_for_an_empty_one(
+    llog: Llog, lines: list[str], tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "llog-data" / "segments" / "t" / "0")
+    for command in ("consume", "verify"):
+        assert "has lost its directory" in llog(command, "t", code=2).stderr
 
 
 def test_a_deleted_topic_leaves_no_files_and_its_name_can_be_used_again(
