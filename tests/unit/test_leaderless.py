@@ -255,7 +255,8 @@ def test_everything_public_is_importable_from_the_package() -> None:
 
 def test_a_topic_on_disk_is_written_and_read_like_any_other(settings: Settings) -> None:
     with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
-        assert writer.create_topic("t", 2, engine="disk", cleanup="compact").engine == "disk"
+        assert writer.create_topic("t", 2, engine="disk").engine == "disk"
+        assert writer.create_topic("c", engine="disk", cleanup="compact").cleanup == "compact"
         (result,) = writer.append_shared([_group("a", "b")])
         assert (result.start_offset, result.end_offset) == (1, 2)
         assert reader.read_offset("t", 0, 2).payload == b"b"
