@@ -198,6 +198,12 @@ class WriterFenced(LlogError):
     code = "writer_fenced"
 
 
+class NotSeenYet(LlogError):
+    """A keyed log does not reach as far as somebody says to have seen it: a reader that lags, or a cursor of another log."""
+
+    code = "not_seen_yet"
+
+
 class KeyedLogNotFound(LlogError):
     """There is no keyed log at this address, or its writer has not begun it yet."""
 

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pytest
 
 from devtools.servers.weed import S3Server
 from llog.broker.arrow import MEDIA_TYPE
+from llog.broker.keyed_messages import ScanQuery
+from llog.broker.keyed_pages import scan_page
 from llog.broker.keyed_tail import TAILS_MAX
 from llog.config import Secret
-from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog
+from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, freshness
+from llog.keyed.model import KEY_BYTES_MAX
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -559,3 +563,42 @@ async def test_what_is_appended_and_scanned_is_counted(keyed: Served) -> None:
     assert metrics["llog_keyed_scanned_records_total"] == 2
     assert metrics["llog_keyed_fenced"] == 0
     assert "llog_keyed_appends_total 2" in (await keyed.client.get("/metrics/prometheus")).text
+
+
+async def test_a_cursor_from_beyond_the_log_costs_the_broker_neither_its_writer_nor_its_reader(
+    keyed: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(freshness, "CATCH_UP_S", 0.05)
+    await _append(keyed, ("k", "1"))
+    cursor = base64.urlsafe_b64encode(msgspec.msgpack.encode([10**15, 0, b"k"])).rstrip(b"=").decode()
+    detail = await _refused(keyed, "scan", 503, "not_seen_yet", params={"prefix": "", "cursor": cursor})
+    assert "is it the same log?" in detail
+    assert (await _append(keyed, ("k", "2")))["first_sequence"] == 1
+    assert capsys.readouterr().err.count("is now the writer") == 1
+
+
+async def test_a_scan_goes_on_behind_a_page_that_ends_with_the_longest_key(url: str) -> None:
+    longest = b"k" * KEY_BYTES_MAX
+    async with await KeyedLog.open(url) as log:
+        await log.append([(longest, b"1"), (b"z", b"2")])
+        first = await scan_page(log, ScanQuery(prefix=b"", limit=1))
+        second = await scan_page(log, ScanQuery(prefix=b"", limit=5, cursor=first.cursor))
+    assert [batch.column("value").to_pylist() for batch in first.batches + second.batches] == [[b"1"], [b"2"]]
+
+
+async def test_parameters_that_are_too_long_for_an_address_go_into_the_body(keyed: Served) -> None:
+    long = "k" * KEY_BYTES_MAX
+    await _append(keyed, (long, "1"), (long, "2"), (long[:-1] + "l", "3"))
+    counted = await keyed.client.post("/keyed/count", data={"key": long})
+    assert counted.json()["count"] == 2, counted.text
+    found: list[object] = []
+    asked: dict[str, str] = {"prefix": "k" * 1000, "limit": "1"}
+    while True:
+        page = await keyed.client.post("/keyed/scan", data=asked)
+        assert page.status_code == 200, page.text
+        found += _values(page.json()["records"])
+        if page.json()["cursor"] is None:
+            break
+        asked["cursor"] = page.json()["cursor"]
+    assert found == ["1", "2", "3"]
+    await _refused(keyed, "scan", 400, "invalid_argument", method="POST", json={"key": "k"})

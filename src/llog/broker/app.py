@@ -222,7 +222,7 @@ class Broker:
     async def _body(self, request: Request, wanted: str = _JSON) -> AsyncIterator[bytearray]:
         """The body, which counts as buffered until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != wanted:  # neither of which a web page can send here behind its visitor's back
+        if kind != wanted:  # what writes wants a type that no web page can send here behind its visitor's back
             raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
         declared = request.headers.get("content-length", "")
         taken = 0

@@ -25,15 +25,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
 """Reads the body of a request, of this content type: `Broker._body`."""
 
-_ROUTES: Final = (
-    ("write", "POST", "/keyed/append"),
-    ("write", "POST", "/keyed/seal"),
-    ("read", "GET", "/keyed/scan"),
-    ("read", "GET", "/keyed/count"),
-    ("read", "GET", "/keyed/keys"),
-    ("read", "GET", "/keyed/segments"),
-    ("read", "GET", "/keyed/tail"),
-)
+_WRITES: Final = ("/keyed/append", "/keyed/seal")
+_READS: Final = ("/keyed/scan", "/keyed/count", "/keyed/keys", "/keyed/segments", "/keyed/tail")
+_FORM: Final = "application/x-www-form-urlencoded"
 
 
 class Keyed:
@@ -46,11 +40,19 @@ class Keyed:
 
     def routes(self) -> list[tuple[str, str, str, Handler]]:
         """Role, method, path and handler of each."""
-        return [(role, verb, path, partial(self._answer, path)) for role, verb, path in _ROUTES]
+        writes = [("write", "POST", path, partial(self._answer, path)) for path in _WRITES]
+        reads = [("read", "GET", path, partial(self._answer, path)) for path in _READS]
+        return [*writes, *reads, *(("read", "POST", path, partial(self._answer_form, path)) for path in _READS)]
 
     async def close(self) -> None:
         if self._answers is not None:
             await self._answers.close()
+
+    async def _answer_form(self, path: str, request: Request) -> Response:
+        """A read whose parameters are in the body: keys may be longer than an address."""
+        async with self._body(request, _FORM) as body:
+            request.scope["query_string"] = bytes(body)
+        return await self._answer(path, request)
 
     async def _answer(self, path: str, request: Request) -> Response:
         if self._settings.keyed is None:

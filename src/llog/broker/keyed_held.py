@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from llog.broker.metrics import Metrics
 from llog.config import Settings
-from llog.errors import LlogError, StoreUnavailable, WriterFenced
+from llog.errors import LlogError, NotSeenYet, StoreUnavailable, WriterFenced
 from llog.keyed import KeyedLog, KeyedLogReader
 
 T = TypeVar("T")
@@ -108,6 +108,8 @@ class HeldLog:
                 await self._lose(writer)
             except StoreUnavailable:
                 await self._writer.drop(writer)
+            except NotSeenYet:
+                pass  # it may have been taken over without knowing; nothing is wrong with it otherwise
         reader = await self._reader.get()
         try:
             return await use(reader)

@@ -16,6 +16,7 @@ from llog.errors import (
     LlogError,
     LogOwned,
     MissingExtra,
+    NotSeenYet,
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
@@ -53,6 +54,7 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
     Contention: HTTPStatus.SERVICE_UNAVAILABLE,
     OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotSeenYet: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from llog.errors import StoreUnavailable
+from llog.errors import NotSeenYet
 
 CATCH_UP_S: Final = 20.0
 
@@ -21,12 +21,12 @@ class Following(Protocol):
 
 
 async def reach(log: Following, sequence: int) -> None:
-    """Returns when everything below `sequence` can be read; `StoreUnavailable` if that takes too long."""
+    """Returns when everything below `sequence` can be read; `NotSeenYet` if that takes too long."""
     try:
         async with asyncio.timeout(CATCH_UP_S):
             while await log.next_sequence() < sequence:
                 await log.wait()
     except TimeoutError:
-        raise StoreUnavailable(
+        raise NotSeenYet(
             f"{log.url} was not seen up to sequence {sequence} within {CATCH_UP_S:.0f} s: is it the same log?"
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple, TypeAlias
 
@@ -57,7 +57,7 @@ class KeyRange(NamedTuple):
 
 ALL: Final = SeqRange()
 Ranges = SeqRange | range | None
-Records: TypeAlias = "Sequence[tuple[bytes, bytes]] | pa.RecordBatch | pa.Table"
+Records: TypeAlias = "Iterable[tuple[bytes, bytes]] | pa.RecordBatch | pa.Table"
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,12 +163,12 @@ def bounds_of(numbers: Ranges | TimeRange, what: str = "sequence") -> tuple[int,
     return start, max(start, end)
 
 
-def checked_key(key: bytes, what: str = "a key") -> bytes:
+def checked_key(key: bytes, what: str = "a key", most: int = KEY_BYTES_MAX) -> bytes:
     """Any bytes up to 64 KiB are a key, none at all included."""
     if not isinstance(key, bytes):
         raise InvalidArgument(f"{what} is {type(key).__name__}, not bytes")
-    if len(key) > KEY_BYTES_MAX:
-        raise RecordTooLarge(f"{what} has {len(key)} bytes, more than {KEY_BYTES_MAX}: shorten it")
+    if len(key) > most:
+        raise RecordTooLarge(f"{what} has {len(key)} bytes, more than {most}: shorten it")
     return key
 
 
@@ -189,8 +189,9 @@ def columns_of(records: Records) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     return keys, values
 
 
-def _taken_apart(records: Sequence[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+def _taken_apart(records: Iterable[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     try:
+        records = list(records)  # an iterator, zip() for one, can be gone through once only
         keys = [key for key, _ in records]
         values = [value for _, value in records]
     except (TypeError, ValueError) as error:

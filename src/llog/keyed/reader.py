@@ -33,6 +33,7 @@ from llog.keyed.encoding import (
 )
 from llog.keyed.listing import Listing, merged
 from llog.keyed.model import (
+    KEY_BYTES_MAX,
     NUMBER_MAX,
     Config,
     CountOptions,
@@ -304,7 +305,8 @@ class KeyedLogReader:
         below = end_seq if bounds[1] >= end_seq else bounds[1]
         count = await self._count_below(prefix, None if below == end_seq else below, options)
         if count and bounds[0] > start_seq:
-            count -= await self._count_below(prefix, bounds[0], options)
+            # Records below the start that came since the first look: then there were none from the start on.
+            count = max(0, count - await self._count_below(prefix, bounds[0], options))
         return count if await self._is_live(segment_id) else 0
 
     async def _count_below(self, prefix: bytes, sequence: int | None, options: CountOptions) -> int:
@@ -333,8 +335,10 @@ def _options(time_range: TimeRange | None) -> ScanOptions:
 def _key_bounds(key_range: KeyRange) -> tuple[bytes, bytes | None]:
     if not isinstance(key_range, KeyRange):
         raise InvalidArgument(f"a range of keys is {type(key_range).__name__}: use KeyRange(start, end)")
-    start = checked_key(key_range.start or b"", "the start of a range of keys")
-    return start, None if key_range.end is None else checked_key(key_range.end, "the end of a range of keys")
+    # One byte more than a key may have: behind the longest key is where the rest begins.
+    start = checked_key(key_range.start or b"", "the start of a range of keys", KEY_BYTES_MAX + 1)
+    end = key_range.end
+    return start, None if end is None else checked_key(end, "the end of a range of keys", KEY_BYTES_MAX + 1)
 
 
 async def has_begun(database: Database) -> bool:

@@ -182,6 +182,11 @@ def peek(value: bytes) -> Head:
     return Head(int(head["count"]), int(head["first"]), int(head["total"]), int(head["append_ms"]))
 
 
+def unpacked_size(entry_key: bytes, value: bytes) -> int:
+    """About the bytes of a run's records in Arrow, which repeats the key."""
+    return len(value) + len(entry_key) * int.from_bytes(value[8:12], "little")
+
+
 def sequences_of(value: bytes) -> Integers:
     """The sequences of one run, in order."""
     _check([value])

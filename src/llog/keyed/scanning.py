@@ -10,29 +10,48 @@ import pyarrow as pa
 
 from llog.keyed.encoding import entry_parts, unescaped
 from llog.keyed.model import LogEntry, ScanOptions
-from llog.keyed.runs import decode, peek
+from llog.keyed.runs import decode, peek, unpacked_size
 from llog.keyed.segments import EVERYTHING, Bounds
 from llog.keyed.slate import PAGE_ROWS_MAX, Rows
 
 FIRST_PAGE_ROWS: Final = 8
+FETCHED_ROWS_MAX: Final = 64
+"Those after small ones may be as large as runs get, and are all in memory."
 
 
 async def batches(
     rows: Rows, sequences: Bounds, times: Bounds, options: ScanOptions, *, one_key: bool
 ) -> AsyncIterator[pa.RecordBatch]:
     """Record batches of the rows, which are entries; none of them empty. Of one key it stops behind the range."""
-    most = FIRST_PAGE_ROWS
-    while True:
-        page = await rows.page(most)
-        if not page:
-            return
-        batch = _within(_decoded(page), sequences, times)
+    async for some in _parts(rows, options.batch_bytes):
+        batch = _within(_decoded(some), sequences, times)
         if batch.num_rows:
             yield batch
-        if len(page) < most or (one_key and peek(page[-1].value).first >= sequences[1] - 1):
+        if one_key and peek(some[-1].value).first >= sequences[1] - 1:
             return
-        size = sum(len(row.value) for row in page) // len(page) + 1
-        most = max(1, min(4 * most, PAGE_ROWS_MAX, options.batch_bytes // size))
+
+
+async def _parts(rows: Rows, size_max: int) -> AsyncIterator[list[Any]]:
+    """All rows in order, so many at a time that their records take about `size_max` bytes; the first ones soon."""
+    wanted = fetched = FIRST_PAGE_ROWS
+    part: list[Any] = []
+    size = 0
+    while page := await rows.page(fetched):
+        sizes = [unpacked_size(row.key, row.value) for row in page]
+        for row, more in zip(page, sizes, strict=True):
+            if part and size + more > size_max:
+                yield part
+                part, size = [], 0
+            part.append(row)
+            size += more
+        if len(page) < fetched:
+            break
+        if len(part) >= wanted:
+            yield part
+            part, size, wanted = [], 0, min(4 * wanted, PAGE_ROWS_MAX)
+        fetched = max(1, min(wanted, FETCHED_ROWS_MAX, size_max * len(page) // max(1, sum(sizes))))
+    if part:
+        yield part
 
 
 async def limited(found: AsyncIterator[pa.RecordBatch], limit: int | None) -> AsyncIterator[pa.RecordBatch]:

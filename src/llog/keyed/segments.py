@@ -137,7 +137,8 @@ class Segments:
             totals = await _records(database, SEGMENT_TOTALS, known)
             for segment_id, value in metas:
                 self.set(segment_id, decode_meta(value))
-            self.set_totals(state.active_id, state.totals)
+            if state.active_id >= self.active_id:  # else somebody else has looked since, and knows how it ended
+                self.set_totals(state.active_id, state.totals)
             for segment_id, value in totals:
                 self.set_totals(segment_id, decode_totals(value))
         elif state.active_id == self.active_id:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -44,6 +45,8 @@ PAGE_ROWS_MAX: Final = 1024
 _CHECKPOINT_LIFETIME_MS: Final = 600_000
 _READER_MEMORY_BYTES: Final = 64 << 20
 _FILTER_BITS: Final = 10
+_NAME_WRONG: Final = re.compile(r"""[^ -}]|[\\{}^%`\[\]"<>#|*?]|(?<![^/])\.\.?(?![^/])""")
+"""What SlateDB writes otherwise than it was said, and differently in manifests and tables: the log would lie elsewhere, in two places."""
 
 _writing: dict[int, tuple[int, Any]] = {}
 """Databases open for writing, by identity, each with the process that opened it: see `_let_go`."""
@@ -80,15 +83,25 @@ def locate(url: str, settings: Settings | None) -> Place:
             _memory[authority] = slate.ObjectStore.resolve("memory:///")
         return Place(url, "log", _memory[authority], True)
     if scheme == "file":
+        path = os.path.realpath(path)
         if Path(path).exists() and not Path(path).is_dir():
             raise WrongStore(f"{url} is a file, not a directory: a keyed log has a directory of its own")
-        return Place(url, path, slate.ObjectStore.resolve("file:///"), True)
+        return Place(url, _checked(url, path), slate.ObjectStore.resolve("file:///"), True)
     if scheme != "s3":
         raise ConfigurationError(
             f"the address of the keyed log is {url!r}: it must start with memory://, file:// or s3://"
         )
     with _telling(url, opening=True):
-        return Place(url, path or "log", _bucket(authority, settings or load_settings()), False)
+        return Place(url, _checked(url, path) or "log", _bucket(authority, settings or load_settings()), False)
+
+
+def _checked(url: str, path: str) -> str:
+    if wrong := _NAME_WRONG.search(path):
+        raise ConfigurationError(
+            f"the address of the keyed log is {url!r}, that is {path!r}: SlateDB cannot store under a name with {wrong[0]!r}, only "
+            "with letters from a to z, digits, spaces, and - _ . , + = : @ and the like"
+        )
+    return path
 
 
 def _bucket(name: str, settings: Settings) -> Any:

@@ -122,8 +122,9 @@ class KeyedLog(KeyedLogReader):
 
     async def flush(self) -> None:
         """Until everything appended so far is durable."""
-        self._check_writable()
-        end = self._next_seq
+        async with self._writing:  # whoever is in there has taken its sequences, but not written them yet
+            self._check_writable()
+            end = self._next_seq
         await self._guarded(self._database.flush())
         self._is_durable(end)
 
@@ -164,9 +165,9 @@ class KeyedLog(KeyedLogReader):
 
     async def close(self) -> None:
         """Makes everything durable and lets go. Idempotent. `WriterFenced` if appends that were not awaited are lost."""
-        if self._closed:
-            return
         async with self._writing:
+            if self._closed:
+                return
             self._closed = True
             lost: WriterFenced | None = None
             try:
@@ -192,7 +193,8 @@ class KeyedLog(KeyedLogReader):
 
     async def next_sequence(self) -> int:
         self._check_open()
-        return self._visible_end(durable=True)
+        # After a takeover sequences go on behind a gap, where no reader gets before there is a record.
+        return min(self._visible_end(durable=True), self._segments.next_seq)
 
     async def wait(self) -> None:
         self._grown.clear()

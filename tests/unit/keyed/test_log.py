@@ -290,3 +290,38 @@ async def test_a_closed_log_refuses_calls_and_may_be_closed_again(opener: Opener
         await log.append([(b"k", b"v")])
     with pytest.raises(StoreUnavailable, match="closed"):
         await log.count(b"k")
+
+
+async def test_a_count_from_a_sequence_that_is_still_to_come_is_0_while_appends_go_on(log: KeyedLog) -> None:
+    async def appended() -> None:
+        for _ in range(50):
+            await log.append([(b"k", b"v")] * 3)
+
+    appending = asyncio.ensure_future(appended())
+    counts = set()
+    while not appending.done():
+        counts |= set(await asyncio.gather(*(log.count(b"k", SeqRange(100_000)) for _ in range(8))))
+    await appending
+    assert counts <= {0}
+
+
+async def test_large_records_after_many_small_ones_are_not_read_all_at_once(log: KeyedLog) -> None:
+    await asyncio.gather(*(log.append([(b"k", b"small")], await_durable=False) for _ in range(200)))
+    await asyncio.gather(*(log.append([(b"k", bytes(1 << 16))], await_durable=False) for _ in range(100)))
+    await log.flush()
+    found = [batch async for batch in log.scan_batches(b"k", None, ScanOptions(batch_bytes=1 << 17))]
+    assert sum(batch.num_rows for batch in found) == 300
+    assert max(batch.nbytes for batch in found) <= 1 << 18
+
+
+async def test_a_long_key_counts_with_each_record_in_the_size_of_a_batch(log: KeyedLog) -> None:
+    key = b"k" * KEY_BYTES_MAX
+    for _ in range(4):
+        await log.append([(key, b"")] * 10)
+    found = [batch async for batch in log.scan_batches(key, None, ScanOptions(batch_bytes=1 << 20))]
+    assert [batch.num_rows for batch in found] == [10] * 4
+
+
+async def test_pairs_may_come_from_an_iterator(log: KeyedLog) -> None:
+    await log.append(zip([b"a", b"b", b"a"], [b"1", b"2", b"3"], strict=True))
+    assert [entry.value async for entry in log.scan(b"a")] == [b"1", b"3"]

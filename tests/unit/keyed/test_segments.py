@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -17,12 +18,14 @@ from llog.keyed import (
     SegmentConfig,
     SeqRange,
     TimeRange,
+    segments,
     writer,
 )
 from llog.keyed.encoding import (
     DELETION_MARK,
     ENTRY,
     LISTING,
+    SEGMENT_TOTALS,
     Meta,
     Totals,
     after_prefix,
@@ -31,7 +34,7 @@ from llog.keyed.encoding import (
     sequence_suffix,
 )
 from llog.keyed.model import NUMBER_MAX
-from llog.keyed.segments import EVERYTHING, Segments
+from llog.keyed.segments import EVERYTHING, Segments, state_of
 from llog.keyed.slate import Database, new_batch
 from tests.unit.keyed.conftest import Clock, Opener, ReaderOpener
 
@@ -267,3 +270,34 @@ def test_which_segments_a_range_needs() -> None:
     assert list(segments.within()) == [12]
     segments.set(3, Meta(0, 0, None))
     assert list(segments.within()) == [12]
+
+
+async def test_a_reader_that_looks_twice_at_once_keeps_what_the_later_look_found(
+    log: KeyedLog, reader_opener: ReaderOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = await reader_opener()
+    records, begun, go_on = segments._records, asyncio.Event(), asyncio.Event()
+
+    async def held_up(*asked: Any) -> Any:
+        found = await records(*asked)
+        if asked[1] == SEGMENT_TOTALS and not begun.is_set():
+            begun.set()
+            await go_on.wait()
+        return found
+
+    async def seen(count: int) -> None:
+        while (await state_of(reader._database)).active_id < count:
+            await reader.wait()
+
+    await log.seal_segment()
+    await seen(1)
+    monkeypatch.setattr(segments, "_records", held_up)
+    early = asyncio.ensure_future(reader.segments())
+    await begun.wait()
+    await log.append([(b"k", b"v")] * 5)
+    await log.seal_segment()
+    await seen(2)
+    assert [each.records for each in await reader.segments()] == [0, 5, 0]
+    go_on.set()
+    await early
+    assert [each.records for each in await reader.segments()] == [0, 5, 0]

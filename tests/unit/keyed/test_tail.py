@@ -102,3 +102,30 @@ async def test_several_followers_of_one_writer_are_all_woken(log: KeyedLog) -> N
 async def test_what_cannot_be_followed_is_refused_at_once(log: KeyedLog, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="tail"):
         log.tail_batches(**wrong)
+
+
+async def test_a_flush_while_an_append_is_on_its_way_makes_no_follower_pass_over_it(
+    log: KeyedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = log._database
+    write, begun, go_on = database.write, asyncio.Event(), asyncio.Event()
+
+    async def held_up(batch: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await write(batch)
+
+    tail = log.tail(b"k", after=-1)
+    coming = asyncio.ensure_future(take(tail, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "write", held_up)
+        append = asyncio.ensure_future(log.append([(b"k", b"0")]))
+        await begun.wait()
+        flush = asyncio.ensure_future(log.flush())
+        await asyncio.wait([flush], timeout=0.2)
+        visible = await log.next_sequence()
+        go_on.set()
+        await asyncio.gather(append, flush)
+    assert visible == 0
+    await log.append([(b"k", b"1")])
+    assert [entry.value for entry in await coming] == [b"0", b"1"]

@@ -10,6 +10,7 @@ import pytest
 
 from llog.errors import StoreUnavailable, WriterFenced
 from llog.keyed import Config, KeyedLog, LogEntry, StorageConfig
+from llog.keyed.freshness import reach
 from tests.unit.keyed.conftest import Opener, ReaderOpener
 
 
@@ -141,3 +142,23 @@ async def test_a_write_that_fails_ends_the_writer_because_nobody_knows_what_is_s
     log = await opener()
     await log.append([(b"k", b"4")])
     assert await values(log.scan(b"k")) == [b"1", b"4"]
+
+
+async def test_two_who_close_a_log_while_it_writes_both_find_it_closed(opener: Opener) -> None:
+    log = await opener()
+    await log.append([(b"k", b"0")])
+    async with log._writing:
+        closing = [asyncio.ensure_future(log.close()) for _ in range(2)]
+        await asyncio.wait(closing, timeout=0.01)
+    assert await asyncio.gather(*closing) == [None, None]
+
+
+async def test_after_a_takeover_the_next_sequence_is_one_that_readers_reach(
+    opener: Opener, reader_opener: ReaderOpener
+) -> None:
+    await (await opener()).append([(b"k", b"0")] * 3)
+    log, reader = await opener(), await reader_opener()
+    await log.flush()
+    assert await log.next_sequence() == await reader.next_sequence() == 3
+    assert await log.append([(b"k", b"1")]) > 3
+    await reach(reader, await log.next_sequence())
