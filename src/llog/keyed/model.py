@@ -137,6 +137,12 @@ class RetentionConfig(msgspec.Struct, frozen=True):
     max_bytes: int | None = None
     """Delete while all segments together are larger."""
 
+    def __post_init__(self) -> None:
+        age = None if self.max_age is None else self.max_age.total_seconds()
+        for name, limit in {"max_age": age, "max_bytes": self.max_bytes}.items():
+            if limit is not None and limit < 0:
+                raise InvalidArgument(f"{name} is {limit}: it must not be negative; None is no limit")
+
 
 class Config(msgspec.Struct, frozen=True):
     storage: StorageConfig = StorageConfig()

@@ -301,3 +301,9 @@ async def test_a_reader_that_looks_twice_at_once_keeps_what_the_later_look_found
     go_on.set()
     await early
     assert [each.records for each in await reader.segments()] == [0, 5, 0]
+
+
+@pytest.mark.parametrize("limits", [{"max_age": timedelta(seconds=-1)}, {"max_bytes": -1}])
+def test_a_negative_limit_would_delete_everything_and_is_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must not be negative"):
+        RetentionConfig(**limits)
