@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llog.batch.columns import Buffer
 from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
-from llog.segment.index import IndexFile, IndexRule, Maxima
+from llog.segment.index import PENDING_BYTES, IndexFile, IndexRule, Maxima
 from llog.segment.options import SegmentOptions
 
 
@@ -54,8 +54,8 @@ class ActiveSegment:
     def flush_indexes(self) -> None:
         """An index that cannot be written lags behind, which costs readers a longer scan and nothing else."""
         try:
-            self.index.flush()
-            self.timeindex.flush()
+            self.index.flush(PENDING_BYTES)
+            self.timeindex.flush(PENDING_BYTES)
         except OSError:
             pass
 

@@ -88,6 +88,10 @@ class IndexRule:
         return self._records is not None and relative - last.relative_offset >= self._records * factor
 
 
+PENDING_BYTES: Final = 128
+"""An index of a log that grows lags behind by as much: a write for every append would cost more than the longer scan at the end."""
+
+
 class IndexFile:
     """The end of an index that grows. What could not be written is kept and tried again: an index may lag behind its log."""
 
@@ -99,8 +103,9 @@ class IndexFile:
     def add(self, entry: bytes) -> None:
         self._pending += entry
 
-    def flush(self) -> None:
-        if not self._pending:
+    def flush(self, least: int = 1) -> None:
+        """Writes what is pending, if that is at least so many bytes."""
+        if len(self._pending) < least:
             return
         written = os.pwrite(self._descriptor, self._pending, self._size)
         self._size += written

@@ -57,6 +57,8 @@ def test_an_index_of_the_newest_segment_is_put_right(directory: Path, suffix: st
     writer = opened(directory, options)
     for number in range(60):
         append(writer, [bytes(number * 3)], number, timestamps=[number])
+    writer.active.index.flush()
+    writer.active.timeindex.flush()
     kill(writer)
     path = directory / name_of(1, suffix)
     right = path.read_bytes()
@@ -89,6 +91,8 @@ def test_damage_before_the_last_index_entry_is_not_taken_for_a_torn_tail(directo
     writer = opened(directory, options)
     for number in range(40):
         append(writer, [bytes([number]) * 100])
+    writer.active.index.flush()
+    writer.active.timeindex.flush()
     reader = SegmentReader.open(directory, what="t/0")
     pieces = list(reader.pieces())
     kill(writer)
