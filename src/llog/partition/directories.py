@@ -6,11 +6,11 @@ called: from that moment on, whoever holds files in it open finds its directory 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from llog.durable import sync_directory
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
 from llog.partition.log import Log
 
@@ -38,7 +38,7 @@ def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> Non
                     f"{made} is not empty: it holds files of another log. Move them away, or set LLOG_SEGMENTS_DIR to another directory"
                 )
         for parent in (path, path.parent, path.parent.parent):
-            _sync(parent)
+            sync_directory(parent)
     except OSError as error:
         raise StoreUnavailable(f"cannot make the directory {path} (LLOG_SEGMENTS_DIR): {error.strerror}") from error
 
@@ -51,18 +51,10 @@ def remove_directories(path: Path) -> None:
             if deleted.exists():
                 shutil.rmtree(deleted)
             path.rename(deleted)
-            _sync(path.parent)
+            sync_directory(path.parent)
         if deleted.exists():
             shutil.rmtree(deleted)
     except FileNotFoundError:
         return  # somebody else removes it, too
     except OSError as error:
         raise StoreUnavailable(f"cannot remove the directory {path} (LLOG_SEGMENTS_DIR): {error.strerror}") from error
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

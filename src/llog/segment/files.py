@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from llog.batch.columns import Buffer
+from llog.durable import REMEDIES, sync_directory
 from llog.errors import InvalidArgument, StoreUnavailable
 
 LOG: Final = ".log"
@@ -40,17 +41,10 @@ _DIGITS: Final = 20
 _VECTOR_MAX: Final = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES: Final = 128 << 10
 """No part of a call is larger: on Linux 6.18 with ext4, single parts of 1 MiB and more took several times the CPU and the time."""
-_REMEDIES: Final = {
+_REMEDIES: Final = REMEDIES | {
     errno.ENOSPC: "free some space on its disk, or shorten the retention; appends go on by themselves after that",
-    errno.EDQUOT: "raise the quota, or free some space",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
-    errno.EACCES: "give this user read and write access to it",
-    errno.EPERM: "give this user read and write access to it",
-    errno.EROFS: "mount its file system writable",
     errno.ENOENT: "bring its directory back from a copy, or delete its topic, then restart this process",
-    errno.EIO: "check the disk and the kernel's log",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files",
 }
 
 
@@ -121,22 +115,6 @@ def read_small(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(directory: Path) -> None:
-    """Makes it and what is missing above it, durably."""
-    missing = [each for each in (directory, *directory.parents) if not each.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        sync_directory(each.parent)
 
 
 def unavailable(doing: str, path: Path, error: OSError) -> StoreUnavailable:

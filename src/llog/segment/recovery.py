@@ -13,6 +13,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
+from llog.durable import sync_directory
 from llog.errors import CorruptBatch
 from llog.model import FIRST_OFFSET
 from llog.segment.active import ActiveSegment
@@ -26,7 +27,6 @@ from llog.segment.files import (
     name_of,
     numbered,
     read_small,
-    sync_directory,
     write_at,
 )
 from llog.segment.frames import Located

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from llog.batch.columns import Buffer
+from llog.durable import sync_directory
 from llog.errors import CorruptBatch, InvalidArgument
 from llog.segment.files import (
     CLEANED,
@@ -30,7 +31,6 @@ from llog.segment.files import (
     name_of,
     numbered,
     put_small,
-    sync_directory,
     write_at,
 )
 from llog.segment.frames import Frame, Offsets, parse

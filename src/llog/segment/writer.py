@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llog.batch.columns import Buffer
+from llog.durable import make_directory, sync_directory
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.ports import Bounds
 from llog.producers import Producer, find_repeated
 from llog.segment import lock, replace, tail
-from llog.segment.files import UNSYNCED, explained, make_directory, put_small, sync_directory, unavailable
+from llog.segment.files import UNSYNCED, explained, put_small, unavailable
 from llog.segment.frames import SPAN_MAX, Body, frame_parts
 from llog.segment.index import Maxima
 from llog.segment.options import Fsync, SegmentOptions, check_options

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from llog.durable import REMEDIES, make_directory, sync_directory
 from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
 from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
@@ -32,16 +33,10 @@ MAP_BYTES_MIN = 1024 * 1024
 _VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES = 128 << 10
 """At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time."""
-_REMEDIES = {
+_REMEDIES = REMEDIES | {
     errno.ENOSPC: "free some space on its disk, or move the data to a larger one",
-    errno.EDQUOT: "raise the quota, or free some space",
-    errno.EACCES: "give this user read and write access to it",
     errno.EPERM: "give this user read and write access to it, on a file system that has hard links",
     errno.EOPNOTSUPP: "put the data on a file system that has hard links",
-    errno.EROFS: "mount its file system writable",
-    errno.EIO: "check the disk and the kernel's log",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files",
 }
 
 
@@ -156,7 +151,7 @@ class FileBlobStore:
                 temporary.unlink(missing_ok=True)
         try:
             # Also when the name is taken: whoever hears so may rely on that blob, and its put may not be this far yet.
-            _sync_directory(directory)
+            sync_directory(directory)
             self._make_durable(directory)
         except OSError as error:
             raise OutcomeUnknown(
@@ -185,7 +180,7 @@ class FileBlobStore:
             with suppress(FileExistsError):
                 os.mkdir(directory)
         elif not directory.exists():
-            _make_parents(directory)
+            make_directory(directory)
 
     def _make_durable(self, directory: Path) -> None:
         """The names of it and of its parents. Once a process, also of those that were there: another may just have made them.
@@ -196,9 +191,9 @@ class FileBlobStore:
             return
         if directory == self.root:
             with suppress(PermissionError):  # what is above the root is the operator's, and need not be readable
-                _sync_directory(directory.parent)
+                sync_directory(directory.parent)
         else:
-            _sync_directory(directory.parent)
+            sync_directory(directory.parent)
             self._make_durable(directory.parent)
         self._durable.add(directory)
 
@@ -331,22 +326,6 @@ def _clean(directory: Path, before_ns: int) -> int:
                 except FileNotFoundError:
                     continue
     return removed
-
-
-def _make_parents(directory: Path) -> None:
-    """Makes what is missing of the path, durably."""
-    if not directory.exists():
-        _make_parents(directory.parent)
-        directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_text(name: str) -> bool:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from llog.batch.columns import HEADERS_TYPE
 from llog.config import Settings
+from llog.durable import sync_directory
 from llog.errors import StaleWrite
 from llog.spark.fetching import fetch_runs
 from llog.spark.jobs.decoding import Decode, Decoding, decoder, placed_columns
@@ -213,15 +214,6 @@ class _File:
             start_offset=min(self._offsets),
             end_offset=max(self._offsets),
         )
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes the names in it durable, as their files are."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_parents(root: Path, files: Sequence[LakeFile]) -> None:

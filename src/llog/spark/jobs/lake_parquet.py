@@ -17,9 +17,10 @@ from uuid import uuid4
 
 import msgspec
 
+from llog.durable import sync_directory
 from llog.errors import BlobExists, ConfigurationError, InconsistentReadState, StaleWrite
 from llog.spark.jobs.lake import Position
-from llog.spark.jobs.lake_files import LakeFile, Layout, Shape, sync_directory
+from llog.spark.jobs.lake_files import LakeFile, Layout, Shape
 from llog.stores.blobs_file import FileBlobStore
 
 _STAGED: Final = ".staged"

@@ -1,0 +1,35 @@
+"""Directories of this machine whose names survive a power cut, and what to do when its file system refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+REMEDIES: Final = {
+    errno.EDQUOT: "raise the quota, or free some space",
+    errno.EACCES: "give this user read and write access to it",
+    errno.EPERM: "give this user read and write access to it",
+    errno.EROFS: "mount its file system writable",
+    errno.EIO: "check the disk and the kernel's log",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+}
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in it durable, as their files are."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes it and what is missing above it, durably."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync_directory(each.parent)
