@@ -43,6 +43,8 @@ TIMESTAMPS: Final = 2
 HEADERS: Final = 4
 RUNS: Final = 8
 NULL_VALUES: Final = 16
+_BINARY: Final = pa.binary()
+_OFFSETS: Final = np.dtype("<i4")
 _FLAGS_KNOWN: Final = KEYS | TIMESTAMPS | HEADERS | RUNS | NULL_VALUES
 _HEADER: Final = struct.Struct("<4sIIBBHqq")
 
@@ -184,7 +186,7 @@ def decode(data: Buffer) -> Columns:
         buffers, offsets = sections.binary(count, "headers")
         if not offsets[-1]:
             raise CorruptBatch("a batch says that it has headers, but all of them are empty")
-        headers = pa.Array.from_buffers(pa.binary(), count, [None, *buffers], 0)
+        headers = pa.Array.from_buffers(_BINARY, count, [None, *buffers], 0)
     runs: Runs = ((count, header.append_ms),)
     if flags & RUNS:
         runs = sections.runs(count, header.append_ms)
@@ -194,7 +196,7 @@ def decode(data: Buffer) -> Columns:
             raise CorruptBatch("a batch says that it has null values, but none of them is")
         values = _binary_array(value_buffers, value_offsets, bitmap, present, "values")
     else:
-        values = pa.Array.from_buffers(pa.binary(), count, [None, *value_buffers], 0)
+        values = pa.Array.from_buffers(_BINARY, count, [None, *value_buffers], 0)
     sections.end()
 
     columns = Columns(values, keys, timestamps, headers, runs)
@@ -219,7 +221,7 @@ class _Sections:
         end = stop + -size % 8
         if end > len(self._bytes):
             raise CorruptBatch(f"a batch ends early: {what} need {end} bytes of sections, there are {len(self._bytes)}")
-        if any(self._bytes[stop:end]):
+        if stop < end and any(self._bytes[stop:end]):
             raise CorruptBatch(f"a batch has bytes other than zero as padding after its {what}")
         self._position = end
         return self._region.slice(start, size)
@@ -231,9 +233,9 @@ class _Sections:
 
     def binary(self, count: int, what: str) -> tuple[list[pa.Buffer], npt.NDArray[np.int32]]:
         """Offsets and data of a binary array, and the offsets as numbers."""
-        section = self.numbers((count + 1) * 4, f"offsets of {what}")
-        offsets = np.frombuffer(section, "<i4")
-        if offsets[0] != 0 or not (offsets[1:] >= offsets[:-1]).all():
+        section = self.numbers((count + 1) * 4, what)
+        offsets: npt.NDArray[np.int32] = np.frombuffer(section, _OFFSETS)
+        if offsets[0] != 0 or np.count_nonzero(offsets[1:] < offsets[:-1]):
             raise CorruptBatch(f"a batch has {what} whose offsets do not begin at 0 and grow")
         return [section, self.take(int(offsets[-1]), what)], offsets
 
@@ -292,7 +294,7 @@ def _binary_array(
     if (offsets[1:] != offsets[:-1])[~present].any():
         raise CorruptBatch(f"a batch has null {what} with bytes")
     nulls = len(present) - int(np.count_nonzero(present))
-    return pa.Array.from_buffers(pa.binary(), len(present), [bitmap, *buffers], nulls)
+    return pa.Array.from_buffers(_BINARY, len(present), [bitmap, *buffers], nulls)
 
 
 def _check_stamped(columns: Columns) -> None:
