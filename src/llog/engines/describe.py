@@ -10,10 +10,10 @@ import msgspec
 from llog.engines.disk import DiskTopics
 from llog.errors import InvalidArgument
 from llog.model import TopicPartition
+from llog.owning import Owner, owner_of
 from llog.partition.log import Log
 from llog.segment.files import explained
 from llog.segment.inspecting import Piece, SegmentInfo
-from llog.segment.lock import Owner, owner_of
 from llog.segment.reader import SegmentReader
 
 

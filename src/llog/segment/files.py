@@ -9,7 +9,7 @@
 | `tail`, `log-start` | how far readers may read, and from where (`tail.py`) |
 | `compacted` | how far key compaction has come (`passes.py`) |
 | `unsynced` | there while a writer acknowledges before it syncs: the newest segment may have holes after a power cut |
-| `lock` | held by the one writer (`lock.py`) |
+| `lock` | held by the one writer (`llog.owning`) |
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ TEMPORARY: Final = ".tmp"
 TAIL: Final = "tail"
 LOG_START: Final = "log-start"
 UNSYNCED: Final = "unsynced"
-LOCK: Final = "lock"
 
 _DIGITS: Final = 20
 _VECTOR_MAX: Final = 1024  # IOV_MAX of Linux and macOS

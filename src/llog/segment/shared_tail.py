@@ -28,7 +28,8 @@ from llog.batch.columns import Buffer
 from llog.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
 from llog.batch.format import peek
 from llog.errors import CorruptBatch
-from llog.segment.files import LOCK, LOG, name_of, numbered, write_at
+from llog.owning import LOCK
+from llog.segment.files import LOG, name_of, numbered, write_at
 from llog.segment.frames import HEADER_BYTES, Frame, body_of, check_body, checksum, frame_parts, parse
 
 PARTS: Final = 8

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 from llog.batch.columns import Buffer
 from llog.durable import make_directory, sync_directory
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
+from llog.owning import take_lock
 from llog.ports import Bounds
 from llog.producers import Producer, find_repeated
-from llog.segment import lock, replace, tail
+from llog.segment import replace, tail
 from llog.segment.files import UNSYNCED, explained, put_small, unavailable
 from llog.segment.frames import SPAN_MAX, Body, frame_parts
 from llog.segment.index import Maxima
@@ -71,7 +72,7 @@ class SegmentWriter:
         """Whether there may be bytes behind the last frame."""
         with explained("open", directory), ExitStack() as opened:
             make_directory(directory)
-            self._lock = lock.take(directory, what)
+            self._lock = take_lock(directory, what)
             opened.callback(os.close, self._lock)
             replace.finish(directory)
             self.active, self.state, self.log_start = recover(directory, options)

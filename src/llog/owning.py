@@ -1,4 +1,4 @@
-"""The lock of a log's one writer: an flock, which ends with its process, and who holds it as JSON in the file."""
+"""The lock on a directory that one process may write: an flock, which ends with its process, and who holds it as JSON in the file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import fcntl
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from llog.errors import LogOwned
-from llog.segment.files import LOCK
 
-COMMAND_CHARS_MAX = 500
+LOCK: Final = "lock"
+_COMMAND_CHARS_MAX: Final = 500
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -20,7 +21,7 @@ class Owner(msgspec.Struct, frozen=True):
     command: str
 
 
-def take(directory: Path, what: str) -> int:
+def take_lock(directory: Path, what: str) -> int:
     """The descriptor that holds the lock until it is closed; `LogOwned` if another has it."""
     path = directory / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -33,7 +34,7 @@ def take(directory: Path, what: str) -> int:
             raise LogOwned(
                 f"{what} in {directory} is open for writing in {named}, and nobody else may change it: go through that process, or stop it"
             ) from None
-        owner = Owner(os.getpid(), " ".join(sys.orig_argv)[:COMMAND_CHARS_MAX])
+        owner = Owner(os.getpid(), " ".join(sys.orig_argv)[:_COMMAND_CHARS_MAX])
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(owner), 0)

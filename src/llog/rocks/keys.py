@@ -1,0 +1,94 @@
+"""Every key in RocksDB, by column family; none is spelled anywhere else. `<topic>` is the topic's directory in the catalog.
+
+| family | key | value | written by |
+| --- | --- | --- | --- |
+| `topic_logs` | `topic/<topic>/<partition>/<offset:020>` | one record: `envelope.py` | appends and table changes |
+| `topic_offsets` | `offset/<topic>/<group>/<partition>` | how far a group has come, and its claims | CONSUME, ACK, RESET |
+| `topic_meta` | `meta/<topic>` | the topic's catalog entry as of its creation: it exists here | CREATE TOPIC |
+| `topic_routes` | `route/<topic>/<table>/<op>` | the route of one kind of change: filter, partition key, payload | ALTER TOPIC |
+| `counters` | `counter/<topic>/<partition>` | u64 last offset, then the partition's state | appends, retention |
+| | `counter/message_id` | u64 the last message id that was given | table changes |
+| | `counter/table` | u64 the number of the last table that was created | CREATE TABLE |
+| `rows` | `table/<table>` | the table's definition | CREATE TABLE |
+| | `row/<number:010>/<primary key>` | one row | INSERT, UPDATE, DELETE |
+| `outbox` | `outbox/<topic>/<partition>/<sequence:020>` | a change for a topic of another engine | table changes; the relay deletes it |
+| | `last/<topic>/<partition>` | u64 the last sequence that was given | table changes |
+| | `relay/<topic>/<partition>` | what the relay is about to append | the relay |
+
+Numbers in values are little-endian.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOGS: Final = "topic_logs"
+OFFSETS: Final = "topic_offsets"
+META: Final = "topic_meta"
+ROUTES: Final = "topic_routes"
+COUNTERS: Final = "counters"
+ROWS: Final = "rows"
+OUTBOX: Final = "outbox"
+FAMILIES: Final = (LOGS, OFFSETS, META, ROUTES, COUNTERS, ROWS, OUTBOX)
+
+MESSAGE_ID: Final = b"counter/message_id"
+LAST_TABLE: Final = b"counter/table"
+TABLES: Final = b"table/"
+ROUTE_PREFIX: Final = b"route/"
+GROUP_PREFIX: Final = b"offset/"
+OUTBOX_PREFIX: Final = b"outbox/"
+RELAY_PREFIX: Final = b"relay/"
+
+
+def record_key(topic: str, partition: int, offset: int) -> bytes:
+    return b"topic/%s/%d/%020d" % (topic.encode(), partition, offset)
+
+
+def record_prefix(topic: str, partition: int) -> bytes:
+    return b"topic/%s/%d/" % (topic.encode(), partition)
+
+
+def offset_of(key: bytes) -> int:
+    """The offset, or the sequence, at the end of a key."""
+    return int(key[-20:])
+
+
+def counter_key(topic: str, partition: int) -> bytes:
+    return b"counter/%s/%d" % (topic.encode(), partition)
+
+
+def meta_key(topic: str) -> bytes:
+    return b"meta/%s" % topic.encode()
+
+
+def group_key(topic: str, group: str, partition: int) -> bytes:
+    return b"offset/%s/%s/%d" % (topic.encode(), group.encode(), partition)
+
+
+def route_key(topic: str, table: str, op: str) -> bytes:
+    return b"route/%s/%s/%s" % (topic.encode(), table.encode(), op.encode())
+
+
+def table_key(table: str) -> bytes:
+    return TABLES + table.encode()
+
+
+def row_prefix(number: int) -> bytes:
+    return b"row/%010d/" % number
+
+
+def outbox_key(topic: str, partition: int, sequence: int) -> bytes:
+    return b"outbox/%s/%d/%020d" % (topic.encode(), partition, sequence)
+
+
+def last_sequence_key(topic: str, partition: int) -> bytes:
+    return b"last/%s/%d" % (topic.encode(), partition)
+
+
+def relay_key(topic: str, partition: int) -> bytes:
+    return b"relay/%s/%d" % (topic.encode(), partition)
+
+
+def after(prefix: bytes) -> bytes:
+    """The lowest key above every key that starts with `prefix`."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))

@@ -1,0 +1,172 @@
+"""One RocksDB, owned by one process: column families, atomic changes across them, and scans. Blocking; any thread may call.
+
+A read-modify-write holds `mutex`. Changes are applied as a whole or not at all, and survive a crash of this process; those with
+`sync` a power cut, too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llog.durable import make_directory
+from llog.errors import MissingExtra, StoreUnavailable
+from llog.owning import take_lock
+from llog.rocks.keys import FAMILIES, after
+
+try:
+    import rocksdict
+except ImportError as error:  # pragma: no cover
+    raise MissingExtra("tables and topics of engine 'rocksdb' need: pip install 'leaderless-log[sql]'") from error
+
+
+class Changes:
+    """What is to be written together."""
+
+    def __init__(self, store: RocksStore) -> None:
+        self._handles = store.handles
+        self.batch = rocksdict.WriteBatch(raw_mode=True)
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        self.batch.put(key, value, self._handles[family])
+
+    def put_all(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        put, handle = self.batch.put, self._handles[family]
+        for key, value in zip(keys, values, strict=True):
+            put(key, value, handle)
+
+    def delete(self, family: str, key: bytes) -> None:
+        self.batch.delete(key, self._handles[family])
+
+    def delete_range(self, family: str, start: bytes, stop: bytes) -> None:
+        """Every key in [start, stop)."""
+        self.batch.delete_range(start, stop, self._handles[family])
+
+    def __len__(self) -> int:
+        return int(self.batch.len())
+
+
+class RocksStore:
+    """Open until `close`. `LogOwned` from `open` if another process, or another instance here, has it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mutex = threading.RLock()
+        self._lock = -1
+        with _explained("open", directory):
+            make_directory(directory)
+            self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'")
+            try:
+                families = {name: _options() for name in FAMILIES}
+                self._db = rocksdict.Rdict(str(directory / "db"), options=_options(), column_families=families)
+            except BaseException:
+                os.close(self._lock)
+                raise
+        self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
+        self._durable = rocksdict.WriteOptions()
+        self._durable.sync = True
+        self.closed = False
+
+    @classmethod
+    def open(cls, directory: Path) -> RocksStore:
+        return cls(directory.absolute())
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        with self._using("read"):
+            found: bytes | None = self._families[family].get(key)
+            return found
+
+    def get_all(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of these keys, in their order."""
+        with self._using("read"):
+            return list(self._families[family].get(list(keys))) if keys else []
+
+    def items(
+        self, family: str, start: bytes, stop: bytes, limit: int | None = None, *, backwards: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries of [start, stop) in order, at most `limit`. Backwards: the last ones, the highest first."""
+        found: list[tuple[bytes, bytes]] = []
+        if limit is not None and limit <= 0:
+            return found
+        with self._using("read"):
+            if backwards:
+                for key, value in self._families[family].items(backwards=True, from_key=stop):
+                    if key < start:
+                        break
+                    if key < stop:
+                        found.append((key, value))
+                        if len(found) == limit:
+                            break
+                return found
+            for key, value in self._families[family].items(from_key=start):
+                if key >= stop:
+                    break
+                found.append((key, value))
+                if len(found) == limit:
+                    break
+            return found
+
+    def below(self, family: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries whose keys start with `prefix`: for those that are few."""
+        return self.items(family, prefix, after(prefix))
+
+    def changes(self) -> Changes:
+        return Changes(self)
+
+    def write(self, changes: Changes, *, sync: bool) -> None:
+        """All of it or nothing; `StoreUnavailable` if it cannot be."""
+        with self.mutex, self._using("write to"):
+            if sync:
+                self._db.write(changes.batch, self._durable)
+            else:
+                self._db.write(changes.batch)
+
+    def close(self) -> None:
+        with self.mutex:
+            if self.closed:
+                return
+            self.closed = True
+            try:
+                with _explained("close", self.directory):
+                    self._db.flush_wal(True)
+                    self._families.clear()
+                    self.handles.clear()
+                    self._db.close()
+            finally:
+                os.close(self._lock)
+
+    @contextmanager
+    def _using(self, doing: str) -> Iterator[None]:
+        if self.closed:
+            raise StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
+        with _explained(doing, self.directory):
+            yield
+
+
+def _options() -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_keep_log_file_num(2)
+    return options
+
+
+@contextmanager
+def _explained(doing: str, directory: Path) -> Iterator[None]:
+    """Turns what RocksDB and the operating system say into an error that names the directory and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(
+            f"cannot {doing} {directory} ({error.strerror or error}): check its file system"
+        ) from error
+    except Exception as error:
+        if type(error) is Exception or isinstance(error, rocksdict.DbClosedError):
+            raise StoreUnavailable(
+                f"cannot {doing} the RocksDB in {directory}: {error}. Check its disk, and that the directory is llog's"
+            ) from error
+        raise

@@ -1,0 +1,161 @@
+"""Change events: records that say which row of which table was changed. The same record on every engine.
+
+A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event`, little-endian:
+
+ 0  1  version 1            4  4  zero
+ 1  1  op                   8  8  message id (i64)
+ 2  1  payload mode        16  …  source table, UTF-8
+ 3  1  zero
+
+Topic, partition, offset and time are the record's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from llog.batch.columns import binary_offsets, decode_headers, effective_timestamps
+from llog.errors import CorruptBatch
+from llog.ports import Batch
+
+HEADER: Final = "llog-event"
+VERSION: Final = 1
+
+
+class Op(IntEnum):
+    """What was done to a row."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+
+
+class PayloadMode(IntEnum):
+    """What an event says of its row: the primary key, all columns, or the key and the columns that changed."""
+
+    KEY = 1
+    FULL = 2
+    DIFF = 3
+
+
+class Event(NamedTuple):
+    op: Op
+    payload_mode: PayloadMode
+    message_id: int
+    source_table: str
+
+
+MESSAGES: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("message_id", pa.int64()),
+        ("source_table", pa.string()),
+        ("op", pa.string()),
+        ("ts", pa.timestamp("ms", "UTC")),
+        ("payload_mode", pa.string()),
+        ("key", pa.binary()),
+        ("payload", pa.binary()),
+    ]
+)
+"""Records as messages. Those that are no change events have no message id, table, op and payload mode."""
+
+_FIXED: Final = struct.Struct("<BBBBIq")
+_NAME: Final = HEADER.encode()
+_START: Final = len(_NAME).to_bytes(4, "little") + _NAME
+_VALUE: Final = len(_START) + 4
+"""Where the header's value begins, after its name and its length."""
+_TABLE: Final = _VALUE + _FIXED.size
+
+
+def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: range) -> list[bytes]:
+    """Encoded headers of events that differ in their message ids only."""
+    name = table.encode()
+    front = _START + (_FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0))
+    return [front + each.to_bytes(8, "little") + name for each in message_ids]
+
+
+def event_in(headers: bytes) -> Event | None:
+    """The event that these encoded headers tell of; None if they tell of none."""
+    for name, value in decode_headers(headers):
+        if name == HEADER and value is not None:
+            if len(value) < _FIXED.size or value[0] != VERSION:
+                raise CorruptBatch(f"header {HEADER!r} has {len(value)} bytes and version {value[:1]!r}")
+            _, op, mode, _, _, message_id = _FIXED.unpack_from(value)
+            try:
+                return Event(Op(op), PayloadMode(mode), message_id, value[_FIXED.size :].decode())
+            except ValueError as error:
+                raise CorruptBatch(f"header {HEADER!r} is damaged: {error}") from error
+    return None
+
+
+def messages_of(batch: Batch) -> pa.Table:
+    """The records of a batch, with what they tell of changes. Events that came from one table are not looped over."""
+    columns, count = batch.columns, batch.columns.count
+    nulls = pa.nulls(count, pa.string())
+    ids, tables, ops, modes = pa.nulls(count, pa.int64()), nulls, nulls, nulls
+    if columns.headers is not None:
+        ids, tables, ops, modes = _alike(columns.headers) or _each(columns.headers)
+    offsets = pa.array(np.arange(batch.start_offset, batch.start_offset + count, dtype=np.int64))
+    return pa.table(
+        [
+            pa.repeat(pa.scalar(batch.tp.topic), count),
+            pa.repeat(pa.scalar(batch.tp.partition, pa.int32()), count),
+            offsets,
+            ids,
+            tables,
+            ops,
+            pa.array(effective_timestamps(columns)).cast(MESSAGES.field("ts").type),
+            modes,
+            pa.nulls(count, pa.binary()) if columns.keys is None else columns.keys,
+            columns.values,
+        ],
+        schema=MESSAGES,
+    )
+
+
+_Parts = tuple[Any, Any, Any, Any]
+_OPS: Final = pa.array([None, *(op.name for op in Op)])
+_MODES: Final = pa.array([None, *(mode.name.lower() for mode in PayloadMode)])
+
+
+def _alike(headers: pa.BinaryArray) -> _Parts | None:
+    """All at once, if every record has the one header of an event and all are of one table."""
+    offsets = binary_offsets(headers)
+    length = int(offsets[1] - offsets[0])
+    if length < _TABLE or (np.diff(offsets) != length).any():
+        return None
+    data: npt.NDArray[np.uint8] = np.frombuffer(headers.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    rows = data.reshape(len(headers), length)
+    first = rows[0].tobytes()
+    expected = _START + (length - _VALUE).to_bytes(4, "little") + bytes((VERSION,))
+    if not first.startswith(expected):
+        return None
+    ids, codes = slice(_TABLE - 8, _TABLE), slice(_VALUE + 1, _VALUE + 3)
+    same = rows == rows[0]
+    same[:, ids] = same[:, codes] = True
+    if not same.all():
+        return None
+    ops, modes = rows[:, codes.start].astype(np.int64), rows[:, codes.start + 1].astype(np.int64)
+    if not (ops.min() >= 1 and ops.max() < len(_OPS) and modes.min() >= 1 and modes.max() < len(_MODES)):
+        return None
+    numbers = np.ascontiguousarray(rows[:, ids]).view("<i8").reshape(-1)
+    table = pa.repeat(pa.scalar(first[_TABLE:].decode(errors="replace")), len(headers))
+    return pa.array(numbers), table, _OPS.take(pa.array(ops)), _MODES.take(pa.array(modes))
+
+
+def _each(headers: pa.BinaryArray) -> _Parts:
+    found = [event_in(each) for each in headers.to_pylist()]
+    return (
+        pa.array([None if each is None else each.message_id for each in found], pa.int64()),
+        pa.array([None if each is None else each.source_table for each in found], pa.string()),
+        pa.array([None if each is None else each.op.name for each in found], pa.string()),
+        pa.array([None if each is None else each.payload_mode.name.lower() for each in found], pa.string()),
+    )
