@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "spark")
+BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "topics", "spark")
 
 
 def summary(name: str) -> str:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llog.client.connection import connect as connect
     from llog.config import Settings as Settings
     from llog.config import load_settings as load_settings
     from llog.errors import *  # noqa: F403
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "connect": "llog.client.connection",
     "LeaderlessLogCompactor": "llog.leaderless",
     "LeaderlessLogReader": "llog.leaderless",
     "LeaderlessLogWriter": "llog.leaderless",

@@ -83,6 +83,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"default": "`segments/` beside the file of LLOG_META"},
         ),
     ] = None
+    rocksdb_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory of the tables and of the topics of engine `rocksdb`, on a disk of this machine; one process at a time "
+            "owns it. Without it, and with `memory://`, there can be none.",
+            extra={"default": "`rocksdb/` beside the file of LLOG_META"},
+        ),
+    ] = None
     keyed: Annotated[
         str | None,
         Meta(
@@ -249,6 +257,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "`read` consumes, `all` both."
         ),
     ] = "all"
+    cors_origins: Annotated[
+        str | None,
+        Meta(
+            description="Web pages that may ask the broker from a browser: their origins (`https://app.example.com`), with commas between "
+            "them, or `*` for all pages.",
+            extra={"default": "none: browsers let no other page read an answer"},
+        ),
+    ] = None
     tail_cache_bytes: Annotated[
         int,
         Meta(
@@ -275,6 +291,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 1 << 30
+    sql_timeout_ms: Annotated[
+        int,
+        Meta(
+            description="How long the statements of one request may run in a broker, waiting included; then they are cancelled.",
+            ge=100,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 300_000
+    sql_answer_max_bytes: Annotated[
+        int,
+        Meta(
+            description="Most bytes of rows that a broker answers to the statements of one request.",
+            ge=1 << 10,
+            le=1 << 30,
+            extra={"unit": "size"},
+        ),
+    ] = 64 << 20
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
@@ -286,10 +320,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "blobs": _normal(SETTINGS["blobs"], self.blobs or f"file://{quote(str(directory / 'blobs'))}"),
         }
         meta = parse_address(SETTINGS["meta"], complete["meta"])
-        if self.segments_dir is not None:
-            complete["segments_dir"] = str(Path(self.segments_dir).absolute())
-        elif meta.scheme == "sqlite":
-            complete["segments_dir"] = str(Path(meta.path).parent / "segments")
+        for field, given in (("segments_dir", self.segments_dir), ("rocksdb_dir", self.rocksdb_dir)):
+            if given is not None:
+                complete[field] = str(Path(given).absolute())
+            elif meta.scheme == "sqlite":
+                complete[field] = str(Path(meta.path).parent / field.removesuffix("_dir"))
         if self.keyed is not None:
             complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
         if self.tail_cache_dir is not None:

@@ -189,6 +189,27 @@ class LogOwned(LlogError):
     code = "log_owned"
 
 
+# --- consumer groups
+
+
+class GroupConflict(LlogError):
+    """A consumer group is used in two ways that exclude each other: claimed, assigned, or with plain positions."""
+
+    code = "group_conflict"
+
+
+class StaleMember(LlogError):
+    """A member of an assigned group no longer has the partition, or was taken for dead. It must join again."""
+
+    code = "stale_member"
+
+
+class TooManyClaims(LlogError):
+    """A group holds as many claims in a partition as are kept. Nothing was delivered: acknowledge first."""
+
+    code = "too_many_claims"
+
+
 # --- keyed logs
 
 
@@ -235,6 +256,84 @@ class Overloaded(LlogError):
     """The broker holds as much as it may. Nothing of the request was read; try again later."""
 
     code = "overloaded"
+
+
+class StatementTimeout(LlogError):
+    """Statements ran longer than a broker lets them and were cancelled."""
+
+    code = "statement_timeout"
+
+
+# --- tables and SQL
+
+
+class TableNotFound(LlogError):
+    """There is no table of that name."""
+
+    code = "table_not_found"
+
+
+class TableExists(LlogError):
+    """A table of that name is already there."""
+
+    code = "table_exists"
+
+
+class ConstraintViolation(LlogError):
+    """Rows break a rule of their table: a primary key that is there already, NOT NULL, UNIQUE or CHECK. Nothing was changed."""
+
+    code = "constraint"
+
+
+class TransactionConflict(LlogError):
+    """Another transaction changes tables and did not end in time. Nothing was changed; try again."""
+
+    code = "transaction_conflict"
+
+
+class TransactionFailed(LlogError):
+    """A statement of this transaction has failed, so none of it can be committed: roll it back."""
+
+    code = "transaction_failed"
+
+
+class ResultTooLarge(LlogError):
+    """A query gave, or a transaction changed, more rows or bytes than the settings allow."""
+
+    code = "result_too_large"
+
+
+# --- SQL
+
+
+class SqlError(LlogError):
+    """SQL text that cannot be run: `line` and `column` (from 1; 0: none) say where, `hint` what to do. Nothing was run."""
+
+    code = "sql"
+
+    def __init__(self, message: str, line: int = 0, column: int = 0, hint: str = "", shown: str = "") -> None:
+        where = f"line {line}, column {column}: " if line else ""
+        super().__init__(f"{where}{message}{shown}{f'{chr(10)}hint: {hint}' if hint else ''}")
+        self.message = message
+        self.line = line
+        self.column = column
+        self.hint = hint
+        self.shown = shown
+
+    @classmethod
+    def at(cls, sql: str, position: int, message: str, hint: str = "") -> SqlError:
+        """With the line of this position, cut to 100 characters around it, and a caret below."""
+        begin = sql.rfind("\n", 0, position) + 1
+        end = sql.find("\n", position)
+        first = max(begin, position - 60)
+        text = sql[first : min(end if end >= 0 else len(sql), first + 100)]
+        shown = "".join(c if c.isprintable() else " " for c in text)
+        caret = " " * (position - first) + "^"
+        line = sql.count("\n", 0, position) + 1
+        return cls(message, line, position - begin + 1, hint, f"\n  {shown}\n  {caret}")
+
+    def __reduce__(self) -> tuple[type[SqlError], tuple[str, int, int, str, str]]:
+        return type(self), (self.message, self.line, self.column, self.hint, self.shown)
 
 
 # --- sinks and the pipeline

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Address, Secret, Settings, parse_address
+from llog.engines.rocksdb import OpenRocks
 from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, StoreUnavailable, WrongStore
 from llog.partition.collector import CollectorOptions
@@ -43,7 +44,7 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
         with _blaming("blobs", settings.blobs):
             blobs = _open_blobs(blobs_address, settings)
         runtime = runtime or SystemRuntime()
-        log = Log(meta, blobs, runtime, _segments(settings, runtime))
+        log = Log(meta, blobs, runtime, _segments(settings, runtime), _rocks(settings, runtime))
         try:
             with _blaming("meta", settings.meta):
                 await meta.get(LOG_ID)
@@ -59,15 +60,19 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
 
 
 async def close_log(log: Log) -> None:
-    """Ends the session and lets go of disk topics, connections and threads. Idempotent."""
+    """Ends the session and lets go of disk topics, tables, connections and threads. Idempotent."""
     try:
         if log.segments is not None:
             await log.segments.close()
     finally:
         try:
-            await log.meta.close()
+            if log.rocks is not None:
+                await log.rocks.close()
         finally:
-            await log.blobs.close()
+            try:
+                await log.meta.close()
+            finally:
+                await log.blobs.close()
 
 
 @asynccontextmanager
@@ -161,6 +166,11 @@ def _segments(settings: Settings, runtime: Runtime) -> OpenSegments | None:
     if settings.segments_dir is None:
         return None
     return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime)
+
+
+def _rocks(settings: Settings, runtime: Runtime) -> OpenRocks | None:
+    """Nothing is opened, or made, before a table or a topic of it is used."""
+    return None if settings.rocksdb_dir is None else OpenRocks(Path(settings.rocksdb_dir), runtime)
 
 
 def _revealed(secret: Secret | None) -> str | None:

@@ -29,17 +29,17 @@ from llog.errors import (
 )
 from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import opened_log
-from llog.partition.catalog import DISK, OBJECT, Catalog
+from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
 from llog.partition.log import Log
-from llog.partition.records import Topic
+from llog.partition.records import Cleanup, Topic
 from llog.partition.writer import WriterOptions
-from llog.ports import AppendResult, Batch, Group
+from llog.ports import AppendResult, Batch, Group, RetentionResult
 from llog.producers import PRODUCERS_MAX, Producer
 from llog.runtime import SystemRuntime
 
 START_MS = 1_700_000_000_000
 TP = TopicPartition("orders", 0)
-ENGINES = ["object on sqlite", "object in memory", "disk"]
+ENGINES = ["object on sqlite", "object in memory", "disk", "rocksdb"]
 SHARED = ["object on sqlite", "disk"]
 """Those that other processes can see."""
 
@@ -72,8 +72,17 @@ class World:
         self.catalog, self.reader, self.appender = Catalog(self.log), EngineReader(self.log), EngineAppender(self.log)
         await self.create()
 
+    async def beside(self) -> Log:
+        """Another one on the same stores, as another process would have it; the same one where there can be no other."""
+        return self.log if self.engine == ROCKSDB else await self.opened()
+
+    async def let_go(self) -> None:
+        """Of what only one process can have."""
+        for owned in (self.log.segments, self.log.rocks):
+            if owned is not None:
+                await owned.close()
+
     async def opened(self) -> Log:
-        """Another one on the same stores, as another process would have it."""
         return await self._stack.enter_async_context(opened_log(self.settings, runtime=self.clock))
 
     async def create(self, timestamp_type: TimestampType = TimestampType.CREATE, name: str = TP.topic) -> Topic:
@@ -297,8 +306,7 @@ async def test_a_forgotten_producer_is_told_so_and_a_new_one_is_not(world: World
 
 async def test_producers_are_remembered_by_whoever_appends_next(world: World) -> None:
     await world.append("a", producer=Producer(id="p", sequence=0, since=1))
-    if world.log.segments is not None:
-        await world.log.segments.close()
+    await world.let_go()
     other = EngineAppender(await world.opened())
     again = await world.append("a", producer=Producer(id="p", sequence=0, since=1), appender=other)
     assert (again.start_offset, again.repeated) == (1, True)
@@ -343,7 +351,7 @@ async def test_a_wait_at_the_end_is_over_with_the_time_and_before_it_at_once(wor
 async def test_a_wait_is_woken_by_an_append(world: World) -> None:
     await world.append("a")
     waiting = asyncio.create_task(world.reader.wait(TP, 2, 60))
-    other = asyncio.create_task(EngineReader(await world.opened()).wait(TP, 2, 60))
+    other = asyncio.create_task(EngineReader(await world.beside()).wait(TP, 2, 60))
     await asyncio.sleep(0)
     await world.append("b")
     assert await waiting
@@ -403,7 +411,7 @@ async def test_a_trim_is_exact_and_holds_at_once(world: World) -> None:
         assert result.new_start == start
         assert result.records == start - result.old_start
         assert await world.reader.bounds(TP) == (start, 37)
-        assert await EngineReader(await world.opened()).bounds(TP) == (start, 37)
+        assert await EngineReader(await world.beside()).bounds(TP) == (start, 37)
         assert await world.payloads() == payloads[start - 1 :]
         with pytest.raises(OffsetOutOfRange):
             await world.reader.read(TP, start - 1)
@@ -473,10 +481,38 @@ async def test_partitions_can_be_added(world: World) -> None:
 async def test_a_deleted_topic_is_gone_for_those_who_had_it_open(world: World) -> None:
     await world.append("a", "b")
     assert await world.payloads() == ["a", "b"]
-    await Catalog(await world.opened()).delete(TP.topic)
+    await Catalog(await world.beside()).delete(TP.topic)
     for call in (world.reader.bounds(TP), world.reader.read(TP, 1), world.append("c"), world.appender.trim(TP, 1)):
         with pytest.raises((TopicNotFound, PartitionNotInitialized)):
             await call
+
+
+async def test_one_who_waits_is_told_of_a_deletion(world: World) -> None:
+    waiting = asyncio.create_task(world.reader.wait(TP, 1, 60))
+    await asyncio.sleep(0.05)
+    await world.catalog.delete(TP.topic)
+    with pytest.raises((TopicNotFound, PartitionNotInitialized)):
+        await waiting
+
+
+async def test_options_can_be_changed(world: World) -> None:
+    if world.engine != OBJECT:
+        changed = await world.catalog.set_options(TP.topic, cleanup=Cleanup.COMPACT, delete_retention_ms=5)
+        assert (changed.cleanup, changed.delete_retention_ms) == (Cleanup.COMPACT, 5)
+        world.clock.now += 2000
+        with pytest.raises(InvalidArgument, match="give every record a key"):
+            await world.append("no key")
+        assert (await world.append(Record(payload=b"a", key=b"k"))).start_offset == 1
+    else:
+        with pytest.raises(InvalidArgument, match="needs engine 'disk' or 'rocksdb'"):
+            await world.catalog.set_options(TP.topic, cleanup=Cleanup.COMPACT)
+    changed = await world.catalog.set_options(TP.topic, retention_bytes=7)
+    changed = await world.catalog.set_options(TP.topic, retention_ms=1)
+    assert (changed.retention_ms, changed.retention_bytes) == (1, 7)
+    assert await world.catalog.set_options(TP.topic) == changed == await world.catalog.get(TP.topic)
+    assert (await world.catalog.set_options(TP.topic, retention_bytes=None)).retention_bytes is None
+    with pytest.raises(InvalidArgument):
+        await world.catalog.set_options(TP.topic, retention_ms=-1)
 
 
 async def test_a_topic_that_is_created_again_begins_anew(world: World) -> None:
@@ -489,21 +525,25 @@ async def test_a_topic_that_is_created_again_begins_anew(world: World) -> None:
     assert await world.payloads() == ["new"]
 
 
-async def test_a_topic_that_is_created_again_on_the_other_engine_is_found_there(world: World) -> None:
+async def test_a_topic_that_is_created_again_on_another_engine_is_found_there(world: World) -> None:
     if world.log.segments is None:
         world.settings = Settings(
-            meta=world.settings.meta, blobs=world.settings.blobs, segments_dir=world.settings.data_dir
+            meta=world.settings.meta,
+            blobs=world.settings.blobs,
+            segments_dir=f"{world.settings.data_dir}/segments",
+            rocksdb_dir=f"{world.settings.data_dir}/rocksdb",
         )
         log = await world.opened()
         world.log, world.catalog, world.reader = log, Catalog(log), EngineReader(log)
         world.appender = EngineAppender(log)
     await world.append("a", "b")
     assert await world.payloads() == ["a", "b"]
-    await world.catalog.delete(TP.topic)
-    world.engine = {OBJECT: DISK, DISK: OBJECT}[world.engine]
-    await world.create()
-    assert (await world.append("new")).start_offset == 1
-    assert await world.payloads() == ["new"]
+    first = world.engine
+    for world.engine in [each for each in (OBJECT, DISK, ROCKSDB) if each != first]:
+        await world.catalog.delete(TP.topic)
+        await world.create()
+        assert (await world.append(world.engine)).start_offset == 1
+        assert await world.payloads() == [world.engine]
 
 
 @pick(["disk"])
@@ -517,6 +557,33 @@ async def test_a_second_writer_is_refused_and_told_who_the_first_is(world: World
     await world.log.segments.close()
     assert (await world.append("b", appender=other)).start_offset == 2
     assert await EngineReader(await world.opened()).read_offset(TP, 2)
+
+
+@pick(["rocksdb"])
+async def test_a_second_process_is_refused_whatever_it_wants_and_told_who_the_owner_is(world: World) -> None:
+    await world.append("a")
+    log = await world.opened()
+    owner = rf"process {os.getpid()} .*POST /produce"
+    for call in (
+        world.append("b", appender=EngineAppender(log)),
+        EngineReader(log).read(TP, 1),
+        EngineReader(log).wait(TP, 9, 60),
+        EngineAppender(log).trim(TP, 1),
+        Catalog(log).delete(TP.topic),
+        Catalog(log).create("another", engine=ROCKSDB),
+    ):
+        with pytest.raises(LogOwned, match=owner):
+            await call
+    assert isinstance((await retain_all_of(log))[TP], LogOwned)
+    assert await world.payloads() == ["a"]
+    await world.let_go()
+    assert (await world.append("b", appender=EngineAppender(log))).start_offset == 2
+    await Catalog(log).delete(TP.topic)
+
+
+async def retain_all_of(log: Log) -> dict[TopicPartition, RetentionResult | LlogError]:
+    await Catalog(log).set_retention(TP.topic, 0, None)
+    return await retain_all(log, EngineAppender(log))
 
 
 @pick(["object on sqlite", "object in memory"])
@@ -555,9 +622,8 @@ async def test_appends_while_others_read_are_seen_whole(world: World) -> None:
 async def test_all_is_there_after_closing_and_opening_again(world: World) -> None:
     payloads = await world.fill(12)
     await world.appender.trim(TP, 5)
-    if world.log.segments is not None:
-        await world.log.segments.close()
-    if world.engine == DISK:
+    await world.let_go()
+    if world.engine in (DISK, ROCKSDB):
         with pytest.raises(StoreUnavailable):
             await world.append("x")
     log = await world.opened()

@@ -19,12 +19,12 @@ from llog.errors import ConfigurationError, InvalidArgument
 from llog.leaderless import LeaderlessLogCompactor, LeaderlessLogWriter, SharedAppendGroup
 from llog.model import Record, TopicPartition
 from llog.opening import opened_log
-from llog.partition import groups
 from llog.spark.jobs.stats import Stats, gather, stats
 from llog.spark.jobs.stats_bill import BlobCounts, estimate
 from llog.spark.jobs.stats_charts import draw
 from llog.spark.jobs.stats_output import SCHEMA, write_parquet
 from llog.spark.jobs.stats_timeline import STEPS_MAX, Timeline
+from llog.topics.groups import Groups
 
 APPENDS = 4
 
@@ -88,7 +88,7 @@ async def test_compacted_records_no_longer_lag_and_keep_their_first_append_time(
 
 async def test_lag_of_groups_is_told_by_partition(orders: Settings) -> None:
     async with opened_log(orders) as log:
-        await groups.commit(log, "billing", TopicPartition("orders", 0), 101)
+        await Groups(log).commit("billing", TopicPartition("orders", 0), 101)
         measured = await gather(log)
     (lag,) = measured.groups
     assert (lag.group, lag.topic, lag.partition, lag.lag) == ("billing", "orders", 0, 20)

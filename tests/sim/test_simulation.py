@@ -31,6 +31,7 @@ def test_the_seeds_together_meet_every_kind_of_trouble() -> None:
         for what, count in run_seed(seed, steps=2000).counts.items():
             met[what] = met.get(what, 0) + count
     assert all(met.get(what, 0) > 0 for what in ("crashes", "stalls", "lost answers", "late effects", "throttled"))
+    assert all(met.get(what, 0) > 0 for what in ("redeliveries", "acks", "resets", "stale members", "changes"))
     assert met["operations"] > 5_000
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
-from llog.partition.groups import position
+from llog.topics.groups import Groups
 from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
 
@@ -55,7 +55,7 @@ def test_a_stream_from_topic_to_topic_goes_on_where_it_was(spark: SparkSession, 
     assert log.payloads("b", 2) == [*map(str, range(5)), "v"]
     [copied] = log.records("b", 1)
     assert (copied.key, copied.timestamp, copied.headers) == (b"k", 5, (("h", b"1"),))
-    group = log.do(lambda opened: position(opened, "copier", TopicPartition("a", 0)))
+    group = log.do(lambda opened: Groups(opened).position("copier", TopicPartition("a", 0)))
     assert group in (4, 5, 6)  # may trail the last batch, never lead it
 
     log.append("a", 0, "5", "6")

@@ -38,6 +38,16 @@ def test_disk_topics_are_beside_the_metadata_unless_told_otherwise(tmp_path: Pat
     assert directory(META="memory://", BLOBS="memory://", SEGMENTS_DIR="/there") == "/there"
 
 
+def test_the_rocksdb_is_beside_the_metadata_unless_told_otherwise(tmp_path: Path) -> None:
+    def directory(**variables: str) -> str | None:
+        return load_settings(environment={f"LLOG_{name}": value for name, value in variables.items()}).rocksdb_dir
+
+    assert directory() == f"{tmp_path}/llog-data/rocksdb"
+    assert directory(META="sqlite:///var/llog/meta.db", BLOBS="s3://bucket") == "/var/llog/rocksdb"
+    assert directory(ROCKSDB_DIR="here") == f"{tmp_path}/here"
+    assert directory(META="memory://", BLOBS="memory://") is None
+
+
 def test_an_override_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "llog.toml").write_text('codec = "lz4"\nbatch_max_bytes = "1MiB"\nbatch_max_delay_ms = 7\n')
     environment = {"LLOG_CODEC": "zstd", "LLOG_BATCH_MAX_BYTES": "2MiB"}

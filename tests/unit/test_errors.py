@@ -7,11 +7,12 @@ import pickle
 import pytest
 
 from llog import errors
-from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, StoreUnavailable
+from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StoreUnavailable
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]
 WITH_FIELDS: dict[type[LlogError], LlogError] = {
     OffsetOutOfRange: OffsetOutOfRange("t/0", 5, 10, 20),
+    SqlError: SqlError("x", 1, 2, "hint", "\n  x\n  ^"),
     PartlyAppended: PartlyAppended(1, [None, StoreUnavailable("x")], StoreUnavailable("x")),
 }
 

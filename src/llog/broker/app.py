@@ -22,6 +22,7 @@ from llog.broker import metrics as counting
 from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
 from llog.broker.batching import BatchingProducer, Buffer
 from llog.broker.consuming import consume
+from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
 from llog.broker.keyed import Keyed
 from llog.broker.messages import (
@@ -36,7 +37,9 @@ from llog.broker.messages import (
 )
 from llog.broker.problems import problem, problem_of
 from llog.broker.producing import ProduceService
+from llog.broker.sql import Sql
 from llog.broker.tail import SharedTail, Tail
+from llog.broker.topic_groups import TopicGroups
 from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
@@ -49,6 +52,7 @@ from llog.partition.keys import LOG_ID
 from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.runtime import uuid7
+from llog.topics.consuming import Consuming
 
 BODY_SECONDS: Final = 60.0
 HEALTH_SECONDS: Final = 5.0
@@ -85,12 +89,17 @@ class Broker:
         )
         self._producing = ProduceService(self._catalog, self._producer, self.metrics)
         self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, self.stopping)
+        consuming = Consuming(log, self._reader, appender, stopping=self.stopping)
+        self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._buffer = Buffer(settings.batch_max_buffer_bytes, self.metrics)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
+        self._sql = Sql(log, settings, self.stopping, self._body)
         self._body_bytes_max = min(settings.request_max_bytes, settings.batch_max_buffer_bytes)
 
     async def start(self) -> None:
-        """Opens the shared tail, if there is to be one: in a directory of this log's own, for others have other records."""
+        """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
+        have other records."""
+        await self._sql.start()
         found = await self._log.meta.get(LOG_ID)
         settings, runtime = self._settings, self._log.runtime
         if settings.tail_cache_dir is not None and found is not None:
@@ -107,12 +116,14 @@ class Broker:
             ("read", "POST", "/consume", self._consume),
             ("read", "GET", _RECORDS, self._fetch_arrow),
             ("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset),
+            *self._topic_groups.routes(),
             ("all", "GET", "/topics", self._topics),
             ("all", "GET", "/topics/{name}", self._topic),
             ("all", "GET", "/health", self._health),
             ("all", "GET", "/metrics", self._metrics_json),
             ("all", "GET", "/metrics/prometheus", self._metrics_text),
             *self._keyed.routes(),
+            *self._sql.routes(),
         ]
         return Starlette(
             routes=[
@@ -120,6 +131,7 @@ class Broker:
                 for role, verb, path, handler in routes
             ],
             exception_handlers={HTTPException: self._no_route},
+            middleware=cors(self._settings),
         )
 
     async def close(self) -> None:
@@ -128,6 +140,7 @@ class Broker:
         await self._producer.close()
         await self._tail.close()
         await self._keyed.close()
+        await self._sql.close()
 
     def _as_role(self, role: str, handler: Handler) -> Handler:
         """The handler itself, or a refusal if this broker's role is the other one."""

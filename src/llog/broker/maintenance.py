@@ -13,7 +13,7 @@ from llog.engines.upkeep import clean_all, let_go_of_deleted, retain_all
 from llog.errors import LlogError, LogOwned
 from llog.model import TopicPartition
 from llog.opening import collector_options, compactor_options
-from llog.partition.catalog import DISK
+from llog.partition.catalog import DISK, ROCKSDB
 from llog.partition.collector import Collector
 from llog.partition.compactor import Compactor, lagging
 from llog.partition.log import Log
@@ -69,12 +69,12 @@ class Maintenance:
         )
 
     async def run_on_disk(self) -> None:
-        """Until it is cancelled, only what nobody but the owner of disk topics can do."""
+        """Until it is cancelled, only what nobody but the owner of disk topics and of the RocksDB can do."""
         options = self._options
         await self._repeat(
             [
                 _Step("key compaction", options.clean_ms, self.clean),
-                _Step("retention", options.retain_ms, lambda: self.retain(DISK)),
+                _Step("retention", options.retain_ms, self.retain_owned),
             ]
         )
 
@@ -125,16 +125,20 @@ class Maintenance:
             if not left:
                 return
 
+    async def retain_owned(self) -> None:
+        for engine in (DISK, ROCKSDB):
+            await self.retain(engine)
+
     async def retain(self, engine: str | None = None) -> None:
-        """Of all topics, except for those on disk that another process owns: it has its own upkeep."""
-        for tp, result in (await retain_all(self._log, self._appender, engine)).items():
+        """Of all topics, except for those that another process owns: it has its own upkeep."""
+        for tp, result in (await retain_all(self._log, self._appender, engine, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned):
                 self._report(f"retention of {tp}: {result}")
 
     async def clean(self) -> None:
-        """Of the disk topics that want it, except for those that another process owns; those that were deleted are let go."""
+        """Of the topics that want it, except for those that another process owns; those that were deleted are let go."""
         await let_go_of_deleted(self._log)
-        for tp, result in (await clean_all(self._log)).items():
+        for tp, result in (await clean_all(self._log, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned):
                 self._report(f"key compaction of {tp}: {result}")
 

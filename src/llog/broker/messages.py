@@ -95,9 +95,24 @@ class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention_ms: Annotated[int, Meta(ge=0)] | None = None
     retention_bytes: Annotated[int, Meta(ge=0)] | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
-    engine: Literal["object", "disk"] = "object"
+    engine: Literal["object", "disk", "rocksdb"] = "object"
     cleanup: Cleanup = Cleanup.DELETE
     delete_retention_ms: Annotated[int, Meta(ge=0)] = DELETE_RETENTION_MS
+
+
+class SqlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`params` are values for the places of the statements, `rows` those of many runs of one statement: as in `llog.sql.wire`."""
+
+    sql: str
+    params: list[Any] | dict[str, Any] = []
+    rows: list[list[Any]] | None = None
+    member: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class InsertQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `POST /sql/insert`."""
+
+    table: str
 
 
 def decoded(kind: type[T], body: bytes | bytearray) -> T:

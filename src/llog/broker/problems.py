@@ -9,7 +9,9 @@ import msgspec
 from starlette.responses import Response
 
 from llog.errors import (
+    ConstraintViolation,
     Contention,
+    GroupConflict,
     InvalidArgument,
     KeyedLogNotConfigured,
     KeyedLogNotFound,
@@ -24,10 +26,19 @@ from llog.errors import (
     PartitionNotInitialized,
     RecordTooLarge,
     RequestTooLarge,
+    ResultTooLarge,
+    SqlError,
+    StaleMember,
+    StatementTimeout,
     StoreUnavailable,
+    TableExists,
+    TableNotFound,
+    TooManyClaims,
     TopicElsewhere,
     TopicExists,
     TopicNotFound,
+    TransactionConflict,
+    TransactionFailed,
     WriterFenced,
     WrongEngine,
     WrongRole,
@@ -36,15 +47,25 @@ from llog.errors import (
 RETRY_AFTER_S: Final = 1
 _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     InvalidArgument: HTTPStatus.BAD_REQUEST,
+    SqlError: HTTPStatus.BAD_REQUEST,
     TopicNotFound: HTTPStatus.NOT_FOUND,
     PartitionNotInitialized: HTTPStatus.NOT_FOUND,
     KeyedLogNotConfigured: HTTPStatus.NOT_FOUND,
     KeyedLogNotFound: HTTPStatus.NOT_FOUND,
     TopicExists: HTTPStatus.CONFLICT,
+    TableNotFound: HTTPStatus.NOT_FOUND,
+    TableExists: HTTPStatus.CONFLICT,
+    ConstraintViolation: HTTPStatus.CONFLICT,
+    TransactionFailed: HTTPStatus.CONFLICT,
+    TransactionConflict: HTTPStatus.SERVICE_UNAVAILABLE,
+    ResultTooLarge: HTTPStatus.UNPROCESSABLE_ENTITY,
+    StatementTimeout: HTTPStatus.UNPROCESSABLE_ENTITY,
     PartitionFenced: HTTPStatus.CONFLICT,
     LogOwned: HTTPStatus.CONFLICT,
     WrongEngine: HTTPStatus.CONFLICT,
     WriterFenced: HTTPStatus.CONFLICT,
+    GroupConflict: HTTPStatus.CONFLICT,
+    StaleMember: HTTPStatus.CONFLICT,
     TopicElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
     WrongRole: HTTPStatus.MISDIRECTED_REQUEST,
     OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
@@ -52,6 +73,7 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     MissingExtra: HTTPStatus.NOT_IMPLEMENTED,
     Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+    TooManyClaims: HTTPStatus.TOO_MANY_REQUESTS,
     Contention: HTTPStatus.SERVICE_UNAVAILABLE,
     OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
     NotSeenYet: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -75,15 +97,18 @@ def problem_of(error: LlogError) -> Response:
     status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     headers = {"retry-after": str(RETRY_AFTER_S)} if again else None
-    return problem(status, error.code, str(error), headers, _bounds(error))
+    return problem(status, error.code, str(error), headers, _more(error))
 
 
 def error_of(error: LlogError) -> dict[str, Any]:
     """The error of one item in an answer whose other items may have gone well."""
-    return {"code": error.code, "detail": str(error)} | _bounds(error)
+    return {"code": error.code, "detail": str(error)} | _more(error)
 
 
-def _bounds(error: LlogError) -> dict[str, Any]:
+def _more(error: LlogError) -> dict[str, Any]:
+    """The fields that a program would otherwise have to read out of the text."""
     if isinstance(error, OffsetOutOfRange):
         return {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
+    if isinstance(error, SqlError):
+        return {name: getattr(error, name) for name in ("message", "line", "column", "hint") if getattr(error, name)}
     return {}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llog.config import Settings
     from llog.partition.log import Log
     from llog.ports import LogReader
+    from llog.topics.groups import Groups
 
 _WAIT_SECONDS = 30.0
 _READ_BYTES = 4 << 20
@@ -73,15 +74,17 @@ def consume(
 
     async def consumed(log: Log, _: Settings) -> None:
         from llog.engines.routing import EngineReader
+        from llog.topics.groups import Groups
 
         reader = EngineReader(log)
-        printer = _Printer(log, reader, _FORMATS[format_name], max_records, group)
+        groups = Groups(log, reader)
+        printer = _Printer(groups, reader, _FORMATS[format_name], max_records, group)
         positions: dict[TopicPartition, int] = {}
         where = start
         while True:
             for tp in await partitions_of(log, topic, partition):
                 if tp not in positions:
-                    positions[tp] = await _position(log, reader, tp, where, group)
+                    positions[tp] = await _position(groups, reader, tp, where, group)
             await printer.print_all(positions)
             if not follow or printer.finished:
                 return
@@ -91,10 +94,8 @@ def consume(
     with_log(invocation, consumed)
 
 
-async def _position(log: Log, reader: LogReader, tp: TopicPartition, where: str, group: str | None) -> int:
-    from llog.partition import groups
-
-    committed = None if group is None else await groups.position(log, group, tp)
+async def _position(groups: Groups, reader: LogReader, tp: TopicPartition, where: str, group: str | None) -> int:
+    committed = None if group is None else await groups.position(group, tp)
     return await start_offset(reader, tp, where) if committed is None else committed
 
 
@@ -125,8 +126,10 @@ def parse_time_ms(text: str) -> int:
 
 
 class _Printer:
-    def __init__(self, log: Log, reader: LogReader, write: Format, max_records: int | None, group: str | None) -> None:
-        self._log = log
+    def __init__(
+        self, groups: Groups, reader: LogReader, write: Format, max_records: int | None, group: str | None
+    ) -> None:
+        self._groups = groups
         self._reader = reader
         self._format = write
         self._left = max_records
@@ -184,10 +187,8 @@ class _Printer:
         return offset
 
     async def _commit(self, tp: TopicPartition, offset: int) -> None:
-        from llog.partition import groups
-
         if self._group is not None:
-            await groups.commit(self._log, self._group, tp, offset, self._reader)
+            await self._groups.commit(self._group, tp, offset)
 
 
 def write_out(lines: Sequence[bytes]) -> None:

@@ -1,25 +1,28 @@
-"""`llog groups`: how far consumer groups have come."""
+"""`llog groups`: how far consumer groups have come, on topics of every engine."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from llog.cli.common import Invocation, json_option, partitions_of, print_json, print_table, with_log
+from llog.cli.common import Invocation, json_option, note, partitions_of, print_json, print_table, with_log
 from llog.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.partition.groups import GroupLag
     from llog.partition.log import Log
+    from llog.topics.group_listing import GroupListing, GroupShare
 
 
-@click.group(short_help="List, describe and reset consumer groups.")
+@click.group(short_help="List, describe, reset and delete consumer groups.")
 def groups() -> None:
-    """List, describe and reset consumer groups.
+    """List, describe, reset and delete consumer groups.
 
-    A group's position in a partition is the next offset it wants. `llog consume --group` makes one and moves it on.
+    A group's position in a partition is the next offset it wants. Reading with a group, by `llog consume --group` or SQL, makes one and
+    moves it on.
     """
 
 
@@ -27,23 +30,22 @@ def groups() -> None:
 @json_option
 @click.pass_obj
 def list_groups(invocation: Invocation, as_json: bool) -> None:
-    """List all groups and how many records they have yet to read."""
-    from llog.engines.routing import EngineReader
-    from llog.partition import groups as core
+    """List all groups, how many records they have yet to acknowledge, and how many of those are delivered."""
 
-    async def found(log: Log, _: Settings) -> dict[str, list[GroupLag]]:
-        reader = EngineReader(log)
-        return {name: await core.lag(log, name, reader) for name in await core.groups(log)}
+    async def found(log: Log, _: Settings) -> dict[str, list[GroupShare]]:
+        listing = _listing(log)
+        await _tell_what_is_missing(listing)
+        return {name: await listing.describe(name) for name in await listing.names()}
 
-    every = with_log(invocation, found)
+    rows = [_summary(name, shares) for name, shares in with_log(invocation, found).items()]
     if as_json:
-        print_json([{"group": name, "lag": sum(each.lag for each in lags)} for name, lags in every.items()])
+        print_json(rows)
         return
-    print_table(
-        ["GROUP", "PARTITIONS", "LAG"],
-        [[name, len(lags), sum(each.lag for each in lags)] for name, lags in every.items()],
-        numbers=["PARTITIONS", "LAG"],
-    )
+    columns = ["GROUP", "TOPICS", "PARTITIONS", "LAG", "OUTSTANDING", "MEMBERS"]
+    shown = [
+        [row.group, ", ".join(row.topics), row.partitions, row.lag, row.outstanding, len(row.members)] for row in rows
+    ]
+    print_table(columns, shown, numbers=columns[2:])
 
 
 @groups.command()
@@ -51,23 +53,39 @@ def list_groups(invocation: Invocation, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def describe(invocation: Invocation, group: str, as_json: bool) -> None:
-    """Show where GROUP is in every partition, and how far behind the end."""
-    from llog.engines.routing import EngineReader
-    from llog.partition import groups as core
+    """Show where GROUP is in every partition, how far behind the end, and which members are at work.
 
-    async def found(log: Log, _: Settings) -> list[GroupLag]:
-        lags = await core.lag(log, group, EngineReader(log))
-        if not lags and group not in await core.groups(log):
-            raise InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
-        return lags
+    OUTSTANDING counts the records that are delivered and not acknowledged; EXPIRED those of them that are delivered again to whoever comes.
+    """
 
-    lags = with_log(invocation, found)
+    async def found(log: Log, _: Settings) -> list[GroupShare]:
+        listing = _listing(log)
+        await _tell_what_is_missing(listing)
+        shares = await listing.describe(group)
+        if not shares:
+            await _check_there(listing, group)
+        return shares
+
+    shares = with_log(invocation, found)
     if as_json:
-        print_json(lags)
+        print_json(shares)
         return
-    columns = ["TOPIC", "PARTITION", "POSITION", "NEXT OFFSET", "LAG"]
-    rows = [[each.topic, each.partition, each.offset, each.next_offset, each.lag] for each in lags]
-    print_table(columns, rows, numbers=columns[1:])
+    columns = ["TOPIC", "PARTITION", "POSITION", "NEXT OFFSET", "LAG", "OUTSTANDING", "EXPIRED", "MODE", "MEMBERS"]
+    rows = [
+        [
+            each.topic,
+            each.partition,
+            each.offset,
+            each.next_offset,
+            each.lag,
+            each.outstanding,
+            each.expired,
+            each.mode or "plain",
+            ", ".join(map(_shown, _members(each))),
+        ]
+        for each in shares
+    ]
+    print_table(columns, rows, numbers=columns[1:7])
 
 
 @groups.command()
@@ -83,16 +101,90 @@ def describe(invocation: Invocation, group: str, as_json: bool) -> None:
 )
 @click.pass_obj
 def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str) -> None:
-    """Move GROUP in TOPIC, back or forward. Stop its consumers first: they would commit over it."""
+    """Move GROUP in TOPIC, back or forward, and forget its claims. Stop its consumers first: they would commit over it."""
     from llog.cli.consume import start_offset
     from llog.engines.routing import EngineReader
-    from llog.partition import groups as core
+    from llog.topics.groups import Groups
 
     async def moved(log: Log, _: Settings) -> None:
         reader = EngineReader(log)
         offsets = {tp: await start_offset(reader, tp, where) for tp in await partitions_of(log, topic, partition)}
         for tp, offset in offsets.items():
-            await core.reset(log, group, tp, offset, reader)
+            await Groups(log, reader).reset(group, tp, offset)
             click.echo(f"group {group} is at offset {offset} of {tp}")
 
     with_log(invocation, moved)
+
+
+@groups.command()
+@click.argument("group")
+@click.option("--topic", help="Only on this topic. Default: on all of them.")
+@click.option("--force", is_flag=True, help="Even if members are at work: they go on as a new group.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(invocation: Invocation, group: str, topic: str | None, force: bool, yes: bool) -> None:
+    """Forget GROUP: its positions, claims and members. Refused while members are at work."""
+    where = "" if topic is None else f" on topic {topic}"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidArgument(f"deleting group {group!r} needs --yes where nobody can be asked")
+        click.confirm(f"Delete group {group}{where} and its positions?", abort=True)
+
+    async def deleted(log: Log, _: Settings) -> int:
+        listing = _listing(log)
+        await _check_there(listing, group)
+        if topic is None:
+            missing = await listing.unreachable()
+            if missing is not None:
+                raise missing  # half of a group must not be left behind
+        return await listing.delete(group, topic, force=force)
+
+    count = with_log(invocation, deleted)
+    click.echo(f"deleted group {group}{where}: {count} position{'' if count == 1 else 's'}")
+
+
+class _Summary(msgspec.Struct, frozen=True, kw_only=True):
+    group: str
+    topics: list[str]
+    partitions: int
+    lag: int
+    outstanding: int
+    members: list[str]
+
+
+def _listing(log: Log) -> GroupListing:
+    from llog.topics.group_listing import GroupListing
+    from llog.topics.groups import Groups
+
+    return GroupListing(Groups(log))
+
+
+async def _tell_what_is_missing(listing: GroupListing) -> None:
+    missing = await listing.unreachable()
+    if missing is not None:
+        note(f"llog: groups on topics of engine 'rocksdb' are not shown: {missing}")
+
+
+async def _check_there(listing: GroupListing, group: str) -> None:
+    if group not in await listing.names():
+        raise InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
+
+
+def _summary(name: str, shares: list[GroupShare]) -> _Summary:
+    return _Summary(
+        group=name,
+        topics=sorted({each.topic for each in shares}),
+        partitions=len(shares),
+        lag=sum(each.lag or 0 for each in shares),
+        outstanding=sum(each.outstanding for each in shares),
+        members=sorted({member for each in shares for member in _members(each)}),
+    )
+
+
+def _members(share: GroupShare) -> list[str]:
+    """Those who hold claims, and the one that has the partition."""
+    return sorted({*share.holders, *([] if share.assigned_to is None else [share.assigned_to])})
+
+
+def _shown(member: str) -> str:
+    return member or "(no name)"

@@ -12,7 +12,7 @@ from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.describe import DiskDescription
+    from llog.engines.describe import DiskDescription, RocksDescription
     from llog.partition.describe import BlobDescription, PartitionDescription
     from llog.partition.log import Log
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 @click.argument("topic", required=False)
 @click.option("--partition", type=int, help="Only this partition. Default: all of them.")
 @click.option(
-    "--from-offset", type=int, default=0, help="Show index entries, or frames, from the one that covers this offset on."
+    "--from-offset",
+    type=int,
+    default=0,
+    help="Show index entries, frames or records from the one that covers this offset on.",
 )
 @click.option(
     "--entries",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="At most so many index entries, or frames, each.",
+    help="At most so many index entries, frames or records each.",
 )
 @click.option("--blob", metavar="NAME", help="Show what this blob says about itself instead.")
 @json_option
@@ -43,7 +46,7 @@ def inspect(
     as_json: bool,
 ) -> None:
     """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries; of a disk topic, its
-    segment files and the frames in them.
+    segment files and the frames in them; in RocksDB, the counter and the records.
 
     \b
       llog inspect orders --partition 0 --from-offset 1000
@@ -55,18 +58,21 @@ def inspect(
         print_json(with_log(invocation, lambda log, _: _blob(log, blob)))
         return
 
-    async def found(log: Log, _: Settings) -> list[PartitionDescription | DiskDescription]:
-        from llog.engines.describe import describe_disk_partition
-        from llog.partition.catalog import DISK, Catalog
+    async def found(log: Log, _: Settings) -> list[PartitionDescription | DiskDescription | RocksDescription]:
+        from llog.engines.describe import describe_disk_partition, describe_rocks_partition
+        from llog.partition.catalog import DISK, ROCKSDB, Catalog
         from llog.partition.describe import describe_partition
 
         assert topic is not None
-        on_disk = (await Catalog(log).get(topic)).engine == DISK
-        describe = describe_disk_partition if on_disk else describe_partition
+        engine = (await Catalog(log).get(topic)).engine
         tps = await partitions_of(log, topic, partition)
-        return [await describe(log, tp, entries, from_offset=from_offset) for tp in tps]
+        if engine == DISK:
+            return [await describe_disk_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
+        if engine == ROCKSDB:
+            return [await describe_rocks_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
+        return [await describe_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
 
-    from llog.engines.describe import DiskDescription
+    from llog.engines.describe import DiskDescription, RocksDescription
 
     described = with_log(invocation, found)
     if as_json:
@@ -77,6 +83,8 @@ def inspect(
             click.echo()
         if isinstance(each, DiskDescription):
             _show_disk(each)
+        elif isinstance(each, RocksDescription):
+            _show_rocks(each)
         else:
             _show(each)
 
@@ -158,3 +166,23 @@ def _show_disk(partition: DiskDescription) -> None:
         print_table(columns, rows, numbers=["FIRST", "LAST", "RECORDS", "BYTES", "AT BYTE"])
     if partition.more_from is not None:
         click.echo(f"more frames from offset {partition.more_from} on: --from-offset {partition.more_from}")
+
+
+def _show_rocks(partition: RocksDescription) -> None:
+    state = partition.state
+    click.echo(f"{partition.topic}/{partition.partition}: in the RocksDB in {partition.directory}")
+    click.echo(f"  offsets     {state.log_start_offset} up to, without, {state.next_offset}")
+    click.echo(f"  newest      {shown_time(state.timestamp_ms) or 'none'}")
+    if state.has_gaps:
+        click.echo(f"  compacted   by key, up to offset {state.compacted_through}")
+    if state.producers:
+        click.echo(f"  producers   {len(state.producers)}")
+    if partition.records:
+        columns = ["OFFSET", "BYTES", "TIMESTAMP", "APPENDED"]
+        rows = [
+            [each.offset, format_size(each.bytes), shown_time(each.timestamp_ms), shown_time(each.append_ms)]
+            for each in partition.records
+        ]
+        print_table(columns, rows, numbers=columns[:2])
+    if partition.more_from is not None:
+        click.echo(f"more records from offset {partition.more_from} on: --from-offset {partition.more_from}")

@@ -17,6 +17,8 @@ import click
 from llog.cli.common import Invocation
 from llog.errors import (
     ConfigurationError,
+    ConstraintViolation,
+    GroupConflict,
     InvalidArgument,
     KeyedLogNotFound,
     LlogError,
@@ -25,6 +27,9 @@ from llog.errors import (
     PartitionNotInitialized,
     RecordRemoved,
     RecordTooLarge,
+    SqlError,
+    TableExists,
+    TableNotFound,
     TopicElsewhere,
     TopicExists,
     TopicNotFound,
@@ -39,6 +44,7 @@ COMMANDS: Final = {
     "produce": "llog.cli.produce:produce",
     "consume": "llog.cli.consume:consume",
     "groups": "llog.cli.groups:groups",
+    "sql": "llog.cli.sql:sql",
     "keyed": "llog.cli.keyed:keyed",
     "inspect": "llog.cli.inspect:inspect",
     "compact": "llog.cli.upkeep:compact",
@@ -53,6 +59,8 @@ COMMANDS: Final = {
 
 BAD_INPUT: Final = (
     ConfigurationError,
+    ConstraintViolation,
+    GroupConflict,
     InvalidArgument,
     KeyedLogNotFound,
     MissingExtra,
@@ -60,6 +68,9 @@ BAD_INPUT: Final = (
     PartitionNotInitialized,
     RecordRemoved,
     RecordTooLarge,
+    SqlError,
+    TableExists,
+    TableNotFound,
     TopicElsewhere,
     TopicExists,
     TopicNotFound,
@@ -70,6 +81,10 @@ EXIT_FAILURE: Final = 1
 EXIT_BAD_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
+
+
+def exit_code(error: LlogError) -> int:
+    return EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE
 
 
 class Commands(click.Group):
@@ -92,7 +107,7 @@ class Commands(click.Group):
             sys.stdout.flush()
         except LlogError as error:
             click.echo(f"llog: {' '.join(str(error).split())}", err=True)
-            ctx.exit(EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE)
+            ctx.exit(exit_code(error))
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:

@@ -22,9 +22,9 @@ _COUNTED = ("operations", "crashes", "stalls", "lost answers")
 def simulate(ctx: click.Context, seeds: int, seed: int | None, twice: bool, steps: int, seconds: float | None) -> None:
     """Search for schedules that break the log.
 
-    Writers, readers, compactors, retention, collectors and an exactly-once sink run in virtual time on simulated stores that delay, fail
-    and lose answers, while processes crash, stall and come back. A history checker sees every change. The same seed gives the same run.
-    Exit code 1 if an invariant broke, or a seed gave two traces.
+    Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay of an outbox run in
+    virtual time on simulated stores that delay, fail and lose answers, while processes crash, stall and come back. A history checker sees
+    every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two traces.
     """
     from llog.sim.world import run_seed
 

@@ -48,17 +48,18 @@ def topics() -> None:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["object", "disk"]),
+    type=click.Choice(["object", "disk", "rocksdb"]),
     default="object",
     show_default=True,
-    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing process at a time.",
+    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing process at a time. "
+    "rocksdb: with the tables of SQL, on this machine, one process at a time.",
 )
 @click.option(
     "--cleanup",
     type=click.Choice(["delete", "compact"]),
     default="delete",
     show_default=True,
-    help="compact (disk only): keep the newest record of each key, and drop the older ones.",
+    help="compact (disk and rocksdb): keep the newest record of each key, and drop the older ones.",
 )
 @click.option(
     "--delete-retention",
@@ -218,7 +219,7 @@ def add_partitions(invocation: Invocation, name: str, partitions: int) -> None:
 def trim(invocation: Invocation, name: str, before: int, partition: int) -> None:
     """Remove every record of a partition of topic NAME below an offset: exactly those, and for good.
 
-    Space comes back with the next `llog collect`; of a disk topic, by whole segments, at once.
+    Space comes back with the next `llog collect`; of a disk topic, by whole segments, and in RocksDB, at once.
     """
     from llog.engines.routing import EngineAppender
     from llog.model import TopicPartition
@@ -240,8 +241,8 @@ def trim(invocation: Invocation, name: str, before: int, partition: int) -> None
 def delete(invocation: Invocation, name: str, yes: bool) -> None:
     """Delete topic NAME and all its records.
 
-    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic at once. The name may be
-    used again at once.
+    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic, and what is in
+    RocksDB, at once. The name may be used again at once.
     """
     from llog.partition.catalog import Catalog
 

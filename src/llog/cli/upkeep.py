@@ -49,30 +49,33 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
     Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs
     afterwards. The newest append of a partition is left alone, and so are partitions that another compactor is at.
 
-    Disk topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, newest segments are left alone. A topic
-    that another process owns is compacted by that one. Exit code 1 if a partition failed or is damaged.
+    Disk and rocksdb topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, what is not worth it yet is
+    left alone. A topic that another process owns is compacted by that one. Exit code 1 if a partition failed or is damaged.
     """
 
     async def compacted(log: Log, settings: Settings) -> _Compacted:
         from llog.engines.upkeep import clean_all
-        from llog.partition.catalog import DISK, Catalog
+        from llog.partition.catalog import COMPACTING, Catalog
         from llog.partition.records import Cleanup
 
-        on_disk = {each.name: each for each in await Catalog(log).topics(DISK)}
-        tps = [tp for tp in await partitions_of(log, topic, partition) if tp.topic not in on_disk]
-        if topic in on_disk:
-            if on_disk[topic].cleanup is not Cleanup.COMPACT:
+        owned = {each.name: each for each in await Catalog(log).topics() if each.engine in COMPACTING}
+        tps = [tp for tp in await partitions_of(log, topic, partition) if tp.topic not in owned]
+        if topic in owned:
+            engine = owned[topic].engine
+            if owned[topic].cleanup is not Cleanup.COMPACT:
                 raise InvalidArgument(
-                    f"topic {topic!r} is on disk and keeps all records of a key: there is nothing to compact"
+                    f"topic {topic!r} is of engine {engine!r} and keeps all records of a key: there is nothing to compact"
                 )
             if partition is not None:
                 raise InvalidArgument(
-                    "--partition is for topics of engine object: a disk topic is compacted as a whole"
+                    f"--partition is for topics of engine object: one of engine {engine} is compacted as a whole"
                 )
         return await _joined(log, settings, tps), await clean_all(log, topic=topic)
 
     runs, cleaned = with_log(invocation, compacted)
-    done = {tp: each for tp, each in cleaned.items() if not isinstance(each, LlogError) and each.segments}
+    done = {
+        tp: each for tp, each in cleaned.items() if not isinstance(each, LlogError) and (each.segments or each.removed)
+    }
     if as_json:
         keys = [{"topic": tp.topic, "partition": tp.partition, **msgspec.structs.asdict(r)} for tp, r in done.items()]
         print_json([*(_run(each) for each in runs), *keys])
@@ -126,8 +129,8 @@ def retain(invocation: Invocation, as_json: bool) -> None:
     """Apply every topic's retention: drop what is older or more than its limits.
 
     Whole pieces are dropped, so a little more than the limit may stay. Space comes back with the next `llog collect`.
-    Topics without limits are left alone (`llog topics set-retention`). Of disk topics that a broker owns, only that broker can drop
-    anything. Exit code 1 if a partition failed.
+    Topics without limits are left alone (`llog topics set-retention`). Of disk and rocksdb topics that a broker owns, only that broker can
+    drop anything. Exit code 1 if a partition failed.
     """
 
     async def retained(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:

@@ -1,4 +1,4 @@
-"""What a partition of a disk topic looks like inside, for people who look: nothing here is used by the log itself."""
+"""What a partition on disk or in RocksDB looks like inside, for people who look: nothing here is used by the log itself."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from itertools import islice
 import msgspec
 
 from llog.engines.disk import DiskTopics
+from llog.engines.rocksdb import RocksTopics
 from llog.errors import InvalidArgument
 from llog.model import TopicPartition
 from llog.owning import Owner, owner_of
 from llog.partition.log import Log
+from llog.rocks.reading import fixed_from
+from llog.rocks.state import PartitionState
 from llog.segment.files import explained
 from llog.segment.inspecting import Piece, SegmentInfo
 from llog.segment.reader import SegmentReader
@@ -64,3 +67,44 @@ async def describe_disk_partition(
 
     with topics.segments.reading(place.path, tp) as reader:
         return await asyncio.to_thread(looked, reader)
+
+
+class RecordInfo(msgspec.Struct, frozen=True, kw_only=True):
+    offset: int
+    bytes: int
+    timestamp_ms: int
+    append_ms: int
+
+
+class RocksDescription(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    partition: int
+    directory: str
+    state: PartitionState
+    records: list[RecordInfo]
+    more_from: int | None
+    """Where to ask on from, if there are more records."""
+
+
+async def describe_rocks_partition(
+    log: Log, tp: TopicPartition, max_records: int = 100, *, from_offset: int = 0
+) -> RocksDescription:
+    """The state, and up to `max_records` records from `from_offset` on."""
+    if max_records < 1:
+        raise InvalidArgument(f"max_records must be 1 or more: {max_records}")
+    topic, logs = await RocksTopics(log).find(tp)
+    state = logs.state(topic.directory, tp.partition, str(tp))
+    records = await asyncio.to_thread(
+        fixed_from, logs.store, topic.directory, tp.partition, state, from_offset, max_records + 1
+    )
+    return RocksDescription(
+        topic=tp.topic,
+        partition=tp.partition,
+        directory=str(logs.store.directory),
+        state=state,
+        records=[
+            RecordInfo(offset=each.offset, bytes=each.length, timestamp_ms=each.timestamp, append_ms=each.append_ms)
+            for each in records[:max_records]
+        ],
+        more_from=records[-1].offset if len(records) > max_records else None,
+    )

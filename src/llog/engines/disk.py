@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llog.batch.columns import Columns
+from llog.engines.checking import check_keys
 from llog.engines.order import Line
 from llog.engines.segments import OpenSegments
 from llog.errors import (
@@ -225,11 +226,8 @@ class DiskAppender:
             place, owned = await line.through(lambda: self._ready(tp), lambda: self._owned(tp))
         except LlogError as error:
             return error
-        if place.topic.cleanup is Cleanup.COMPACT and (columns.keys is None or columns.keys.null_count):
-            return InvalidArgument(
-                f"topic {tp.topic!r} keeps the newest record of each key (cleanup compact): give every record a key"
-            )
         try:
+            check_keys(place.topic, columns)
             start, end, repeated = await owned.append(columns, group.producer)
         except LlogError as error:
             if self._topics.is_gone(place):

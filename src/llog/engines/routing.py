@@ -14,9 +14,10 @@ import msgspec
 
 from llog.engines.disk import DiskAppender, DiskReader
 from llog.engines.order import Line
+from llog.engines.rocksdb import RocksAppender, RocksReader
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound, WrongEngine
 from llog.model import Record, TimestampType, TopicPartition
-from llog.partition.catalog import DISK, OBJECT, Catalog
+from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
 from llog.partition.log import Log
 from llog.partition.reader import Reader
 from llog.partition.writer import Writer, WriterOptions, checked
@@ -84,9 +85,13 @@ class EngineReader:
 
     def __init__(self, log: Log) -> None:
         self._engines = _Engines(log)
-        object_reader, disk_reader = Reader(log), DiskReader(log)
-        self._readers: dict[str, LogReader] = {OBJECT: object_reader, DISK: disk_reader}
-        self._lookers: dict[str, _Looker] = {OBJECT: _ObjectLooker(object_reader), DISK: disk_reader}
+        object_reader, disk_reader, rocks_reader = Reader(log), DiskReader(log), RocksReader(log)
+        self._readers: dict[str, LogReader] = {OBJECT: object_reader, DISK: disk_reader, ROCKSDB: rocks_reader}
+        self._lookers: dict[str, _Looker] = {
+            OBJECT: _ObjectLooker(object_reader),
+            DISK: disk_reader,
+            ROCKSDB: rocks_reader,
+        }
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return await self._call(tp, lambda reader: reader.bounds(tp))
@@ -120,7 +125,7 @@ class EngineReader:
 class EngineAppender:
     """Appends to any partition of a log, whatever its engine.
 
-    All appenders on one `Log` share the disk topics that it holds; they are let go when the log is closed.
+    All appenders on one `Log` share the disk topics and the RocksDB that it holds; they are let go when the log is closed.
     """
 
     def __init__(self, log: Log, options: WriterOptions | None = None) -> None:
@@ -130,6 +135,7 @@ class EngineAppender:
         self._appenders: dict[str, LogAppender] = {
             OBJECT: Writer(log, options),
             DISK: DiskAppender(log, options.append_bytes_max),
+            ROCKSDB: RocksAppender(log, options.append_bytes_max),
         }
         self._line = Line()
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from llog.engines.disk import DiskTopics
+from llog.engines.rocksdb import RocksTopics
+from llog.engines.verify_rocks import RocksWalk
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition import verify as objects
-from llog.partition.catalog import DISK, Catalog
+from llog.partition.catalog import DISK, ROCKSDB, Catalog
 from llog.partition.log import Log
 from llog.partition.verify import PROBLEMS_MAX, Problem, ProblemKind, VerifyReport
 from llog.segment.files import explained
@@ -24,7 +26,11 @@ async def verify(log: Log, tp: TopicPartition, *, progress: Callable[[int], None
 
     Damage is reported, not raised. Raises what a reader would if the partition is not there at all.
     """
-    if (await Catalog(log).get(tp.topic)).engine != DISK:
+    engine = (await Catalog(log).get(tp.topic)).engine
+    if engine == ROCKSDB:
+        kept = await RocksTopics(log).find(tp)
+        return await asyncio.to_thread(RocksWalk(tp, kept, progress).run)
+    if engine != DISK:
         return await objects.verify(log, tp, progress=progress)
     topics = DiskTopics(log)
     place = await topics.find(tp)

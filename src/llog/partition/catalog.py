@@ -2,7 +2,7 @@
 
 Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
 Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted one.
-Topics of every engine are here; a disk topic has directories where an object topic has control records.
+Topics of every engine are here; where an object topic has control records, a disk topic has directories, and one of RocksDB keys there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from llog.errors import (
     InvalidArgument,
+    LogOwned,
+    MissingExtra,
     PartitionNotInitialized,
     TopicExists,
     TopicNotFound,
@@ -20,7 +23,7 @@ from llog.errors import (
     WrongEngine,
 )
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
-from llog.partition.directories import make_directories, remove_directories, segments_directory
+from llog.partition.directories import make_directories, remove_directories, rocks_of, segments_directory
 from llog.partition.keys import TOPICS, PartitionKeys, directory_name, topic_key
 from llog.partition.log import Log
 from llog.partition.records import (
@@ -37,7 +40,10 @@ from llog.stores.meta import ABSENT, Put, after, scan
 
 OBJECT = "object"
 DISK = "disk"
-ENGINES = (OBJECT, DISK)
+ROCKSDB = "rocksdb"
+ENGINES = (OBJECT, DISK, ROCKSDB)
+COMPACTING = (DISK, ROCKSDB)
+"""Engines that can keep only the newest record of each key."""
 _INITIALIZE_PAGE = 500
 
 
@@ -106,7 +112,7 @@ class Catalog:
         return topic
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:
-        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being on disk."""
+        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than `object`."""
         return keys_in(await self.get(tp.topic), tp.partition)
 
     async def directory(self, tp: TopicPartition) -> str:
@@ -134,22 +140,45 @@ class Catalog:
         return topic
 
     async def set_retention(self, name: str, retention_ms: int | None, retention_bytes: int | None) -> Topic:
-        _check_retention(retention_ms, retention_bytes)
+        return await self.set_options(name, retention_ms=retention_ms, retention_bytes=retention_bytes)
+
+    async def set_options(
+        self,
+        name: str,
+        *,
+        retention_ms: int | UnsetType | None = UNSET,
+        retention_bytes: int | UnsetType | None = UNSET,
+        cleanup: Cleanup | UnsetType = UNSET,
+        delete_retention_ms: int | UnsetType = UNSET,
+    ) -> Topic:
+        """Changes what is given. None lifts a limit."""
+        given = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "cleanup": cleanup,
+            "delete_retention_ms": delete_retention_ms,
+        }
+        given = {option: value for option, value in given.items() if value is not UNSET}
         while True:
             topic = await self.get(name)
-            changed = msgspec.structs.replace(topic, retention_ms=retention_ms, retention_bytes=retention_bytes)
-            if await self._replace(topic, changed):
+            changed = msgspec.structs.replace(topic, **given)
+            _check_retention(changed.retention_ms, changed.retention_bytes)
+            _check_engine(changed.engine, changed.cleanup, changed.delete_retention_ms)
+            if changed == topic or await self._replace(topic, changed):
                 return changed
 
     async def delete(self, name: str) -> None:
         """Deletes the topic. Its name may be used again at once.
 
-        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone.
+        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone. A topic of
+        engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned` otherwise.
         """
         while True:
             topic = await self.get(name)
             if topic.engine == DISK:
                 segments_directory(self._log, f"topic {name!r}")
+            if topic.engine == ROCKSDB:
+                await rocks_of(self._log, f"topic {name!r}").hold()
             tombstone = msgspec.structs.replace(topic, deleted=True)
             if await self._replace(topic, tombstone):
                 await self._sweep(tombstone)
@@ -158,9 +187,12 @@ class Catalog:
     async def finish_deletions(self) -> None:
         """Closes the partitions of topics whose deletion was interrupted."""
         for topic in await self._entries():
-            elsewhere = topic.engine == DISK and self._log.segments is None
-            if topic.deleted and not topic.swept and not elsewhere:
-                await self._sweep(topic)
+            here = {DISK: self._log.segments is not None, ROCKSDB: self._log.rocks is not None}
+            if topic.deleted and not topic.swept and here.get(topic.engine, True):
+                try:
+                    await self._sweep(topic)
+                except (LogOwned, MissingExtra):
+                    continue  # the owner of the RocksDB does it
 
     async def _entries(self) -> list[Topic]:
         return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]
@@ -181,6 +213,9 @@ class Catalog:
             path = segments_directory(self._log, f"topic {topic.name!r}") / topic.directory
             await asyncio.to_thread(make_directories, path, partitions, new=new)
             return
+        if topic.engine == ROCKSDB:
+            await rocks_of(self._log, f"topic {topic.name!r}").create(topic, partitions)
+            return
         control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
         for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
             puts = []
@@ -193,6 +228,8 @@ class Catalog:
         if tombstone.engine == DISK:
             path = segments_directory(self._log, f"the deleted topic {tombstone.name!r}") / tombstone.directory
             await asyncio.to_thread(remove_directories, path)
+        if tombstone.engine == ROCKSDB:
+            await rocks_of(self._log, f"the deleted topic {tombstone.name!r}").remove(tombstone)
         for partition in range(tombstone.partitions if tombstone.engine == OBJECT else 0):
             keys = PartitionKeys(tombstone.directory, partition)
             await self._close(keys)
@@ -245,9 +282,11 @@ def _check_partitions(partitions: int) -> None:
 
 def _check_engine(engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:
     if engine not in ENGINES:
-        raise InvalidArgument(f"engine {engine!r} is unknown: there are {' and '.join(map(repr, ENGINES))}")
-    if cleanup is Cleanup.COMPACT and engine != DISK:
-        raise InvalidArgument(f"cleanup 'compact' needs engine {DISK!r}: engine {engine!r} keeps every record of a key")
+        raise InvalidArgument(f"engine {engine!r} is unknown: there are {', '.join(map(repr, ENGINES))}")
+    if cleanup is Cleanup.COMPACT and engine not in COMPACTING:
+        raise InvalidArgument(
+            f"cleanup 'compact' needs engine {' or '.join(map(repr, COMPACTING))}: engine {engine!r} keeps every record of a key"
+        )
     if delete_retention_ms < 0:
         raise InvalidArgument(f"delete_retention_ms must not be negative: {delete_retention_ms}")
 

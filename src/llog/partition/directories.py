@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llog.durable import sync_directory
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
-from llog.partition.log import Log
+from llog.partition.log import Log, Rocks
 
 _DELETED = "~deleted"
 
@@ -24,6 +24,15 @@ def segments_directory(log: Log, what: str) -> Path:
             f"{what} is of engine 'disk', and nothing says where its files lie: set LLOG_SEGMENTS_DIR to a directory"
         )
     return log.segments.directory
+
+
+def rocks_of(log: Log, what: str) -> Rocks:
+    """The RocksDB of this machine; `ConfigurationError` if nothing says where that is."""
+    if log.rocks is None:
+        raise ConfigurationError(
+            f"{what} is of engine 'rocksdb', and nothing says where that lies: set LLOG_ROCKSDB_DIR to a directory"
+        )
+    return log.rocks
 
 
 def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:

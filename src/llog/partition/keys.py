@@ -12,7 +12,8 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `{dir}/partitions/{p:010}/meta/compactor-claim` | ephemeral: who compacts now | compactors | while they do |
 | `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
 | `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
-| `groups/{group}/{dir}/{p:010}` | `GroupOffset` | consumers | from the first commit on |
+| `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | from its first position on, but for rocksdb topics |
+| `groups/{group}/{dir}/members` | `Members`, in `topics/` | members of assigned groups (CAS) | from the first one on, for all engines |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
@@ -31,6 +32,7 @@ TOPICS: Final = ROOT + "topics/"
 SINKS: Final = ROOT + "sinks/"
 PINS: Final = ROOT + "pins/"
 GROUPS: Final = ROOT + "groups/"
+MEMBERS: Final = "members"
 WAL: Final = ROOT + "wal-shared/"
 SINK_BLOBS: Final = ROOT + "sink/"
 RESERVED: Final = frozenset({"topics", "sinks", "pins", "groups", "wal-shared", "sink", "log-id"})
@@ -93,6 +95,10 @@ def pin_key(pin_id: str) -> str:
 def group_key(group: str, directory: str, partition: int) -> str:
     """By directory, so that a group starts anew when a topic of the same name is created again."""
     return f"{GROUPS}{group}/{directory}/{partition:010}"
+
+
+def members_key(group: str, directory: str) -> str:
+    return f"{GROUPS}{group}/{directory}/{MEMBERS}"
 
 
 def directory_name(topic: str, incarnation: int) -> str:

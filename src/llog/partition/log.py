@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from llog.errors import BlobExists, VersionMismatch, WrongStore
 from llog.partition.keys import LOG_ID, TOPICS
+from llog.partition.records import Topic
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import ABSENT, MetaStore, after
@@ -21,11 +22,33 @@ class Segments(Protocol):
     async def close(self) -> None: ...
 
 
+class Rocks(Protocol):
+    """The RocksDB of tables and of topics of engine `rocksdb`. `engines/` opens it at its first use; it is closed with the log."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    async def hold(self) -> None:
+        """Opens it; `LogOwned` if another process has it."""
+        ...
+
+    async def create(self, topic: Topic, partitions: range) -> None:
+        """Makes these partitions of a topic; `WrongStore` if it is new and something is there already."""
+        ...
+
+    async def remove(self, topic: Topic) -> None:
+        """Removes the topic and all its records. Idempotent."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Log(NamedTuple):
     meta: MetaStore
     blobs: BlobStore
     runtime: Runtime
     segments: Segments | None = None
+    rocks: Rocks | None = None
 
     def data_uri(self, blob: str) -> str:
         """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""

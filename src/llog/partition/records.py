@@ -160,13 +160,6 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
 
 
-class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a consumer group has come: the next offset it wants."""
-
-    offset: int
-    updated_ms: int
-
-
 def encode(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record)
 

@@ -8,6 +8,8 @@
 | `topic_routes` | `route/<topic>/<table>/<op>` | the route of one kind of change: filter, partition key, payload | ALTER TOPIC |
 | `counters` | `counter/<topic>/<partition>` | u64 last offset, then the partition's state | appends, retention |
 | | `counter/message_id` | u64 the last message id that was given | table changes |
+| | `counter/message_node` | u64 the node in message ids, drawn once | the first use |
+| | `counter/store` | a name that no other store has, drawn once | the first use |
 | | `counter/table` | u64 the number of the last table that was created | CREATE TABLE |
 | `rows` | `table/<table>` | the table's definition | CREATE TABLE |
 | | `row/<number:010>/<primary key>` | one row | INSERT, UPDATE, DELETE |
@@ -32,6 +34,8 @@ OUTBOX: Final = "outbox"
 FAMILIES: Final = (LOGS, OFFSETS, META, ROUTES, COUNTERS, ROWS, OUTBOX)
 
 MESSAGE_ID: Final = b"counter/message_id"
+MESSAGE_NODE: Final = b"counter/message_node"
+STORE_NAME: Final = b"counter/store"
 LAST_TABLE: Final = b"counter/table"
 TABLES: Final = b"table/"
 ROUTE_PREFIX: Final = b"route/"
@@ -42,6 +46,11 @@ RELAY_PREFIX: Final = b"relay/"
 
 def record_key(topic: str, partition: int, offset: int) -> bytes:
     return b"topic/%s/%d/%020d" % (topic.encode(), partition, offset)
+
+
+def record_keys(topic: str, partition: int, offsets: range) -> list[bytes]:
+    prefix = record_prefix(topic, partition)
+    return [prefix + b"%020d" % offset for offset in offsets]
 
 
 def record_prefix(topic: str, partition: int) -> bytes:
@@ -65,8 +74,17 @@ def group_key(topic: str, group: str, partition: int) -> bytes:
     return b"offset/%s/%s/%d" % (topic.encode(), group.encode(), partition)
 
 
+def group_prefix(topic: str, group: str | None = None) -> bytes:
+    """Of all groups of a topic, or of one."""
+    return b"offset/%s/" % topic.encode() + (b"" if group is None else b"%s/" % group.encode())
+
+
 def route_key(topic: str, table: str, op: str) -> bytes:
     return b"route/%s/%s/%s" % (topic.encode(), table.encode(), op.encode())
+
+
+def route_prefix(topic: str) -> bytes:
+    return b"route/%s/" % topic.encode()
 
 
 def table_key(table: str) -> bytes:
@@ -81,12 +99,43 @@ def outbox_key(topic: str, partition: int, sequence: int) -> bytes:
     return b"outbox/%s/%d/%020d" % (topic.encode(), partition, sequence)
 
 
+def outbox_keys(topic: str, partition: int, sequences: range) -> list[bytes]:
+    prefix = outbox_prefix(topic, partition)
+    return [prefix + b"%020d" % sequence for sequence in sequences]
+
+
+def outbox_prefix(topic: str, partition: int) -> bytes:
+    return b"outbox/%s/%d/" % (topic.encode(), partition)
+
+
+def outbox_prefixes(topic: str) -> tuple[bytes, ...]:
+    """What all keys of a topic in the outbox start with."""
+    return tuple(b"%s/%s/" % (kind, topic.encode()) for kind in (b"outbox", b"last", b"relay"))
+
+
+def partition_of(key: bytes) -> tuple[str, int]:
+    """The topic and the partition that a key of the outbox names."""
+    _, topic, partition, *_ = key.decode().split("/")
+    return topic, int(partition)
+
+
 def last_sequence_key(topic: str, partition: int) -> bytes:
     return b"last/%s/%d" % (topic.encode(), partition)
 
 
 def relay_key(topic: str, partition: int) -> bytes:
     return b"relay/%s/%d" % (topic.encode(), partition)
+
+
+def prefixes_of(topic: str) -> tuple[tuple[str, bytes], ...]:
+    """By family, what all keys of a topic start with that are gone with it."""
+    name = topic.encode()
+    return (
+        (LOGS, b"topic/%s/" % name),
+        (OFFSETS, b"offset/%s/" % name),
+        (ROUTES, b"route/%s/" % name),
+        (COUNTERS, b"counter/%s/" % name),
+    )
 
 
 def after(prefix: bytes) -> bytes:

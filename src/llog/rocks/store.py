@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llog.durable import make_directory
-from llog.errors import MissingExtra, StoreUnavailable
+from llog.errors import CorruptBatch, MissingExtra, StoreUnavailable
 from llog.owning import take_lock
 from llog.rocks.keys import FAMILIES, after
 
@@ -76,13 +76,13 @@ class RocksStore:
         return cls(directory.absolute())
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        with self._using("read"):
+        with self.using("read"):
             found: bytes | None = self._families[family].get(key)
             return found
 
     def get_all(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of these keys, in their order."""
-        with self._using("read"):
+        with self.using("read"):
             return list(self._families[family].get(list(keys))) if keys else []
 
     def items(
@@ -92,7 +92,7 @@ class RocksStore:
         found: list[tuple[bytes, bytes]] = []
         if limit is not None and limit <= 0:
             return found
-        with self._using("read"):
+        with self.using("read"):
             if backwards:
                 for key, value in self._families[family].items(backwards=True, from_key=stop):
                     if key < start:
@@ -101,6 +101,8 @@ class RocksStore:
                         found.append((key, value))
                         if len(found) == limit:
                             break
+                else:
+                    self._check_end(family, found[-1][0] if found else stop, backwards=True)
                 return found
             for key, value in self._families[family].items(from_key=start):
                 if key >= stop:
@@ -108,7 +110,27 @@ class RocksStore:
                 found.append((key, value))
                 if len(found) == limit:
                     break
+            else:
+                self._check_end(family, found[-1][0] if found else start)
             return found
+
+    def values(self, family: str, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """The values of [start, stop) in order, one by one, as they are when it begins. For use within `using`.
+
+        Damage looks like the end: who gets fewer than there should be asks `check_none`.
+        """
+        options = rocksdict.ReadOptions()  # RocksDB reads the bound in it as long as the iterator is used
+        options.set_iterate_upper_bound(stop)
+        yield from self._families[family].values(False, start, options)
+
+    def check_none(self, family: str, start: bytes, stop: bytes) -> None:
+        """After `values` came to its end before `start`: `CorruptBatch` if that was damage."""
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(stop)
+        with self.using("read"):
+            iterator = self._families[family].iter(options)
+            iterator.seek(start)
+            iterator.status()
 
     def below(self, family: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries whose keys start with `prefix`: for those that are few."""
@@ -119,11 +141,16 @@ class RocksStore:
 
     def write(self, changes: Changes, *, sync: bool) -> None:
         """All of it or nothing; `StoreUnavailable` if it cannot be."""
-        with self.mutex, self._using("write to"):
+        with self.mutex, self.using("write to"):
             if sync:
                 self._db.write(changes.batch, self._durable)
             else:
                 self._db.write(changes.batch)
+
+    def reclaim(self, family: str, start: bytes, stop: bytes) -> None:
+        """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed over."""
+        with self.using("compact"):
+            self._families[family].compact_range(start, stop)
 
     def close(self) -> None:
         with self.mutex:
@@ -139,12 +166,32 @@ class RocksStore:
             finally:
                 os.close(self._lock)
 
+    def _check_end(self, family: str, last: bytes, *, backwards: bool = False) -> None:
+        """Where an iterator came to its end: it does so, without a word, at damage, too."""
+        iterator = self._families[family].iter()
+        if backwards:
+            iterator.seek_for_prev(last)
+            if iterator.valid():
+                iterator.prev()
+        else:
+            iterator.seek(last)
+            if iterator.valid():
+                iterator.next()
+        iterator.status()
+
     @contextmanager
-    def _using(self, doing: str) -> Iterator[None]:
+    def using(self, doing: str) -> Iterator[None]:
+        """Explains what goes wrong; `StoreUnavailable` once it is closed."""
+        closed = StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
         if self.closed:
-            raise StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
-        with _explained(doing, self.directory):
-            yield
+            raise closed
+        try:
+            with _explained(doing, self.directory):
+                yield
+        except KeyError:
+            if self.closed:  # meanwhile: the families are gone
+                raise closed from None
+            raise
 
 
 def _options() -> rocksdict.Options:
@@ -165,6 +212,10 @@ def _explained(doing: str, directory: Path) -> Iterator[None]:
             f"cannot {doing} {directory} ({error.strerror or error}): check its file system"
         ) from error
     except Exception as error:
+        if type(error) is Exception and str(error).startswith("Corruption"):
+            raise CorruptBatch(
+                f"the RocksDB in {directory} is damaged: {error}. Bring the directory back from a copy"
+            ) from error
         if type(error) is Exception or isinstance(error, rocksdict.DbClosedError):
             raise StoreUnavailable(
                 f"cannot {doing} the RocksDB in {directory}: {error}. Check its disk, and that the directory is llog's"

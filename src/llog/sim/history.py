@@ -2,31 +2,30 @@
 
 What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these bytes for ever.
 I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears at most once; I4 fences;
-I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches.
+I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches. `group_history.py` has I7, of groups, and `outbox.py` O1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from llog.batch.codecs import decoder
-from llog.partition.keys import ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
+from llog.partition.keys import GROUPS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
 from llog.partition.reader import pending_pieces
 from llog.partition.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
+from llog.sim.group_history import GroupHistory
+from llog.sim.outbox import SimOutbox
 from llog.sim.stores import WatchedMeta
+from llog.sim.violation import Violation
 from llog.stores.blobs import Buffer
 from llog.stores.blobs_memory import MemoryBlobs
 
 R = TypeVar("R", bound=msgspec.Struct)
 _CONTROL: Final = "/meta/control"
 _CURSOR: Final = "/meta/compaction-cursor"
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
 
 
 class Span(NamedTuple):
@@ -46,7 +45,8 @@ class SinkRecord(NamedTuple):
 
 
 class History:
-    def __init__(self, meta: WatchedMeta, blobs: MemoryBlobs) -> None:
+    def __init__(self, meta: WatchedMeta, blobs: MemoryBlobs, outbox: SimOutbox, actor: Callable[[], str]) -> None:
+        self.groups = GroupHistory(meta, actor)
         self._meta = meta
         self._blobs = blobs
         self.truth: dict[str, list[bytes]] = {}
@@ -55,6 +55,7 @@ class History:
         self._last_end: dict[tuple[str, str], int] = {}
         self._sinks: dict[str, dict[int, dict[int, str]]] = {}
         """sink → batch → number of the record → the attempt that it came from."""
+        self._outbox = outbox
         self._acknowledged: dict[str, dict[int, bytes]] = {}
         self._decoded: dict[tuple[str, bytes], Span] = {}
 
@@ -74,6 +75,8 @@ class History:
             self._cursor_put(key.removesuffix("meta/compaction-cursor"), before_offset, decode(Cursor, new, key).offset)
         elif key.startswith(SINKS):
             self._sink_put(key, None if old is None else decode(Sink, old, key), decode(Sink, new, key))
+        elif key.startswith(GROUPS):
+            self.groups.put(key, old, new)
 
     def meta_removed(self, removed: Sequence[tuple[str, bytes]]) -> None:
         gone: dict[str, list[Span]] = {}
@@ -82,6 +85,8 @@ class History:
                 gone.setdefault(key[: key.index("index/")], []).append(self._span(key, value))
             elif key.endswith(_CONTROL):
                 raise Violation(f"I3: control record {key} was deleted")
+            elif key.startswith(GROUPS):
+                self.groups.removed(key)
         for prefix, spans in gone.items():
             self._entries_gone(prefix, spans)
 
@@ -243,6 +248,8 @@ class History:
                 self.truth[prefix].append(payload)
                 if payload.startswith(b"sink|"):
                     self._sink_committed(prefix, payload)
+                elif payload.startswith(b"outbox|"):
+                    self._outbox.relayed(prefix, payload)
 
     def _sink_committed(self, prefix: str, payload: bytes) -> None:
         _, sink, batch_text, attempt, _, number_text = payload.decode().split("|")

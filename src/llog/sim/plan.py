@@ -26,6 +26,10 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: int
     retention_ms: int
     batches: int
+    groups: int
+    """How many claimed groups the consumers share."""
+    visibility_ms: int
+    relayed_at_once: int
 
 
 def draw_plan(source: random.Random) -> SimPlan:
@@ -35,18 +39,24 @@ def draw_plan(source: random.Random) -> SimPlan:
         return source.randint(low, high) if source.random() < chance else 0
 
     bad = source.random() < 0.85
+    sharing = source.random() < 0.5
+    room = 0.3 if sharing else 1.0
     return SimPlan(
         roles={
             "writer": some(1, 2),
-            "producer": some(1, 2, 0.7),
-            "reader": 1,
-            "snapshot": some(1, 2, 0.4),
-            "compactor": some(1, 3, 0.9),
+            "producer": some(1, 2, 0.7 * room),
+            "reader": some(1, 1, room),
+            "snapshot": some(1, 2, 0.4 * room),
+            "compactor": some(1, 3, 0.9 * room),
             "retainer": some(1, 1, 0.5),
-            "collector": some(1, 2, 0.9),
-            "deleter": some(1, 1, 0.3),
-            "fencer": some(1, 1, 0.4),
-            "driver": some(1, 2, 0.7),
+            "collector": some(1, 2, 0.9 * room),
+            "deleter": some(1, 1, 0.3 * room),
+            "fencer": some(1, 1, 0.4 * room),
+            "driver": some(1, 2, 0.7 * room),
+            "consumer": some(2, 4, 0.8) if sharing else 0,
+            "assignee": some(2, 3, 0.5) if sharing else 0,
+            "operator": some(1, 1, 0.5) if sharing else 0,
+            "outbox": some(1, 2, 0.4),
         },
         faults=Faults(
             unavailable=source.choice((0.0, 0.005, 0.03)) if bad else 0.0,
@@ -65,4 +75,7 @@ def draw_plan(source: random.Random) -> SimPlan:
         idle_ms=source.choice((0, 3_000, 60_000)),
         retention_ms=source.choice((5_000, 60_000)),
         batches=source.randint(4, 20),
+        groups=source.randint(1, 2),
+        visibility_ms=source.choice((500, 5_000, 30_000)),
+        relayed_at_once=source.choice((1, 3, 1_000)),
     )

@@ -37,8 +37,8 @@ from llog.partition.snapshot import take_snapshot
 from llog.partition.writer import Writer, WriterOptions
 from llog.ports import AppendResult, Group
 from llog.producers import Producer
-from llog.sim.history import Violation
 from llog.sim.process import Process
+from llog.sim.violation import Violation
 
 if TYPE_CHECKING:
     from llog.sim.world import World

@@ -104,6 +104,8 @@ class Network:
         self.faults = faults
         self.failures: list[BaseException] = []
         """What an effect raised that no caller may meet: the watcher's findings."""
+        self.actor = ""
+        """Whose call takes effect, or did last."""
         self._loop = loop
         self._source = source
         self._trace = trace
@@ -138,6 +140,7 @@ class Network:
 
     def _apply(self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T | LlogError:
         self._trace.count("operations")
+        self.actor = who
         try:
             effect().send(None)
         except StopIteration as done:

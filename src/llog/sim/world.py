@@ -18,16 +18,19 @@ from llog.partition.compactor import Compactor, CompactorOptions
 from llog.partition.keys import LOG_ID, PartitionKeys
 from llog.partition.log import Log, tie_together
 from llog.partition.reader import Reader
-from llog.sim import roles
+from llog.sim import consumers, outbox, roles
 from llog.sim.driver import SINK, batch_size, driver
-from llog.sim.history import History, Violation
+from llog.sim.history import History
 from llog.sim.loop import SimLoop
+from llog.sim.outbox import SimOutbox
 from llog.sim.plan import STEPS, SimPlan, draw_plan
 from llog.sim.process import EPOCH_MS, Process
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
 from llog.sim.trace import Trace
+from llog.sim.violation import Violation
 from llog.stores.blobs_memory import MemoryBlobs
+from llog.topics import relay
 
 Role = Callable[["World", Process, Log], Awaitable[None]]
 
@@ -42,6 +45,10 @@ ROLES: Final[dict[str, Role]] = {
     "deleter": roles.deleter,
     "fencer": roles.fencer,
     "driver": driver,
+    "consumer": consumers.consumer,
+    "assignee": consumers.assignee,
+    "operator": consumers.operator,
+    "outbox": outbox.outbox,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
@@ -69,6 +76,8 @@ def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPl
     # A collection would finish generators of killed processes at a moment that no seed decides.
     collecting = gc.isenabled()
     gc.disable()
+    quiet = relay.logger.disabled
+    relay.logger.disabled = True  # it tells of every fault
     violation = None
     try:
         world.loop.run(world.live())
@@ -78,6 +87,7 @@ def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPl
         trace = world.trace
         digest, last = trace.digest(), tuple(trace.last)
         world.loop.close()
+        relay.logger.disabled = quiet
         if collecting:
             gc.enable()
     return Outcome(seed=seed, violation=violation, digest=digest, counts=dict(trace.counts), last=last)
@@ -97,8 +107,9 @@ class World:
         self.trace = Trace(self.loop.time)
         self._meta = WatchedMeta()
         self._blobs = MemoryBlobs(lambda: EPOCH_MS + int(self.loop.time() * 1000))
-        self.history = History(self._meta, self._blobs)
         self._network = Network(self.loop, self._fork(), Faults(), self.trace)
+        self.outbox = SimOutbox(STABLE)
+        self.history = History(self._meta, self._blobs, self.outbox, lambda: self._network.actor)
         self._lives: dict[str, int] = {}
         self._running: dict[Process, SimMetaStore] = {}
         self._findings: list[BaseException] = []
@@ -243,7 +254,7 @@ class World:
             self.history.check_sink(SINK, batch, batch_size(batch))
 
     async def _finish_callers(self) -> None:
-        """Producers and the sink's driver, restarted, come to their end."""
+        """Producers and the sink's driver, restarted, come to their end, and so do the outbox and the groups."""
         for role in sorted(self.in_flight):
             process, log = self._process(role)
             task = self.loop.spawn(self._life(process, partial(roles.send, self, process, log)), process)
@@ -256,6 +267,9 @@ class World:
             task = self.loop.spawn(self._life(process, lambda: driver(self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
+        process, log = self._process("drainer", _LATER_MS)
+        await outbox.drain(self, process, log)
+        await consumers.drain(self, process, log)
 
     async def _check_readable(self, reader: Reader, tp: TopicPartition, keys: PartitionKeys) -> None:
         bounds = await reader.bounds(tp)

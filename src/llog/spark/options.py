@@ -18,9 +18,9 @@ from llog.config import Settings, load_settings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import addresses
-from llog.partition.groups import check_group_name
 from llog.partition.sink import check_sink
 from llog.spark.broker_client import check_broker
+from llog.topics.group_records import check_group_name
 from llog.units import parse_duration_ms, parse_size
 
 T = TypeVar("T")

@@ -31,7 +31,6 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.model import TopicPartition
-from llog.partition.groups import commit as commit_group
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.records import Topic
@@ -58,6 +57,7 @@ from llog.spark.process import run_patiently
 from llog.spark.schema import chosen_columns
 from llog.spark.source import read_task
 from llog.spark.through_broker import BrokerTask, plan_broker_tasks
+from llog.topics.groups import Groups
 
 T = TypeVar("T")
 
@@ -156,9 +156,10 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
         async def publish(log: Opened) -> None:
             assert isinstance(log, Log)  # a group is not for a read through a broker
+            groups = Groups(log)
             for tp, offset in place.offsets.items():
                 try:
-                    await commit_group(log, group, tp, offset)
+                    await groups.commit(group, tp, offset)
                 except (TopicNotFound, PartitionNotInitialized, OffsetOutOfRange):
                     continue  # deleted since
 

@@ -127,6 +127,8 @@ class InsertTopic(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     columns: tuple[str, ...] = ()
     query: str
+    select: TableStatement
+    """The query with the tables and topics that it reads, its parameters, and its rows if they are plain."""
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -164,6 +166,8 @@ class TableStatement(msgspec.Struct, frozen=True, kw_only=True):
     conflict: bool = False
     """INSERT with ON CONFLICT, OR REPLACE or OR IGNORE."""
     returning: bool = False
+    parameters: tuple[int | str, ...] = ()
+    """Their places: all numbers, which are `$1`, `$2` … in `sql`, or all names."""
 
 
 Statement = (

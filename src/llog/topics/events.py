@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from llog.batch.columns import binary_offsets, decode_headers, effective_timestamps
-from llog.errors import CorruptBatch
 from llog.ports import Batch
 
 HEADER: Final = "llog-event"
@@ -83,16 +82,17 @@ def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: range) -> lis
 
 
 def event_in(headers: bytes) -> Event | None:
-    """The event that these encoded headers tell of; None if they tell of none."""
+    """The event that these encoded headers tell of; None if they tell of none.
+
+    A header of that name that is no event's is passed over: any client can append one, and must not stop those who read.
+    """
     for name, value in decode_headers(headers):
-        if name == HEADER and value is not None:
-            if len(value) < _FIXED.size or value[0] != VERSION:
-                raise CorruptBatch(f"header {HEADER!r} has {len(value)} bytes and version {value[:1]!r}")
+        if name == HEADER and value is not None and len(value) >= _FIXED.size and value[0] == VERSION:
             _, op, mode, _, _, message_id = _FIXED.unpack_from(value)
             try:
                 return Event(Op(op), PayloadMode(mode), message_id, value[_FIXED.size :].decode())
-            except ValueError as error:
-                raise CorruptBatch(f"header {HEADER!r} is damaged: {error}") from error
+            except ValueError:
+                continue
     return None
 
 
@@ -112,7 +112,7 @@ def messages_of(batch: Batch) -> pa.Table:
             ids,
             tables,
             ops,
-            pa.array(effective_timestamps(columns)).cast(MESSAGES.field("ts").type),
+            effective_timestamps(columns).view(MESSAGES.field("ts").type),
             modes,
             pa.nulls(count, pa.binary()) if columns.keys is None else columns.keys,
             columns.values,
@@ -139,16 +139,28 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     if not first.startswith(expected):
         return None
     ids, codes = slice(_TABLE - 8, _TABLE), slice(_VALUE + 1, _VALUE + 3)
-    same = rows == rows[0]
-    same[:, ids] = same[:, codes] = True
-    if not same.all():
+    for part in (slice(codes.start), slice(codes.stop, ids.start), slice(ids.stop, length)):
+        if (rows[:, part] != rows[0, part]).any():
+            return None
+    ops, modes = _named(rows[:, codes.start], _OPS), _named(rows[:, codes.start + 1], _MODES)
+    if ops is None or modes is None:
         return None
-    ops, modes = rows[:, codes.start].astype(np.int64), rows[:, codes.start + 1].astype(np.int64)
-    if not (ops.min() >= 1 and ops.max() < len(_OPS) and modes.min() >= 1 and modes.max() < len(_MODES)):
+    try:
+        table = pa.repeat(pa.scalar(first[_TABLE:].decode()), len(headers))
+    except UnicodeDecodeError:
         return None
     numbers = np.ascontiguousarray(rows[:, ids]).view("<i8").reshape(-1)
-    table = pa.repeat(pa.scalar(first[_TABLE:].decode(errors="replace")), len(headers))
-    return pa.array(numbers), table, _OPS.take(pa.array(ops)), _MODES.take(pa.array(modes))
+    return pa.array(numbers), table, ops, modes
+
+
+def _named(codes: npt.NDArray[np.uint8], names: Any) -> Any:
+    """The names of these codes; None if one of them has none."""
+    low, high = int(codes.min()), int(codes.max())
+    if low < 1 or high >= len(names):
+        return None
+    if low == high:
+        return pa.repeat(names[low], len(codes))
+    return names.take(pa.array(np.ascontiguousarray(codes)))
 
 
 def _each(headers: pa.BinaryArray) -> _Parts:

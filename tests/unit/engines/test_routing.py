@@ -26,7 +26,7 @@ from llog.errors import (
 )
 from llog.model import Record, TopicPartition
 from llog.opening import opened_log
-from llog.partition import fencing, groups
+from llog.partition import fencing
 from llog.partition.catalog import DISK, OBJECT, Catalog
 from llog.partition.compactor import lagging
 from llog.partition.directories import remove_directories
@@ -35,8 +35,11 @@ from llog.partition.reader import Reader
 from llog.partition.records import Cleanup
 from llog.partition.snapshot import take_snapshot
 from llog.ports import AppendResult, Group
+from llog.producers import Producer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+from llog.topics.group_listing import GroupListing
+from llog.topics.groups import Groups
 from tests.unit.partition.world import ManualRuntime
 
 ON_DISK = TopicPartition("on-disk", 0)
@@ -130,6 +133,26 @@ async def test_a_topic_that_changes_its_engine_is_followed_both_ways(log: Log) -
         await catalog.create(IN_BLOBS.topic, 2, engine=engine)
 
 
+async def test_a_producer_of_a_topic_created_again_is_not_judged_by_the_old_one(log: Log) -> None:
+    tp = TopicPartition("renewed", 0)
+    catalog, appender = Catalog(log), EngineAppender(log)
+
+    def group(name: str, since: int) -> Group:
+        producer = Producer(id=name, sequence=0, since=since)
+        return Group(topic=tp.topic, partition=0, records=[Record(payload=b"x")], producer=producer)
+
+    await catalog.create(tp.topic)
+    await appender.append([group("before", 1)])
+    await catalog.delete(tp.topic)
+    await catalog.create(tp.topic)
+    others = EngineAppender(log)
+    for _ in range(9):
+        await others.append([Group(topic=tp.topic, partition=0, records=[Record(payload=b"y")])])
+    [result] = await appender.append([group("after", 10)])
+    assert isinstance(result, AppendResult)
+    assert (result.start_offset, result.repeated) == (10, False)
+
+
 async def test_what_works_on_object_topics_only_says_so(log: Log) -> None:
     refused: list[Callable[[], Awaitable[object]]] = [
         lambda: Reader(log).bounds(ON_DISK),
@@ -147,9 +170,10 @@ async def test_a_group_has_a_position_in_topics_of_both_engines(log: Log) -> Non
     await EngineAppender(log).append([_group(tp, "a", "b", "c") for tp in (ON_DISK, IN_BLOBS)])
     reader = EngineReader(log)
     for tp in (ON_DISK, IN_BLOBS):
-        await groups.commit(log, "g", tp, 2, reader)
-    assert [(each.topic, each.lag) for each in await groups.lag(log, "g", reader)] == [("in-blobs", 2), ("on-disk", 2)]
-    assert [each.topic for each in await groups.lag(log, "g")] == ["in-blobs"]
+        await Groups(log, reader).commit("g", tp, 2)
+    lags = await GroupListing(Groups(log, reader)).lag("g")
+    assert [(each.topic, each.lag) for each in lags] == [("in-blobs", 2), ("on-disk", 2)]
+    assert [each.topic for each in await GroupListing(Groups(log, Reader(log))).lag("g")] == ["in-blobs"]
 
 
 async def test_a_deletion_that_was_interrupted_is_finished_and_refuses_appends_before(log: Log, tmp_path: Path) -> None:
@@ -224,8 +248,8 @@ async def test_without_a_directory_there_are_no_disk_topics() -> None:
         await Catalog(log).create("t", engine=DISK)
     with pytest.raises(TopicNotFound):
         await Catalog(log).get("t")
-    with pytest.raises(InvalidArgument, match="rocksdb"):
-        await Catalog(log).create("t", engine="rocksdb")
+    with pytest.raises(InvalidArgument, match="'tape' is unknown: there are 'object', 'disk', 'rocksdb'"):
+        await Catalog(log).create("t", engine="tape")
     with pytest.raises(InvalidArgument, match="needs engine 'disk'"):
         await Catalog(log).create("t", cleanup=Cleanup.COMPACT)
 

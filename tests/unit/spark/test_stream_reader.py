@@ -13,7 +13,6 @@ from pyspark.sql.types import IntegerType, StructType
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
 from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
-from llog.partition.groups import position
 from llog.partition.log import Log
 from llog.partition.pins import alive_pins
 from llog.partition.retention import trim
@@ -22,6 +21,7 @@ from llog.spark import stream as stream_module
 from llog.spark.offsets import read_bounds
 from llog.spark.schema import source_schema
 from llog.spark.stream import LlogStreamReader
+from llog.topics.groups import Groups
 from tests.spark.logs import LogOnDisk
 
 Offset = dict[str, Any]
@@ -207,7 +207,7 @@ def test_progress_is_published_for_a_group_as_far_as_it_can_be(disk: LogOnDisk) 
     end = advance(stream, stream.initialOffset())
     disk.delete("gone")
     stream.commit(end)
-    assert disk.do(lambda log: position(log, "g", TopicPartition("t", 0))) == 3
+    assert disk.do(lambda log: Groups(log).position("g", TopicPartition("t", 0))) == 3
 
 
 def test_a_stream_holds_one_pin_at_a_time(disk: LogOnDisk) -> None:

@@ -25,7 +25,6 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.model import TopicPartition
-from llog.partition import groups
 from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.compaction_plan import read_cursor
 from llog.partition.keys import end_offset_of
@@ -37,6 +36,8 @@ from llog.spark.jobs.stats_bill import BillLine, BlobCounts, check_prices, estim
 from llog.spark.jobs.stats_timeline import Timeline
 from llog.spark.process import run
 from llog.stores.meta import scan
+from llog.topics.group_listing import GroupListing
+from llog.topics.groups import Groups
 from llog.units import format_size
 
 if TYPE_CHECKING:
@@ -156,10 +157,11 @@ async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, flo
             tps = [TopicPartition(each.name, p) for p in range(first, min(first + _CONCURRENCY, each.partitions))]
             found = await asyncio.gather(*(_partition(log, tp, counting) for tp in tps))
             partitions += [one for one in found if one is not None]
+    groups = GroupListing(Groups(log), OBJECT)
     lags = [
         GroupStats(group=name, **msgspec.structs.asdict(lag))
-        for name in await groups.groups(log)
-        for lag in await groups.lag(log, name)
+        for name in await groups.names()
+        for lag in await groups.lag(name)
         if topic is None or lag.topic == topic
     ]
     blobs = counting.counts()

@@ -1,0 +1,176 @@
+"""What SQL and durable topics cost beyond RocksDB: inserts with a route against bare write batches of the same bytes; consumes; groups.
+
+Baseline and llog take turns; figures are medians. Everything is in this process, and durable where it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import rocksdict
+
+from bench.report import Report
+from llog.config import Settings
+from llog.opening import opened_log
+from llog.rocks.keys import FAMILIES
+from llog.rocks.store import Changes
+from llog.sql.database import Database
+from llog.sql.session import Session
+from llog.topics.calls import ConsumeCall, Start
+
+ROWS = 1000
+SCHEMA = """
+CREATE TABLE chat.messages (id BIGINT PRIMARY KEY, user_id VARCHAR NOT NULL, body VARCHAR, created TIMESTAMP);
+CREATE TOPIC app.new_messages;
+ALTER TOPIC app.new_messages ADD SOURCE chat.messages ON INSERT WITH (payload = 'key');
+"""
+INSERT = "INSERT INTO chat.messages VALUES (?, ?, ?, ?)"
+Puts = list[tuple[str, bytes, bytes]]
+
+
+def batch(first: int, rows: int = ROWS) -> pa.Table:
+    return pa.table(
+        {
+            "id": pa.array(range(first, first + rows), pa.int64()),
+            "user_id": [f"user-{number % 97}" for number in range(rows)],
+            "body": ["so much to say, and so little time to say it in"] * rows,
+            "created": pa.array([1_760_000_000_000_000] * rows, pa.timestamp("us")),
+        }
+    )
+
+
+class Recorder:
+    """Notes what is put while it is on."""
+
+    def __init__(self) -> None:
+        self.puts: Puts = []
+        self._put, self._put_all = Changes.put, Changes.put_all
+
+    def __enter__(self) -> Recorder:
+        puts, put, put_all = self.puts, self._put, self._put_all
+
+        def noted(changes: Changes, family: str, key: bytes, value: bytes) -> None:
+            puts.append((family, key, value))
+            put(changes, family, key, value)
+
+        def all_noted(changes: Changes, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+            puts.extend(zip([family] * len(keys), keys, values, strict=True))
+            put_all(changes, family, keys, values)
+
+        Changes.put, Changes.put_all = noted, all_noted  # type: ignore[method-assign,assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Changes.put, Changes.put_all = self._put, self._put_all  # type: ignore[method-assign]
+
+
+class Bare:
+    """RocksDB without anything around it."""
+
+    def __init__(self, directory: Path) -> None:
+        def options() -> Any:
+            made = rocksdict.Options(raw_mode=True)
+            made.create_if_missing(True)
+            made.create_missing_column_families(True)
+            return made
+
+        self._db = rocksdict.Rdict(str(directory), options(), column_families={name: options() for name in FAMILIES})
+        self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        self._durable = rocksdict.WriteOptions()
+        self._durable.sync = True
+
+    def write(self, puts: Puts) -> float:
+        """Seconds of one synced WriteBatch."""
+        start = time.perf_counter()
+        changes = rocksdict.WriteBatch(raw_mode=True)
+        for family, key, value in puts:
+            changes.put(key, value, self._handles[family])
+        self._db.write(changes, self._durable)
+        return time.perf_counter() - start
+
+
+async def inserts(session: Session, bare: Bare, report: Report, rounds: int) -> None:
+    many: list[tuple[float, float]] = []
+    for number in range(rounds + 5):
+        given = batch(number * ROWS)
+        with Recorder() as recorder:
+            start = time.perf_counter()
+            await session.insert("chat.messages", given)
+            seconds = time.perf_counter() - start
+        many.append((bare.write(recorder.puts), seconds))
+        assert len(recorder.puts) >= 2 * ROWS
+    _compared(report, f"INSERT of {ROWS} rows (Arrow), one route", many[5:], ROWS, 0.4)
+    single: list[tuple[float, float]] = []
+    for number in range(10 * rounds + 20):
+        with Recorder() as recorder:
+            start = time.perf_counter()
+            await session.execute(INSERT, [10_000_000 + number, "ann", "hello", None])
+            seconds = time.perf_counter() - start
+        single.append((bare.write(recorder.puts), seconds))
+    _compared(report, "INSERT of one row, prepared, durable, one route", single[20:], 1, 0.3)
+
+
+def _compared(report: Report, measure: str, pairs: list[tuple[float, float]], rows: int, at_least: float) -> None:
+    base, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ratio = statistics.median(base / ours for base, ours in pairs)
+    report.ratio(measure, f"{rows / ours:,.0f} rows/s", f"the same WriteBatch {rows / base:,.0f}/s", ratio, at_least)
+
+
+async def consumes(database: Database, report: Report, rounds: int) -> None:
+    consuming = database.topics.consuming
+
+    async def consume(group: str) -> float:
+        call = ConsumeCall(
+            topic="app.new_messages", group=group, member="bench", limit=ROWS, start=Start("earliest"), wait_ms=0
+        )
+        start = time.perf_counter()
+        found = await consuming.consume(call)
+        seconds = time.perf_counter() - start
+        assert found.num_rows == ROWS
+        await consuming.ack("app.new_messages", group, {0: found["offset"][-1].as_py()}, "bench")
+        return seconds
+
+    await consume("warm")
+    alone = [await consume("alone") for _ in range(rounds)]
+    speed = ROWS / statistics.median(alone)
+    report.ratio(f"CONSUME of {ROWS}", f"{speed:,.0f} events/s", "500,000 events/s", speed / 500_000, 1.0)
+    names = [f"group-{number}" for number in range(100)]
+    for name in names:
+        await consume(name)
+    turns = [(await consume("one"), await consume(names[number % 100])) for number in range(rounds)]
+    one, others = (statistics.median(each) for each in zip(*turns, strict=True))
+    report.limit("a consume of one of 100 groups / of one group", others / one, 1.5, "times")
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    arguments = parser.parse_args()
+    report = Report("durable topics, in process")
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+        settings = Settings(data_dir=str(Path(directory, "log")))
+        bare = Bare(Path(directory, "bare"))
+        async with opened_log(settings) as log:
+            database = Database(log, settings)
+            session = database.session()
+            await session.execute(SCHEMA)
+            await inserts(session, bare, report, arguments.rounds)
+            await consumes(database, report, arguments.rounds)
+            await session.close()
+            await database.close()
+    report.print()
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,38 @@
+"""Which web pages may ask a broker (LLOG_CORS_ORIGINS): none, unless they are named. Preflight requests are answered here."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from llog.config import Settings
+from llog.errors import ConfigurationError
+
+EXPOSED: Final = ("retry-after", "llog-member", "llog-log-start-offset", "llog-next-offset", "llog-next-fetch-offset")
+_PREFLIGHT_S: Final = 600
+_ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
+
+
+def cors(settings: Settings) -> list[Middleware]:
+    """`ConfigurationError` if what is named is no origin: a browser would never send it, and nobody would know why."""
+    if settings.cors_origins is None:
+        return []
+    origins = [each.strip() for each in settings.cors_origins.split(",") if each.strip()]
+    for each in origins:
+        if each != "*" and not _ORIGIN.fullmatch(each):
+            raise ConfigurationError(
+                f"LLOG_CORS_ORIGINS has {each[:80]!r}: an origin is http://host:port or https://host, without a path, or '*' for all"
+            )
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["content-type", "accept"],
+            expose_headers=list(EXPOSED),
+            max_age=_PREFLIGHT_S,
+        )
+    ]

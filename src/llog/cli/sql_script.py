@@ -1,0 +1,111 @@
+"""SQL text taken apart at its semicolons, so that statements run one by one and an error can say where in a file it is. No I/O.
+
+Nothing is parsed here but what may hide a semicolon: quotes, comments and dollar quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<quoted>  \b[eE]'[^'\\]*+(?:(?:''|\\.)[^'\\]*+)*+' | '[^']*+(?:''[^']*+)*+' | "[^"]*+(?:""[^"]*+)*+" )
+    | (?P<comment> --[^\n]*+ )
+    | (?P<block>   /\* )
+    | (?P<dollar>  \$(?:[^\W\d]\w*+)?\$ )
+    | (?P<open>    ['"] )
+    | (?P<end>     ; )
+    | (?P<space>   \s++ )
+    | (?P<word>    \w++ )
+    | (?P<other>   . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BLOCK: Final = re.compile(r"/\*|\*/")
+_BEGINS: Final = ("BEGIN", "START")
+_ENDS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
+
+
+class Piece(NamedTuple):
+    """A statement as written, without its semicolon and comments before it, and where it begins, counted from 1."""
+
+    sql: str
+    line: int
+    column: int
+    word: str
+    """Its first word, in capitals."""
+
+
+class Script(NamedTuple):
+    pieces: list[Piece]
+    rest: Piece | None
+    """What comes after the last semicolon, if it is more than comments."""
+
+
+def split(text: str) -> Script:
+    pieces: list[Piece] = []
+    begin: int | None = None
+    word = ""
+    line, line_start, position = 1, 0, 0
+
+    def piece(start: int, end: int) -> Piece:
+        nonlocal line, line_start, position
+        line += text.count("\n", position, start)
+        line_start = max(line_start, text.rfind("\n", position, start) + 1)
+        position = start
+        return Piece(text[start:end].rstrip(), line, start - line_start + 1, word)
+
+    at = 0
+    while match := _TOKEN.match(text, at):
+        kind, at = match.lastgroup, match.end()
+        if kind == "block":
+            at = _block_end(text, at)
+        elif kind == "dollar":
+            close = text.find(match.group(), at)
+            at = -1 if close < 0 else close + len(match.group())
+        if kind == "open" or at < 0:
+            return Script(pieces, piece(match.start() if begin is None else begin, len(text)))
+        if kind == "end":
+            if begin is not None:
+                pieces.append(piece(begin, match.start()))
+            begin, word = None, ""
+        elif begin is None and kind not in ("comment", "block", "space"):
+            begin, word = match.start(), match.group().upper()
+    return Script(pieces, None if begin is None else piece(begin, len(text)))
+
+
+def _block_end(text: str, at: int) -> int:
+    """Where the comment ends that was begun before `at`: they nest. -1 if it does not end."""
+    depth = 1
+    for match in _BLOCK.finditer(text, at):
+        depth += 1 if match.group() == "/*" else -1
+        if depth == 0:
+            return match.end()
+    return -1
+
+
+def transactions(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The pieces with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not ended."""
+    joined: list[Piece] = []
+    held: list[Piece] = []
+    for piece in pieces:
+        if held or piece.word in _BEGINS:
+            held.append(piece)
+        else:
+            joined.append(piece)
+        if held and piece.word in _ENDS:
+            joined.append(_joined(held))
+            held = []
+    return joined, held
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """One text in which every statement is in the line that it was in."""
+    first = pieces[0]
+    text, line = "", first.line
+    for piece in pieces:
+        text += "\n" * (piece.line - line) + piece.sql + "; "
+        line = piece.line + piece.sql.count("\n")
+    return first._replace(sql=text.rstrip())

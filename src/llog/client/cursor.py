@@ -1,0 +1,159 @@
+"""The cursor of PEP 249: results of statements, their rows as tuples or as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from llog.client.exceptions import InterfaceError, translated
+from llog.client.sessions import SqlSession
+from llog.sql.result import Result
+
+if TYPE_CHECKING:
+    from llog.client.connection import Connection
+
+_ROWS_AT_A_TIME: Final = 4096
+"""Python objects are made of so many rows at once: what is not fetched costs nothing."""
+
+Row = tuple[Any, ...]
+Column = tuple[str, pa.DataType, None, None, int | None, int | None, bool]
+
+
+class Cursor:
+    """Runs statements, and hands out what they give. For one thread.
+
+    If there are several statements, the cursor is at the result of the first, and `nextset` moves on. `rowcount` is how many rows a
+    statement gave or changed. Rows can be iterated over, once.
+    """
+
+    arraysize: int = 1
+    lastrowid: None = None
+
+    def __init__(self, connection: Connection, session: Callable[[], SqlSession]) -> None:
+        self.connection = connection
+        self._session = session
+        self._closed = False
+        self._results: list[Result] = []
+        self._rows: Iterator[Row] | None = None
+
+    @property
+    def description(self) -> list[Column] | None:
+        """Name, Arrow type, None, None, precision, scale and whether it may be null, of each column."""
+        table = self._results[0].table if self._results else None
+        if table is None:
+            return None
+        return [
+            (
+                field.name,
+                field.type,
+                None,
+                None,
+                getattr(field.type, "precision", None),
+                getattr(field.type, "scale", None),
+                field.nullable,
+            )
+            for field in table.schema
+        ]
+
+    @property
+    def rowcount(self) -> int:
+        """-1 before the first statement."""
+        if not self._results:
+            return -1
+        result = self._results[0]
+        return result.changed if result.table is None else max(result.changed, result.table.num_rows)
+
+    def execute(self, operation: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Cursor:
+        """`?` stands for the parameters in their order, `:name` for one that has a name. Returns the cursor itself."""
+        session = self._open()
+        self._become([])
+        with translated():
+            self._become(session.execute(operation, parameters))
+        return self
+
+    def executemany(self, operation: str, seq_of_parameters: Iterable[Sequence[Any]]) -> Cursor:
+        """The statement for each row of parameters, at once: all of it happens or nothing does."""
+        session = self._open()
+        self._become([])
+        with translated():
+            self._become([session.execute_many(operation, list(seq_of_parameters))])
+        return self
+
+    def nextset(self) -> bool | None:
+        """To the next statement's result; None if there is none."""
+        self._open()
+        if len(self._results) < 2:
+            self._become([])
+            return None
+        self._become(self._results[1:])
+        return True
+
+    def fetchone(self) -> Row | None:
+        return next(self._fetched(), None)
+
+    def fetchmany(self, size: int | None = None) -> list[Row]:
+        rows = self._fetched()
+        wanted = self.arraysize if size is None else size
+        return [row for _, row in zip(range(wanted), rows, strict=False)]
+
+    def fetchall(self) -> list[Row]:
+        return list(self._fetched())
+
+    def arrow(self) -> pa.Table:
+        """All rows of the result, whether or not some were fetched already."""
+        self._fetched()
+        table = self._results[0].table
+        assert table is not None
+        return table
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._fetched()
+
+    def __next__(self) -> Row:
+        return next(self._fetched())
+
+    def close(self) -> None:
+        """Idempotent. The connection stays open."""
+        self._closed = True
+        self._become([])
+
+    def setinputsizes(self, sizes: Sequence[Any]) -> None:
+        """Does nothing: values have their sizes."""
+
+    def setoutputsize(self, size: int, column: int | None = None) -> None:
+        """Does nothing: columns come whole."""
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> SqlSession:
+        if self._closed:
+            raise InterfaceError("this cursor is closed: make another one with connection.cursor()")
+        return self._session()
+
+    def _become(self, results: list[Result]) -> None:
+        self._results = results
+        table = results[0].table if results else None
+        self._rows = None if table is None else _rows(table)
+
+    def _fetched(self) -> Iterator[Row]:
+        self._open()
+        if self._rows is None:
+            what = f"{self._results[0].kind} gives no rows" if self._results else "no statement was executed"
+            raise InterfaceError(f"there is nothing to fetch: {what}")
+        return self._rows
+
+
+def _rows(table: pa.Table) -> Iterator[Row]:
+    for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
+        part = table.slice(start, _ROWS_AT_A_TIME)
+        columns = [column.to_pylist() for column in part.columns]
+        yield from zip(*columns, strict=True) if columns else [()] * part.num_rows

@@ -1,0 +1,135 @@
+"""A broker as a backend: consume and acknowledge over HTTP, messages as Arrow.
+
+Consuming, acknowledging and releasing may be repeated, and are if the broker did not answer: what a lost answer carried is delivered
+again after its visibility time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from llog.client.backend import Params
+from llog.client.http import Http
+from llog.errors import StoreUnavailable
+from llog.sql.result import Result
+from llog.topics.calls import ConsumeCall, Start
+
+if TYPE_CHECKING:
+    from llog.client.remote_sql import RemoteSession
+
+TIMEOUT_S: Final = 60.0
+"""Besides the wait that a call asks for."""
+_WAIT_MS_MAX: Final = 60_000
+"""As long as a broker waits in one request."""
+_JSON: Final = "application/json"
+_ARROW: Final = "application/vnd.apache.arrow.stream"
+
+
+class _Committed(msgspec.Struct):
+    committed: dict[int, int]
+
+
+class RemoteBackend:
+    """See `Backend`. Nothing is opened before the first call."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = Http(url, timeout_s=timeout_s)
+        self._mutex = threading.Lock()
+        self._session: RemoteSession | None = None
+
+    def consume(self, call: ConsumeCall) -> pa.Table:
+        left_ms = call.wait_ms
+        while True:
+            found = self._consumed(call, min(left_ms, _WAIT_MS_MAX))
+            left_ms -= _WAIT_MS_MAX
+            if len(found) or left_ms <= 0:
+                return found
+
+    def _consumed(self, call: ConsumeCall, wait_ms: int) -> pa.Table:
+        asked: dict[str, Any] = {
+            "topic": call.topic,
+            "group_id": call.group,
+            "member": call.member,
+            "partition_id": call.partition,
+            "start": _start(call.start),
+            "limit": call.limit,
+            "wait_ms": wait_ms,
+            "visibility_ms": call.visibility_ms,
+            "max_attempts": call.max_attempts,
+            "dead_letter": call.dead_letter,
+            "mode": call.mode,
+            "max_bytes": call.max_bytes,
+        }
+        body = self._posted("/topics/consume", asked, accept=_ARROW, wait_s=wait_ms / 1000)
+        try:
+            with pa.ipc.open_stream(body) as reader:
+                return reader.read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise self._strange(error) from error
+
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
+        asked: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
+        if None in upto and len(upto) == 1:
+            asked["upto_offset"] = upto[None]
+        else:
+            asked["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
+        body = self._posted("/topics/ack", asked)
+        try:
+            return msgspec.json.decode(body, type=_Committed, strict=False).committed
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._strange(error) from error
+
+    def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
+        asked = {
+            "topic": topic,
+            "group_id": group,
+            "partition_id": partition,
+            "offset": offset,
+            "member": member,
+            "delay_ms": delay_ms,
+        }
+        self._posted("/topics/release", asked)
+
+    def leave(self, topic: str, group: str, member: str) -> None:
+        self._posted("/topics/leave", {"topic": topic, "group_id": group, "member": member})
+
+    def execute(self, sql: str, params: Params = ()) -> list[Result]:
+        return self._sql().execute(sql, params)
+
+    def insert(self, table: str, rows: pa.Table | pa.RecordBatch) -> int:
+        data = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        return self._sql().insert(table, data).changed
+
+    def close(self) -> None:
+        self._http.close()
+        with self._mutex:
+            if self._session is not None:
+                self._session.close()
+
+    def _sql(self) -> RemoteSession:
+        from llog.client.remote_sql import RemoteSession
+
+        with self._mutex:
+            if self._session is None:
+                self._session = RemoteSession(self._http.url)
+            return self._session
+
+    def _posted(self, path: str, asked: dict[str, Any], *, accept: str = _JSON, wait_s: float = 0.0) -> bytes:
+        body = msgspec.json.encode(asked)
+        return self._http.post(path, body, content=_JSON, accept=accept, repeatable=True, wait_s=wait_s).body
+
+    def _strange(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._http.url} did not answer as a broker does: {str(error)[:200]}")
+
+
+def _start(start: Start | None) -> str | dict[str, int | None] | None:
+    if start is None:
+        return None
+    if start.kind in ("latest", "earliest"):
+        return start.kind.capitalize()
+    return {start.kind.capitalize(): start.value}

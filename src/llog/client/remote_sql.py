@@ -1,0 +1,90 @@
+"""SQL through a broker: `POST /sql`, rows as Arrow. A transaction is one call of `execute`, from BEGIN to COMMIT."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+import pyarrow as pa
+
+from llog.client.http import Http
+from llog.errors import InvalidArgument, StoreUnavailable
+from llog.sql.result import Names, Result
+from llog.sql.wire import ALL_RESULTS, params_out, results_from
+
+if TYPE_CHECKING:
+    from llog.client.backend import Backend
+
+TIMEOUT_S: Final = 330.0
+"""Longer than a broker lets statements run, unless it was told otherwise (LLOG_SQL_TIMEOUT_MS)."""
+_JSON: Final = "application/json"
+_ARROW: Final = "application/vnd.apache.arrow.stream"
+
+
+class RemoteSession:
+    """See `SqlSession`. All calls have one member, so that what was consumed here can be acknowledged here."""
+
+    is_remote = True
+
+    def __init__(self, url: str, *, member: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = Http(url, timeout_s=timeout_s)
+        self._member = member or f"sql-{uuid.uuid4().hex}"
+        self._statement = threading.Lock()
+        self._making = threading.Lock()
+        self._backend: Backend | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        return False
+
+    @property
+    def backend(self) -> Backend:
+        from llog.client.remote import RemoteBackend
+
+        with self._making:
+            if self._backend is None:
+                self._backend = RemoteBackend(self._http.url)
+            return self._backend
+
+    def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[Result]:
+        return self._asked({"sql": sql, "params": params_out(params), "member": self._member})
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> Result:
+        return self._asked({"sql": sql, "rows": [params_out(row) for row in rows], "member": self._member})[-1]
+
+    def insert(self, table: str, data: pa.Table) -> Result:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, data.schema) as writer:
+            writer.write_table(data)
+        return self._posted(f"/sql/insert?{urlencode({'table': table})}", sink.getvalue().to_pybytes(), _ARROW)[-1]
+
+    def names(self) -> Names:
+        answer = self._http.post("/sql/names", b"", content=_JSON, accept=_JSON, repeatable=True)
+        try:
+            return msgspec.json.decode(answer.body, type=Names)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreUnavailable(f"{self._http.url} did not answer as a broker does: {error}") from error
+
+    def close(self) -> None:
+        self._http.close()
+        if self._backend is not None:
+            self._backend.close()
+
+    def _asked(self, asked: dict[str, Any]) -> list[Result]:
+        try:
+            body = msgspec.json.encode(asked)
+        except (UnicodeEncodeError, TypeError, OverflowError, RecursionError) as error:
+            raise InvalidArgument(f"the statement or a parameter cannot be sent: {error}") from error
+        return self._posted("/sql", body, _JSON)
+
+    def _posted(self, path: str, body: bytes, content: str) -> list[Result]:
+        with self._statement:
+            answer = self._http.post(path, body, content=content, accept=f"{_ARROW}; {ALL_RESULTS}", repeatable=False)
+        try:
+            return results_from(answer.body)
+        except InvalidArgument as error:
+            raise StoreUnavailable(f"{self._http.url} did not answer as a broker does: {error}") from error

@@ -1,0 +1,233 @@
+"""One record as the value of a RocksDB entry. Does no I/O.
+
+ 0  1  version 1                                     12  8  offset (u64)
+ 1  1  flags: 1 key, 2 no payload, 4 headers         20  8  timestamp, ms (i64): the create time, or the append time if none was given
+ 2  2  zero                                          28  8  append time, ms (i64): never goes back
+ 4  4  length of the key (u32)                       36  8  highest timestamp of the partition so far, ms (i64)
+ 8  4  length of the headers (u32)                   44  8  bytes of the partition before this record (u64)
+                                                     52  …  key · headers (`encode_headers`) · payload
+
+All numbers are little-endian. The bytes of a partition are those of its envelopes, whether they are still there or not. RocksDB has
+checksums of its own: what is checked here is that an envelope is whole and is the one that was looked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import count, pairwise, repeat
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from llog.batch.columns import TIMESTAMP_MS_MAX, Columns
+from llog.errors import CorruptBatch, InvalidArgument
+
+VERSION: Final = 1
+FIXED_BYTES: Final = 52
+_KEY, _NO_PAYLOAD, _HEADERS = 1, 2, 4
+_FLAGS: Final = _KEY | _NO_PAYLOAD | _HEADERS
+_FIXED: Final = struct.Struct("<BBHIIQqqqQ")
+_ROW: Final = np.dtype(
+    [
+        ("version", "u1"),
+        ("flags", "u1"),
+        ("zero", "<u2"),
+        ("key", "<u4"),
+        ("headers", "<u4"),
+        ("offset", "<u8"),
+        ("timestamp", "<i8"),
+        ("append_ms", "<i8"),
+        ("newest_ms", "<i8"),
+        ("position", "<u8"),
+    ]
+)
+_ANY: Final = np.dtype(f"V{FIXED_BYTES}")
+
+
+class Fixed(NamedTuple):
+    """The numbers of one envelope."""
+
+    offset: int
+    timestamp: int
+    append_ms: int
+    newest_ms: int
+    """The highest timestamp of the partition up to this record."""
+    position: int
+    length: int
+    """Bytes of the whole envelope."""
+
+
+class Encoded(NamedTuple):
+    envelopes: list[bytes]
+    newest_ms: int
+    position: int
+    """Behind the last one."""
+
+
+class Decoded(NamedTuple):
+    """Records in the order of their offsets, which may have gaps."""
+
+    offsets: npt.NDArray[np.int64]
+    columns: Columns
+    append_ms: npt.NDArray[np.int64]
+    newest_ms: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    """Bytes of each envelope."""
+
+    def runs(self) -> list[tuple[int, Columns]]:
+        """The records cut at the gaps, each run with its first offset."""
+        offsets, columns = self.offsets, self.columns
+        if int(offsets[-1]) - int(offsets[0]) == len(offsets) - 1:
+            return [(int(offsets[0]), columns)]
+        cuts = [0, *((np.diff(offsets) != 1).nonzero()[0] + 1).tolist(), len(offsets)]
+        return [(int(offsets[start]), self._cut(start, stop)) for start, stop in pairwise(cuts)]
+
+    def _cut(self, start: int, stop: int) -> Columns:
+        """As `slice_columns` does, whose cost grows with the append times that there are."""
+        values, keys, timestamps, headers, _ = self.columns
+        length = stop - start
+        return Columns(
+            values=values.slice(start, length),
+            keys=None if keys is None else keys.slice(start, length),
+            timestamps=None if timestamps is None else timestamps.slice(start, length),
+            headers=None if headers is None else headers.slice(start, length),
+            append_runs=_runs(self.append_ms[start:stop]),
+        )
+
+
+def check_records(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[bytes] | None,
+    timestamps: Sequence[int | None] | None,
+) -> None:
+    """Before `encode`: that there are some, that the columns go together, and that the times can be stored."""
+    if not values:
+        raise InvalidArgument("an append has at least one record")
+    for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
+        if column is not None and len(column) != len(values):
+            raise InvalidArgument(f"{len(values)} records have {len(column)} {name}: give each its own, or none at all")
+    for ms in timestamps or ():
+        if ms is not None and abs(ms) > TIMESTAMP_MS_MAX:
+            raise InvalidArgument(
+                f"a timestamp is {ms}: it is in milliseconds since 1970, and at most {TIMESTAMP_MS_MAX} either way"
+            )
+
+
+def encode(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[bytes] | None,
+    timestamps: Sequence[int | None] | None,
+    *,
+    first_offset: int,
+    append_ms: int,
+    newest_ms: int,
+    position: int,
+) -> Encoded:
+    """The envelopes of records that follow one another. `newest_ms` and `position` are those of the partition before them."""
+    envelopes: list[bytes] = []
+    add, pack, join = envelopes.append, _FIXED.pack, b"".join
+    no_keys: Iterable[bytes | None] = repeat(None)
+    no_headers: Iterable[bytes] = repeat(b"")
+    if timestamps is None:
+        newest_ms = max(newest_ms, append_ms)
+    times: Iterable[int | None] = repeat(append_ms) if timestamps is None else timestamps
+    for offset, value, key, head, given in zip(
+        count(first_offset), values, keys or no_keys, headers or no_headers, times, strict=False
+    ):
+        flags = 0
+        if key is None:
+            key = b""
+        else:
+            flags = _KEY
+        if value is None:
+            flags |= _NO_PAYLOAD
+            value = b""
+        if head:
+            flags |= _HEADERS
+        timestamp = append_ms if given is None else given
+        if timestamp > newest_ms:
+            newest_ms = timestamp
+        fixed = pack(VERSION, flags, 0, len(key), len(head), offset, timestamp, append_ms, newest_ms, position)
+        envelope = join((fixed, key, head, value))
+        position += len(envelope)
+        add(envelope)
+    return Encoded(envelopes, newest_ms, position)
+
+
+def fixed_of(envelope: bytes) -> Fixed:
+    """The numbers of one envelope; `CorruptBatch` if it is none."""
+    if len(envelope) < FIXED_BYTES:
+        raise CorruptBatch(f"an entry of {len(envelope)} bytes is no record: the least is {FIXED_BYTES}")
+    version, flags, zero, key, headers, offset, timestamp, append_ms, newest_ms, position = _FIXED.unpack_from(envelope)
+    if version != VERSION or flags & ~_FLAGS or zero or FIXED_BYTES + key + headers > len(envelope):
+        raise CorruptBatch(f"an entry of {len(envelope)} bytes is no record: it begins with {envelope[:12]!r}")
+    return Fixed(offset, timestamp, append_ms, newest_ms, position, len(envelope))
+
+
+def decode(envelopes: Sequence[bytes]) -> Decoded:
+    """All at once, without a loop over them; `CorruptBatch` names the first that is damaged."""
+    number = len(envelopes)
+    data = b"".join(envelopes)
+    ends = np.cumsum(np.fromiter(map(len, envelopes), np.int64, number))
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    if number == 0 or (ends - starts).min() < FIXED_BYTES or len(data) >= 1 << 31:
+        raise CorruptBatch(
+            f"{number} entries of {len(data)} bytes are no records: one has at least {FIXED_BYTES} bytes"
+        )
+    # Every byte could be the first of a row; those that are get picked.
+    rows = np.ndarray((len(data) - FIXED_BYTES + 1,), _ANY, data, strides=(1,))[starts].view(_ROW)
+    flags = rows["flags"]
+    key_starts = starts + FIXED_BYTES
+    header_starts = key_starts + rows["key"]
+    payload_starts = header_starts + rows["headers"]
+    has_key, has_headers, is_deletion = (flags & _KEY) != 0, (flags & _HEADERS) != 0, (flags & _NO_PAYLOAD) != 0
+    offsets = rows["offset"].astype(np.int64)
+    damaged = (
+        (rows["version"] != VERSION)
+        | (flags & ~np.uint8(_FLAGS) != 0)
+        | (rows["zero"] != 0)
+        | (payload_starts > ends)
+        | (~has_key & (rows["key"] != 0))
+        | (has_headers != (rows["headers"] != 0))
+        | (is_deletion & (payload_starts != ends))
+    )
+    damaged[1:] |= offsets[1:] <= offsets[:-1]
+    damaged |= (offsets < 1) | (rows["position"] >= 1 << 63)
+    if damaged.any():
+        place = int(damaged.argmax())
+        raise CorruptBatch(
+            f"the entry of offset {offsets[place]} is no record: it begins with {envelopes[place][:20]!r}"
+        )
+    bounds = np.empty(4 * number + 1, np.int32)
+    bounds[0:-1:4], bounds[1::4], bounds[2::4], bounds[3::4] = starts, key_starts, header_starts, payload_starts
+    bounds[-1] = len(data)
+    pieces = pa.Array.from_buffers(pa.binary(), 4 * number, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    append_ms, timestamps = rows["append_ms"].astype(np.int64), rows["timestamp"].astype(np.int64)
+    columns = Columns(
+        values=_every_fourth(pieces, 3, is_deletion),
+        keys=_every_fourth(pieces, 1, ~has_key) if has_key.any() else None,
+        timestamps=None if (timestamps == append_ms).all() else pa.array(timestamps),
+        headers=_every_fourth(pieces, 2, None) if has_headers.any() else None,
+        append_runs=_runs(append_ms),
+    )
+    newest_ms, positions = rows["newest_ms"].astype(np.int64), rows["position"].astype(np.int64)
+    return Decoded(offsets, columns, append_ms, newest_ms, positions, ends - starts)
+
+
+def _every_fourth(pieces: Any, first: int, missing: npt.NDArray[np.bool_] | None) -> pa.BinaryArray:
+    """A copy without what lies between; null where it is missing."""
+    places = np.arange(first, len(pieces), 4, dtype=np.int64)
+    mask = missing if missing is not None and missing.any() else None
+    return pieces.take(pa.array(places, mask=mask))
+
+
+def _runs(append_ms: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    firsts = np.concatenate((np.zeros(1, np.int64), (append_ms[1:] != append_ms[:-1]).nonzero()[0] + 1))
+    lengths = np.diff(firsts, append=len(append_ms))
+    return tuple(zip(lengths.tolist(), append_ms[firsts].tolist(), strict=True))

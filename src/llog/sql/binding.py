@@ -1,0 +1,163 @@
+"""Values of parameters into statements: checked like values that are written, named by their clause when they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from llog.errors import InvalidArgument, SqlError
+from llog.sql.clauses import CLAUSES, CONSUME_OPTIONS, SOURCE_OPTIONS, TOPIC_OPTIONS, Check
+from llog.sql.rendering import place_text
+from llog.sql.statements import (
+    Ack,
+    AddSource,
+    Consume,
+    CreateTopic,
+    InsertTopic,
+    Parameter,
+    SetTopic,
+    StartAt,
+    Statement,
+    TableStatement,
+)
+
+Params = Sequence[Any] | Mapping[str, Any]
+
+_FIELDS: Final = {
+    "group": "GROUP",
+    "member": "MEMBER",
+    "partition": "PARTITION",
+    "partitions": "PARTITIONS",
+    "limit": "LIMIT",
+    "wait": "WAIT",
+}
+_OPTIONS: Final[dict[type, Mapping[str, Check]]] = {
+    CreateTopic: TOPIC_OPTIONS,
+    SetTopic: TOPIC_OPTIONS,
+    AddSource: SOURCE_OPTIONS,
+    Consume: CONSUME_OPTIONS,
+}
+
+
+def parameters_of(statement: Statement) -> tuple[int | str, ...]:
+    """The places of the statement's parameters, each once."""
+    if isinstance(statement, TableStatement):
+        return statement.parameters
+    if isinstance(statement, InsertTopic):
+        return statement.select.parameters
+    found: dict[int | str, None] = {}
+    _collect([getattr(statement, name) for name in statement.__struct_fields__], found)
+    return tuple(found)
+
+
+def bind(statement: Statement, params: Params | None = None) -> Statement:
+    """The statement with the values in place; a table statement keeps its placeholders, for DuckDB, and its `values` are filled.
+
+    `SqlError` if there are too few or too many, or one does not fit its clause.
+    """
+    given = _given(parameters_of(statement), params)
+    if not given:
+        return statement
+    if isinstance(statement, TableStatement):
+        return _filled(statement, given)
+    if isinstance(statement, InsertTopic):
+        return msgspec.structs.replace(statement, select=_filled(statement.select, given))
+    changed: dict[str, Any] = {}
+    for name in statement.__struct_fields__:
+        value = getattr(statement, name)
+        if isinstance(value, Parameter):
+            changed[name] = _value(value, given, _FIELDS[name], CLAUSES[_FIELDS[name]])
+        elif isinstance(value, StartAt) and isinstance(value.value, Parameter):
+            clause = value.kind.name
+            changed[name] = StartAt(value.kind, _value(value.value, given, clause, CLAUSES[clause]))
+        elif name == "options":
+            checks = _OPTIONS[type(statement)]
+            changed[name] = {option: _value(v, given, option, checks[option]) for option, v in value.items()}
+    if isinstance(statement, Ack):
+        changed["upto"] = _upto(statement, given)
+    return msgspec.structs.replace(statement, **changed)
+
+
+def shares(statements: Sequence[Statement], params: Params | None) -> list[Params]:
+    """The parameters of each of several statements: numbered ones begin after those of the statement before, names are common."""
+    if isinstance(params, Mapping):
+        wanted = [parameters_of(statement) for statement in statements]
+        unused = set(params).difference(place for places in wanted for place in places)
+        if unused:
+            raise SqlError(f"no statement has the parameter {sorted(map(str, unused))[0]!r}")
+        return [{p: params[p] for p in places if isinstance(p, str) and p in params} for places in wanted]
+    values = list(params or ())
+    found: list[Params] = []
+    begin = 0
+    for statement in statements:
+        count = len(parameters_of(statement))
+        found.append(values[begin : begin + count])
+        begin += count
+    if begin != len(values):
+        raise SqlError(f"the statements have {begin} parameters, and {len(values)} values were given")
+    return found
+
+
+def _given(places: Sequence[int | str], params: Params | None) -> dict[int | str, Any]:
+    if params is None:
+        params = ()
+    if isinstance(params, str | bytes | bytearray):
+        raise SqlError("parameters must be a list or a mapping, not text")
+    if isinstance(params, Mapping):
+        if any(isinstance(place, int) for place in places):
+            raise SqlError("the statement has parameters without names, and a mapping was given", hint="give a list")
+        missing = [place for place in places if place not in params]
+        if missing:
+            raise SqlError(f"the parameter ${missing[0]} has no value")
+        unused = [name for name in params if name not in places]
+        if unused:
+            raise SqlError(f"the statement has no parameter {str(unused[0])[:80]!r}")
+        return {place: params[place] for place in places if isinstance(place, str)}
+    if any(isinstance(place, str) for place in places):
+        raise SqlError("the statement has named parameters, and no mapping was given", hint="give a mapping of names")
+    if len(params) != len(places):
+        raise SqlError(f"the statement has {len(places)} parameters, and {len(params)} values were given")
+    return dict(enumerate(params))
+
+
+def _value(value: Any, given: Mapping[int | str, Any], clause: str, check: Check) -> Any:
+    if not isinstance(value, Parameter):
+        return value
+    try:
+        return check(given[value.place])
+    except InvalidArgument as error:
+        raise SqlError(f"{clause} ({place_text(value)}): {error}") from None
+
+
+def _upto(statement: Ack, given: Mapping[int | str, Any]) -> tuple[tuple[int | None, int], ...]:
+    found: dict[int | None, int] = {}
+    for partition, offset in statement.upto:
+        at = _value(partition, given, "PARTITION", CLAUSES["PARTITION"])
+        if at in found:
+            raise SqlError(f"PARTITION: {at} is named twice")
+        found[at] = _value(offset, given, "OFFSET", CLAUSES["OFFSET"])
+    return tuple(found.items())
+
+
+def _filled(statement: TableStatement, given: Mapping[int | str, Any]) -> TableStatement:
+    if statement.values is None:
+        return statement
+    rows = tuple(
+        tuple(given[value.place] if isinstance(value, Parameter) else value for value in row)
+        for row in statement.values
+    )
+    return msgspec.structs.replace(statement, values=rows)
+
+
+def _collect(value: Any, found: dict[int | str, None]) -> None:
+    if isinstance(value, Parameter):
+        found[value.place] = None
+    elif isinstance(value, StartAt):
+        _collect(value.value, found)
+    elif isinstance(value, dict):
+        _collect(list(value.values()), found)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _collect(inner, found)

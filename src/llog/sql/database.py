@@ -1,0 +1,127 @@
+"""SQL on a log: what one process has of it, for sessions to run statements on.
+
+Tables and topics of engine `rocksdb` are in RocksDB, which is opened by the first statement that needs it, and owned from then on.
+Statements about topics of other engines work without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from llog.config import Settings
+from llog.engines.rocksdb import OpenRocks
+from llog.engines.routing import EngineAppender, EngineReader
+from llog.errors import ConfigurationError, LogOwned
+from llog.opening import writer_options
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.runtime import uuid7
+from llog.sql.mirror import Mirror, MirrorOptions
+from llog.sql.session import Session
+from llog.sql.sources import Sources
+from llog.sql.tables import Tables
+from llog.sql.threads import Threads
+from llog.sql.topic_commands import TopicCommands
+from llog.topics.group_listing import GroupListing
+from llog.topics.groups import Groups
+from llog.topics.outbox import RocksOutbox
+from llog.topics.relay import Relay
+
+_RELAY_SECONDS: Final = 5.0
+"""How long a close waits for events that are on their way to topics of other engines. They stay in the outbox."""
+
+
+class Held(NamedTuple):
+    """What there is once RocksDB is open."""
+
+    tables: Tables
+    sources: Sources
+    relay: Relay
+    relaying: asyncio.Future[None]
+
+
+class Database:
+    """Close it before its log. `start` takes up what an earlier process left in the outbox. `stopping` ends every CONSUME that waits."""
+
+    def __init__(self, log: Log, settings: Settings, *, stopping: asyncio.Event | None = None) -> None:
+        self.log = log
+        self.reader = EngineReader(log)
+        self.appender = EngineAppender(log, writer_options(settings))
+        self.catalog = Catalog(log)
+        self.groups = GroupListing(Groups(log, self.reader))
+        self.topics = TopicCommands(log, self.reader, self.appender, stopping)
+        self.threads = Threads()
+        self._opening = asyncio.Lock()
+        self._held: Held | None = None
+        self._loose: Mirror | None = None
+
+    @property
+    def may_have_tables(self) -> bool:
+        """Whether there is a RocksDB already, in this process or another."""
+        rocks = self.log.rocks
+        return isinstance(rocks, OpenRocks) and rocks.directory.is_dir()
+
+    async def start(self) -> None:
+        """Opens RocksDB if there is one already, unless another process has it."""
+        if self.may_have_tables:
+            try:
+                await self.held()
+            except LogOwned:
+                pass  # statements that need it will say so
+
+    def session(self, *, member: str | None = None) -> Session:
+        """`member` is whom CONSUME and ACK speak for, unless they name one; None: a name of its own."""
+        return Session(self, self.new_member() if member is None else member)
+
+    def new_member(self) -> str:
+        return uuid7(self.log.runtime.now_ms(), self.log.runtime.random())
+
+    async def held(self) -> Held:
+        """Tables and routes; `LogOwned` if another process has them."""
+        if self._held is None:
+            async with self._opening:
+                if self._held is None:
+                    self._held = await self._open()
+        return self._held
+
+    async def sources(self) -> Sources:
+        """Of `held`, without topics that others have deleted meanwhile."""
+        sources = (await self.held()).sources
+        await sources.follow()
+        return sources
+
+    @property
+    def known(self) -> Held | None:
+        """As `held`, if it is open."""
+        return self._held
+
+    def loose(self) -> Mirror:
+        """For queries that read no tables."""
+        if self._loose is None:
+            self._loose = Mirror(MirrorOptions(), lambda _: ())
+        return self._loose
+
+    async def close(self) -> None:
+        """Idempotent. Events that are still in the outbox go on when it is opened again."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.relaying.cancel()
+            await asyncio.wait([held.relaying], timeout=_RELAY_SECONDS)
+            await asyncio.to_thread(held.tables.close)
+        loose, self._loose = self._loose, None
+        if loose is not None:
+            loose.close()
+        self.threads.close()
+
+    async def _open(self) -> Held:
+        rocks = self.log.rocks
+        if not isinstance(rocks, OpenRocks):
+            raise ConfigurationError("there are no tables here: set LLOG_ROCKSDB_DIR to a directory")
+        logs = await rocks.opened()
+        store, runtime = logs.store, self.log.runtime
+        relay = Relay(RocksOutbox(store, runtime), self.appender, self.reader, runtime)
+        tables = await asyncio.to_thread(Tables, store, logs, runtime)
+        sources = Sources(tables, self.catalog, self.threads)
+        await sources.follow()
+        return Held(tables, sources, relay, asyncio.ensure_future(relay.run()))

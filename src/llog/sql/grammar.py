@@ -1,0 +1,105 @@
+"""SQL text to statements, and parameters into statements. No I/O.
+
+Nothing but statements or `SqlError` comes out of any text. Values of parameters never become SQL text: llog's own statements
+carry them as values, and DuckDB gets them beside the text.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from llog.errors import SqlError
+from llog.sql.binding import bind, parameters_of, shares
+from llog.sql.clauses import did_you_mean
+from llog.sql.cursor import Cursor
+from llog.sql.lexing import Kind, Token, tokens_of
+from llog.sql.literals import plain_rows
+from llog.sql.statements import InsertTopic, Statement
+from llog.sql.table_statements import query_statement, table_statement
+from llog.sql.topic_statements import FIRST_WORDS, own_statement
+
+__all__ = ["bind", "parameters_of", "parse", "prepare", "shares"]
+
+_CACHED_CHARACTERS_MAX: Final = 10_000
+_TABLE_WORDS: Final = ("SELECT", "WITH", "VALUES", "FROM", "INSERT", "UPDATE", "DELETE", "TRUNCATE")
+_KNOWN: Final = (*FIRST_WORDS, *_TABLE_WORDS)
+
+
+def parse(sql: str) -> list[Statement]:
+    """The statements of the text, in order; none if it has only comments."""
+    statements: list[Statement] = []
+    tokens = tokens_of(sql)
+    begin = 0
+    for number, token in enumerate(tokens):
+        if token.kind is Kind.END or (token.kind is Kind.SYMBOL and token.value == ";"):
+            if number > begin:
+                end = Token(Kind.END, "", token.start, token.start)
+                statements.append(_statement(Cursor(sql, [*tokens[begin:number], end])))
+            begin = number + 1
+    return statements
+
+
+def prepare(sql: str) -> tuple[Statement, ...]:
+    """`parse`, remembered for the last short texts. Statements are not to be changed."""
+    return _prepared(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
+
+
+@functools.lru_cache(maxsize=512)
+def _prepared(sql: str) -> tuple[Statement, ...]:
+    return tuple(parse(sql))
+
+
+def _statement(cursor: Cursor) -> Statement:
+    try:
+        statement = own_statement(cursor)
+        if statement is not None:
+            return statement
+        first, second = cursor.token, cursor.ahead()
+        if first.upper == "INSERT" and cursor.ahead(2).upper == "TOPIC" and cursor.is_name(3):
+            return _insert_topic(cursor)
+        if first.upper not in _TABLE_WORDS and first.upper != "(" and (first.upper, second.upper) not in _PAIRS:
+            raise _unknown(cursor, first, second)
+        return table_statement(cursor)
+    except RecursionError:
+        raise SqlError("nested too deeply", hint="use WITH for the inner parts") from None
+
+
+_PAIRS: Final = (("CREATE", "TABLE"), ("DROP", "TABLE"))
+
+
+def _insert_topic(cursor: Cursor) -> InsertTopic:
+    if cursor.ahead().upper != "INTO":
+        raise cursor.error("expected INSERT INTO TOPIC", token=cursor.ahead())
+    cursor.at += 3
+    topic = cursor.topic()
+    columns: list[str] = []
+    if cursor.token.upper == "(" and cursor.ahead().upper not in ("SELECT", "WITH", "VALUES", "FROM", "("):
+        cursor.take()
+        while True:
+            token = cursor.token
+            columns.append(cursor.name("the name of a column").lower())
+            if columns[-1] in columns[:-1]:
+                raise cursor.error(f"the column {columns[-1]!r} is named twice", token=token)
+            if not cursor.accept(","):
+                break
+        cursor.expect(")")
+    first = cursor.at
+    if cursor.token.upper not in ("VALUES", "SELECT", "WITH", "FROM", "("):
+        raise cursor.expected("VALUES or a query", ("VALUES", "SELECT"))
+    rows = plain_rows(cursor, len(columns)) if cursor.accept("VALUES") else None
+    ends = cursor.token.kind is Kind.END
+    select = query_statement(cursor, first, rows if ends else None)
+    return InsertTopic(topic=topic, columns=tuple(columns), query=select.sql, select=select)
+
+
+def _unknown(cursor: Cursor, first: Token, second: Token) -> SqlError:
+    if first.upper in ("CREATE", "DROP", "ALTER", "CLEAR"):
+        what = f"{first.upper} {second.upper}".strip()
+        known = {"CREATE": ("TABLE", "TOPIC"), "DROP": ("TABLE", "TOPIC")}.get(first.upper, ("TOPIC",))
+        hint = did_you_mean(second.upper, known) or f"there are {' and '.join(f'{first.upper} {w}' for w in known)}"
+        return cursor.error(f"{what[:80]} is not supported", hint, second)
+    hint = did_you_mean(first.upper, _KNOWN) or f"statements begin with {', '.join(_KNOWN)}"
+    return cursor.error(
+        f"{cursor.sql[first.start : first.end][:40]!r} begins no statement that is supported", hint, first
+    )

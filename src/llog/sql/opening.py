@@ -1,0 +1,26 @@
+"""The way to a database from code that must work without the extra `sql`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from llog.config import Settings
+from llog.errors import MissingExtra
+from llog.partition.log import Log
+
+if TYPE_CHECKING:
+    from llog.sql.database import Database
+
+
+async def open_database(log: Log, settings: Settings, *, stopping: asyncio.Event | None = None) -> Database:
+    """A started database on this log, to be closed before the log; `MissingExtra` names what is not installed."""
+    try:
+        from llog.sql.database import Database
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "llog":
+            raise  # a part of this package: nothing that could be installed
+        raise MissingExtra(f"SQL needs {error.name}: pip install 'leaderless-log[sql]'") from error
+    database = Database(log, settings, stopping=stopping)
+    await database.start()
+    return database

@@ -1,0 +1,243 @@
+"""A session runs statements, one at a time: on tables, on topics of every engine, on what is known of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from llog.errors import InvalidArgument, SqlError
+from llog.sql import changing, describing
+from llog.sql import statements as sql
+from llog.sql.binding import bind, shares
+from llog.sql.grammar import prepare
+from llog.sql.mirror import registered
+from llog.sql.result import Names, Result
+from llog.sql.threads import Use
+from llog.sql.topic_tables import topic_table
+
+if TYPE_CHECKING:
+    from llog.sql.database import Database, Held
+
+R = TypeVar("R")
+
+Params = Sequence[Any] | Mapping[str, Any]
+
+_SMALL_CHARACTERS: Final = 4_096
+_SMALL_ROWS: Final = 256
+"""Texts and parameters up to here are taken apart on the loop: a thread costs more."""
+
+
+class Session:
+    """One statement at a time; a transaction belongs to its session. Close it: that rolls back what is open."""
+
+    def __init__(self, database: Database, member: str) -> None:
+        self._database = database
+        self._topics = database.topics
+        self._member = member
+        self._inner: changing.Session | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._inner is not None and self._inner.in_transaction
+
+    async def execute(self, text: str, params: Params = ()) -> list[Result]:
+        """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the parameters."""
+        statements = await self._prepared(text)
+        async with self._lock:
+            return [
+                await self._run(bind(each, share), share)
+                for each, share in zip(statements, shares(statements, params), strict=True)
+            ]
+
+    async def execute_many(self, text: str, rows: Sequence[Params]) -> Result:
+        """One statement once for each of `rows`: as one change, if it is about tables; at once, if it is an INSERT of plain values."""
+        statements = await self._prepared(text)
+        if len(statements) != 1:
+            raise InvalidArgument(f"one statement is run with many parameters, not {len(statements)}")
+        [statement] = statements
+        bound = await self._apart(len(rows) <= _SMALL_ROWS, lambda: [bind(statement, row) for row in rows])
+        async with self._lock:
+            if not isinstance(statement, sql.TableStatement) or not bound:
+                return await self._run_all(bound, rows)
+            if statement.values is not None:
+                values = [row for each in bound if isinstance(each, sql.TableStatement) for row in each.values or ()]
+                return await self._run(msgspec.structs.replace(statement, values=tuple(values)), ())
+            if self.in_transaction:
+                return await self._run_all(bound, rows)
+            try:
+                await self._transaction(sql.Begin())
+                result = await self._run_all(bound, rows)
+            except BaseException:
+                if self.in_transaction:  # also if the caller went away while it was begun
+                    await self._transaction(sql.Rollback())
+                raise
+            await self._transaction(sql.Commit())
+            return result
+
+    async def _run_all(self, bound: Sequence[sql.Statement], rows: Sequence[Params]) -> Result:
+        results = [await self._run(each, row) for each, row in zip(bound, rows, strict=True)]
+        return Result(results[-1].kind if results else "", changed=sum(each.changed for each in results))
+
+    async def insert(self, table: str, data: pa.Table) -> Result:
+        """All rows or none, by the names of the columns."""
+        async with self._lock:
+            held, inner = await self._tables()
+            changed = await self._changing(lambda: held.tables.insert(inner, table, data), inner)
+            held.relay.poke()
+            return Result("INSERT", changed=changed)
+
+    async def names(self) -> Names:
+        """What a statement may name."""
+        held = self._database.known
+        definitions = {} if held is None else held.tables.definitions()
+        return Names(
+            {name: tuple(column.name for column in each.columns) for name, each in definitions.items()},
+            tuple(topic.name for topic in await self._database.catalog.topics()),
+            tuple(await self._database.groups.names()),
+        )
+
+    async def close(self) -> None:
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.interrupt()
+            async with self._lock:
+                use = Use.TRANSACTION if inner.in_transaction else Use.QUERY
+                await self._database.threads.run(use, inner.close)
+
+    async def _run(self, statement: sql.Statement, params: Params) -> Result:
+        if self.in_transaction and not isinstance(
+            statement, sql.TableStatement | sql.Commit | sql.Rollback | sql.Begin | sql.Show | sql.Describe
+        ):
+            raise SqlError(
+                "a transaction is about tables only", hint="COMMIT or ROLLBACK first, then run statements about topics"
+            )
+        match statement:
+            case sql.TableStatement():
+                return await self._table_statement(statement, params)
+            case sql.Begin() | sql.Commit() | sql.Rollback():
+                return await self._transaction(statement)
+            case sql.CreateTopic():
+                return await self._topics.create(statement)
+            case sql.DropTopic():
+                return await self._drop_topic(statement)
+            case sql.ClearTopic():
+                return await self._topics.clear(statement)
+            case sql.SetTopic():
+                return await self._topics.set(statement)
+            case sql.AddSource():
+                await (await self._database.sources()).add(statement)
+                return Result("ALTER TOPIC")
+            case sql.DropSource():
+                await (await self._database.sources()).drop(statement)
+                return Result("ALTER TOPIC")
+            case sql.Consume():
+                try:
+                    return await self._topics.consume(statement, self._member)
+                except BaseException:
+                    self._member = self._database.new_member()  # the old one may hold what it was never given
+                    raise
+            case sql.Ack():
+                return await self._topics.ack(statement, self._member)
+            case sql.ResetGroup():
+                return await self._topics.reset(statement)
+            case sql.InsertTopic():
+                return await self._topics.insert(statement, await self._select(statement.select, params))
+            case sql.Show():
+                return Result("SHOW", await self._system(describing.SHOWN[statement.what]))
+            case sql.Describe():
+                return Result("DESCRIBE", await describing.describe(self._database, statement))
+
+    async def _table_statement(self, statement: sql.TableStatement, params: Params) -> Result:
+        if statement.kind == "SELECT":
+            return Result("SELECT", await self._select(statement, params))
+        extra = await self._extra(statement)
+        held, inner = await self._tables()
+        tables = held.tables
+        if statement.kind in ("CREATE TABLE", "DROP TABLE"):
+            if inner.in_transaction:
+                raise SqlError(f"{statement.kind} cannot be part of a transaction", hint="COMMIT or ROLLBACK first")
+            if statement.kind == "DROP TABLE":
+                await self._database.sources()
+            do = tables.create if statement.kind == "CREATE TABLE" else tables.drop
+            await self._changing(lambda: do(statement), inner)
+            return Result(statement.kind)
+        done = await self._changing(lambda: tables.execute(inner, statement, params or None, extra), inner)
+        held.relay.poke()
+        return Result(statement.kind, done.rows, done.count)
+
+    async def _select(self, statement: sql.TableStatement, params: Params) -> pa.Table:
+        extra = await self._extra(statement)
+        if not statement.tables:
+            mirror = self._database.loose()
+            cursor = mirror.cursor()
+
+            def select() -> pa.Table:
+                with closing(cursor), registered(cursor, extra):
+                    return mirror.fetch(cursor, statement.sql, params or None)
+
+            def interrupt() -> None:
+                with suppress(duckdb.Error):  # it was closed meanwhile
+                    cursor.interrupt()
+
+            return await self._database.threads.run(Use.QUERY, select, interrupt)
+        held, inner = await self._tables()
+        use = Use.TRANSACTION if inner.in_transaction else Use.QUERY
+        return await self._database.threads.run(
+            use, lambda: held.tables.select(inner, statement, params or None, extra), inner.interrupt
+        )
+
+    async def _transaction(self, statement: sql.Begin | sql.Commit | sql.Rollback) -> Result:
+        held, inner = await self._tables()
+        tables = held.tables
+        match statement:
+            case sql.Begin():
+                await self._changing(lambda: tables.begin(inner), inner)
+                return Result("BEGIN")
+            case sql.Commit():
+                await self._changing(lambda: tables.commit(inner), inner)
+                held.relay.poke()
+                return Result("COMMIT")
+        await self._changing(lambda: tables.rollback(inner), inner)
+        return Result("ROLLBACK")
+
+    async def _drop_topic(self, statement: sql.DropTopic) -> Result:
+        topic = await self._topics.drop(statement)
+        held = self._database.known
+        if topic is not None and held is not None:
+            await held.sources.forget(topic)
+        return Result("DROP TOPIC")
+
+    async def _extra(self, statement: sql.TableStatement) -> dict[str, pa.Table]:
+        """The topics and system tables that a statement reads, under the names that it has for them."""
+        database = self._database
+        extra = {name: await self._system(table) for name, table in statement.system.items()}
+        for name, topic in statement.topics.items():
+            extra[name] = await topic_table(database.log, database.reader, topic)
+        return extra
+
+    async def _system(self, name: str) -> pa.Table:
+        return await describing.system(self._database, name)
+
+    async def _tables(self) -> tuple[Held, changing.Session]:
+        held = await self._database.held()
+        if self._inner is None:
+            self._inner = held.tables.session(self._member or "without a name")
+        return held, self._inner
+
+    async def _changing(self, work: Callable[[], R], inner: changing.Session) -> R:
+        use = Use.TRANSACTION if inner.in_transaction else Use.CHANGE
+        return await self._database.threads.run(use, work, inner.interrupt)
+
+    async def _prepared(self, text: str) -> tuple[sql.Statement, ...]:
+        return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: prepare(text))
+
+    async def _apart(self, is_small: bool, work: Callable[[], R]) -> R:
+        """On a thread, unless it is done at once: others wait for the loop."""
+        return work() if is_small else await self._database.threads.run(Use.QUERY, work)

@@ -1,0 +1,147 @@
+"""Topics and what is known of them as Arrow tables, for queries to read: `FROM TOPIC t`, and the tables of `system`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llog.errors import LlogError, RecordTooLarge
+from llog.model import TopicPartition
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.records import Topic
+from llog.ports import LogReader
+from llog.reading import iter_from
+from llog.topics.events import MESSAGES, messages_of
+from llog.units import format_size
+
+TOPIC_BYTES_MAX: Final = 256 << 20
+"""What a query may read of one topic: all of it is in memory while the query runs."""
+
+_TIME: Final = pa.timestamp("ms", "UTC")
+_TEXT: Final = ("key", "payload")
+
+SYSTEM: Final = {
+    "topics": pa.schema(
+        [
+            ("topic", pa.string()),
+            ("engine", pa.string()),
+            ("partitions", pa.int32()),
+            ("cleanup", pa.string()),
+            ("retention_seconds", pa.float64()),
+            ("retention_max_bytes", pa.int64()),
+            ("timestamp_type", pa.string()),
+            ("created_at", _TIME),
+        ]
+    ),
+    "partitions": pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("log_start_offset", pa.int64()),
+            ("next_offset", pa.int64()),
+            ("problem", pa.string()),
+        ]
+    ),
+    "topic_offsets": pa.schema(
+        [
+            ("topic", pa.string()),
+            ("group", pa.string()),
+            ("partition", pa.int32()),
+            ("last_acked_offset", pa.int64()),
+            ("outstanding", pa.int64()),
+            ("lag", pa.int64()),
+            ("mode", pa.string()),
+            ("members", pa.string()),
+        ]
+    ),
+    "routes": pa.schema(
+        [
+            ("topic", pa.string()),
+            ("source_table", pa.string()),
+            ("op", pa.string()),
+            ("payload", pa.string()),
+            ("filter", pa.string()),
+            ("partition_by", pa.string()),
+        ]
+    ),
+    "tables": pa.schema(
+        [("table", pa.string()), ("columns", pa.int32()), ("primary_key", pa.string()), ("definition", pa.string())]
+    ),
+}
+"""What can be shown, and queried as `system.<name>`."""
+
+
+def topic_rows(topics: Iterable[Topic]) -> Iterable[dict[str, Any]]:
+    for topic in topics:
+        yield {
+            "topic": topic.name,
+            "engine": topic.engine,
+            "partitions": topic.partitions,
+            "cleanup": topic.cleanup.value,
+            "retention_seconds": None if topic.retention_ms is None else topic.retention_ms / 1000,
+            "retention_max_bytes": topic.retention_bytes,
+            "timestamp_type": topic.timestamp_type.value,
+            "created_at": topic.created_ms,
+        }
+
+
+async def partition_rows(log: Log, reader: LogReader) -> list[dict[str, Any]]:
+    """Bounds of every partition; a `problem` instead where they are not to be had here."""
+    rows: list[dict[str, Any]] = []
+    for topic in await Catalog(log).topics():
+        for partition in range(topic.partitions):
+            row: dict[str, Any] = {"topic": topic.name, "partition": partition}
+            try:
+                row |= (await reader.bounds(TopicPartition(topic.name, partition)))._asdict()
+            except LlogError as error:
+                row["problem"] = str(error)
+            rows.append(row)
+    return rows
+
+
+async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
+    """All records of a topic, by partition and offset. `RecordTooLarge` beyond `TOPIC_BYTES_MAX`."""
+    topic = await Catalog(log).get(name)
+    found = [as_text(MESSAGES.empty_table())]
+    size = 0
+    for partition in range(topic.partitions):
+        tp = TopicPartition(name, partition)
+        async for batch in iter_from(reader, tp, (await reader.bounds(tp)).log_start_offset):
+            messages = messages_of(batch)
+            size += messages.nbytes
+            if size > TOPIC_BYTES_MAX:
+                raise RecordTooLarge(
+                    f"topic {name!r} has more than the {format_size(TOPIC_BYTES_MAX)} that a query reads at once: read parts of it by "
+                    "CONSUME … FROM OFFSET, or all of it by Spark"
+                )
+            found.append(as_text(messages))
+    return pa.concat_tables(found)
+
+
+def as_text(messages: pa.Table) -> pa.Table:
+    """With keys and payloads as text, so that SQL can look into them. Bytes that are no text are shown as base64."""
+    for name in _TEXT:
+        place = messages.schema.get_field_index(name)
+        messages = messages.set_column(place, name, _text(messages.column(place)))
+    return messages
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return pc.cast(column, pa.string())
+    except pa.ArrowInvalid:
+        return pa.chunked_array([[_readable(each) for each in column.to_pylist()]], pa.string())
+
+
+def _readable(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()

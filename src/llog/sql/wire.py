@@ -1,0 +1,126 @@
+"""Statements and results between a broker and its clients: parameters as JSON, results as Arrow. No I/O.
+
+A parameter is null, a boolean, a number, text, or an object with one field that says what its value is: `{"base64": …}`,
+`{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"float": "nan"}`, or `{"json": …}`, any JSON
+value as it is.
+
+Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and `llog.rows`, which is 0 for
+a statement that gives no rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal, DecimalException
+from typing import Any, Final
+
+import pyarrow as pa
+
+from llog.errors import InvalidArgument
+from llog.sql.result import Result
+
+ALL_RESULTS: Final = "results=all"
+"""Parameter of the accepted media type: every result, not only the last one with rows."""
+_KIND, _CHANGED, _ROWS = b"llog.kind", b"llog.changed", b"llog.rows"
+_READ: Final[dict[str, Callable[[Any], Any]]] = {
+    "base64": lambda text: base64.b64decode(text, validate=True),
+    "decimal": Decimal,
+    "timestamp": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "float": float,
+}
+
+
+def params_out(params: Sequence[Any] | Mapping[str, Any]) -> list[Any] | dict[str, Any]:
+    if isinstance(params, Mapping):
+        return {str(name): param_out(value) for name, value in params.items()}
+    return [param_out(value) for value in params]
+
+
+def params_in(params: Sequence[Any] | Mapping[str, Any]) -> list[Any] | dict[str, Any]:
+    if isinstance(params, Mapping):
+        return {name: param_in(value) for name, value in params.items()}
+    return [param_in(value) for value in params]
+
+
+def param_out(value: Any) -> Any:
+    """As JSON that `param_in` makes the same value of."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    match value:
+        case int():
+            return int(value) if -(1 << 63) <= value < 1 << 63 else {"decimal": str(int(value))}
+        case float():
+            return value if math.isfinite(value) else {"float": str(value)}
+        case Decimal():
+            return {"decimal": str(value)}
+        case bytes() | bytearray() | memoryview():
+            return {"base64": base64.b64encode(value).decode()}
+        case datetime():
+            return {"timestamp": value.isoformat()}
+        case date():
+            return {"date": value.isoformat()}
+        case time():
+            return {"time": value.isoformat()}
+        case dict() | list() | tuple():
+            return {"json": value}
+        case _ if hasattr(value, "item"):  # a scalar of numpy
+            return param_out(value.item())
+        case _:
+            raise InvalidArgument(f"a parameter is a {type(value).__name__}, which no statement takes")
+
+
+def param_in(value: Any) -> Any:
+    if isinstance(value, list):
+        raise InvalidArgument('a parameter is a list: write {"json": […]} for a JSON value')
+    if not isinstance(value, dict):
+        return value
+    name, inner = next(iter(value.items())) if len(value) == 1 else ("", None)
+    if name == "json":
+        return inner
+    if name not in _READ or not isinstance(inner, str):
+        raise InvalidArgument(
+            f"a parameter is an object with the fields {', '.join(map(str, value))[:80]}: it must have one, with text: "
+            f"{', '.join(_READ)}; or json"
+        )
+    try:
+        return _READ[name](inner)
+    except (ValueError, DecimalException, binascii.Error):
+        raise InvalidArgument(f"a parameter is no {name}: {inner[:80]!r}") from None
+
+
+def stream_of(results: Iterable[Result]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    for result in results:
+        table = pa.table({}) if result.table is None else result.table
+        about = {_KIND: result.kind, _CHANGED: str(result.changed), _ROWS: str(int(result.table is not None))}
+        with pa.ipc.new_stream(sink, table.schema.with_metadata((table.schema.metadata or {}) | about)) as writer:
+            writer.write_table(table)
+    return sink.getvalue()
+
+
+def results_from(body: bytes) -> list[Result]:
+    """What `stream_of` was given; `InvalidArgument` if it was not made by it."""
+    source = pa.BufferReader(body)
+    found = []
+    try:
+        while source.tell() < len(body):
+            with pa.ipc.open_stream(source) as reader:
+                about = dict(reader.schema.metadata or {})
+                table = reader.read_all()
+            kind, changed, rows = (about.pop(each).decode() for each in (_KIND, _CHANGED, _ROWS))
+            found.append(
+                Result(
+                    kind=kind,
+                    table=table.replace_schema_metadata(about or None) if rows == "1" else None,
+                    changed=int(changed),
+                )
+            )
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise InvalidArgument(f"the answer is no Arrow stream of results: {str(error)[:200]}") from error
+    return found

@@ -1,0 +1,131 @@
+"""Records of a range of offsets as messages, bounded by rows and bytes, from a partition of any engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llog.batch.columns import Columns, binary_offsets, byte_size, slice_columns
+from llog.errors import OffsetOutOfRange
+from llog.model import TopicPartition
+from llog.partition.records import Cleanup, Topic
+from llog.ports import Batch, LogReader
+from llog.topics.events import MESSAGES, messages_of
+
+CONSUMED: Final = MESSAGES.append(pa.field("attempt", pa.int32()))
+_KEPT_MAX: Final = 32
+_KEPT_BYTES_MAX: Final = 64 << 20
+
+
+class Read(NamedTuple):
+    batches: list[Batch]
+    rows: int
+    size: int
+    """In bytes: all that there was room for, if the next record does not fit."""
+    next_offset: int
+    """Everything below it in the range was read, or is not there any more."""
+
+    @property
+    def last(self) -> int | None:
+        """The highest offset that was read."""
+        return self.batches[-1].end_offset if self.batches else None
+
+    def tables(self, attempt: int) -> list[pa.Table]:
+        """As messages of the schema `CONSUMED`."""
+        return [_consumed(messages_of(batch), attempt) for batch in self.batches]
+
+
+class MessageReader:
+    """Keeps the last batches that were larger than what was read of them: small reads do not fetch a large one again and again."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._kept: deque[tuple[str, Batch]] = deque()
+        self._kept_bytes = 0
+
+    async def read(
+        self, topic: Topic, tp: TopicPartition, start: int, end: int, *, low: int, rows: int, size: int, whole: bool
+    ) -> Read:
+        """From `start` to `end`, both included, at most `rows` records and `size` bytes; `whole`: one at least, however large.
+
+        What retention (all below `low`) or key compaction took is passed over.
+        """
+        found: list[Batch] = []
+        offset, rows_left, size_left = min(max(start, low), end + 1), rows, size
+        while offset <= end and rows_left > 0 and size_left > 0:
+            stop = min(end + 1, offset + rows_left)
+            try:
+                batches = await self._batches(topic, tp, offset, stop, size_left)
+            except OffsetOutOfRange as error:
+                if error.log_start_offset <= offset:
+                    raise
+                offset = min(error.log_start_offset, end + 1)  # trimmed a moment ago
+                continue
+            if not batches:
+                offset = stop
+            for batch in batches:
+                offset = max(offset, min(batch.start_offset, end + 1))
+                first, last = offset - batch.start_offset, min(end - batch.start_offset + 1, batch.columns.count)
+                if first >= last:
+                    continue
+                wanted = slice_columns(batch.columns, first, min(last, first + rows_left))
+                count, taken = _fitting(wanted, size_left)
+                if count == 0 and whole and not found:
+                    count, taken = 1, size_left
+                if count:
+                    found.append(Batch(tp, offset, slice_columns(wanted, 0, count)))
+                    offset, rows_left, size_left = offset + count, rows_left - count, size_left - taken
+                if count < wanted.count:
+                    return Read(found, rows - rows_left, size, offset)
+                if rows_left == 0:
+                    break
+        return Read(found, rows - rows_left, size - size_left, offset)
+
+    async def _batches(self, topic: Topic, tp: TopicPartition, offset: int, stop: int, size: int) -> list[Batch]:
+        for directory, batch in self._kept:
+            if directory == topic.directory and batch.tp == tp and batch.start_offset <= offset <= batch.end_offset:
+                return [batch]
+        batches = await self._reader.read(tp, offset, size, stop=stop)
+        if batches and batches[-1].end_offset >= stop and topic.cleanup is not Cleanup.COMPACT:
+            self._keep(topic.directory, batches[-1])
+        return batches
+
+    def _keep(self, directory: str, batch: Batch) -> None:
+        size = byte_size(batch.columns)
+        if size > _KEPT_BYTES_MAX:
+            return
+        self._kept.append((directory, batch))
+        self._kept_bytes += size
+        while len(self._kept) > _KEPT_MAX or self._kept_bytes > _KEPT_BYTES_MAX:
+            _, oldest = self._kept.popleft()
+            self._kept_bytes -= byte_size(oldest.columns)
+
+
+def _fitting(columns: Columns, size: int) -> tuple[int, int]:
+    """How many of the first records fit into `size` bytes, and the bytes of those."""
+    whole = byte_size(columns)
+    if whole <= size:
+        return columns.count, whole
+    sizes: npt.NDArray[np.int64] = np.zeros(columns.count, np.int64)
+    for array in (columns.values, columns.keys, columns.headers):
+        if array is not None:
+            sizes += _lengths(array)
+    through = sizes.cumsum()
+    count = int(np.searchsorted(through, size, side="right"))
+    return count, int(through[count - 1]) if count else 0
+
+
+def _lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    if array.null_count:
+        found: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
+        return found.astype(np.int64)
+    return np.diff(binary_offsets(array)).astype(np.int64)
+
+
+def _consumed(messages: pa.Table, attempt: int) -> pa.Table:
+    return messages.append_column(CONSUMED.field("attempt"), pa.repeat(pa.scalar(attempt, pa.int32()), len(messages)))

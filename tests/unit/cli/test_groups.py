@@ -1,0 +1,138 @@
+"""`llog groups`, on topics of every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llog.cli.main import main
+from llog.config import load_settings
+from llog.model import TopicPartition
+from llog.opening import opened_log
+from llog.partition.log import Log
+from llog.topics.group_records import GroupMode
+from llog.topics.groups import Groups
+
+Llog = Callable[..., Result]
+R = TypeVar("R")
+ENGINES = ("object", "disk", "rocksdb")
+
+
+@pytest.fixture
+def llog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Llog:
+    """With a topic of three records on each engine, named after it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: str | None = None, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, arguments, input=stdin)
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    for engine in ENGINES:
+        run("topics", "create", engine, "--engine", engine)
+        run("produce", engine, stdin="1\n2\n3\n")
+    return run
+
+
+def _in_log(operation: Callable[[Log], Awaitable[R]]) -> R:
+    async def opened() -> R:
+        async with opened_log(load_settings({})) as log:
+            return await operation(log)
+
+    return asyncio.run(opened())
+
+
+def _json(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def test_a_group_is_listed_over_all_engines(llog: Llog) -> None:
+    for engine in ENGINES:
+        assert llog("consume", engine, "--group", "g", "--max", "2").stdout == "1\n2\n"
+    [group] = _json(llog("groups", "list", "--json"))
+    assert group == {
+        "group": "g",
+        "topics": ["disk", "object", "rocksdb"],
+        "partitions": 3,
+        "lag": 3,
+        "outstanding": 0,
+        "members": [],
+    }
+    assert "disk, object, rocksdb" in llog("groups", "list").stdout
+    assert llog("groups", "reset", "g", "rocksdb", "--to", "earliest").stdout == "group g is at offset 1 of rocksdb/0\n"
+    assert [each["lag"] for each in _json(llog("groups", "describe", "g", "--json"))] == [1, 1, 3]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_claims_and_their_holders_are_shown_and_keep_a_group_from_being_deleted(llog: Llog, engine: str) -> None:
+    async def claim(log: Log) -> None:
+        groups, tp = Groups(log), TopicPartition(engine, 0)
+        await groups.begin("g", tp, 1)
+        await groups.claim("g", tp, "worker-1", limit=2, visibility_ms=600_000)
+        await groups.claim("g", tp, "", limit=1, visibility_ms=0)
+
+    _in_log(claim)
+    [share] = _json(llog("groups", "describe", "g", "--json"))
+    assert (share["offset"], share["lag"], share["outstanding"], share["expired"]) == (1, 3, 3, 1)
+    assert (share["mode"], share["holders"]) == ("claimed", ["", "worker-1"])
+    assert "(no name), worker-1" in llog("groups", "describe", "g").stdout
+    assert _json(llog("groups", "list", "--json"))[0]["members"] == ["", "worker-1"]
+    assert "shares its records out" in llog("consume", engine, "--group", "g", code=2).stderr
+
+    assert "needs --yes" in llog("groups", "delete", "g", code=2).stderr
+    assert "in use by 'worker-1'" in llog("groups", "delete", "g", "--yes", code=2).stderr
+    assert llog("groups", "delete", "g", "--yes", "--force").stdout == "deleted group g: 1 position\n"
+    assert _json(llog("groups", "list", "--json")) == []
+    assert "there is no group 'g'" in llog("groups", "delete", "g", "--yes", code=2).stderr
+
+
+def test_a_group_is_deleted_on_one_topic(llog: Llog) -> None:
+    for engine in ENGINES:
+        llog("consume", engine, "--group", "g")
+    assert (
+        llog("groups", "delete", "g", "--topic", "disk", "--yes").stdout
+        == "deleted group g on topic disk: 1 position\n"
+    )
+    assert _json(llog("groups", "list", "--json"))[0]["topics"] == ["object", "rocksdb"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_members_without_a_position_are_shown(llog: Llog, engine: str) -> None:
+    _in_log(lambda log: Groups(log).join("g", engine, "worker-1", session_ms=600_000))
+    [group] = _json(llog("groups", "list", "--json"))
+    assert (group["members"], group["partitions"], group["lag"]) == (["worker-1"], 1, 0)
+    [share] = _json(llog("groups", "describe", "g", "--json"))
+    assert (share["offset"], share["lag"], share["next_offset"], share["assigned_to"]) == (None, None, 4, "worker-1")
+    assert share["mode"] == GroupMode.ASSIGNED
+    assert "worker-1" in llog("groups", "describe", "g").stdout
+
+
+def test_what_another_process_owns_is_told_and_the_other_groups_are_listed(llog: Llog) -> None:
+    for engine in ENGINES:
+        llog("consume", engine, "--group", f"of-{engine}")
+
+    async def owned(log: Log) -> None:
+        assert log.rocks is not None
+        await log.rocks.hold()
+        listed = await asyncio.to_thread(llog, "groups", "list", "--json")
+        assert [each["group"] for each in _json(listed)] == ["of-disk", "of-object"]
+        assert "not shown: the tables and the topics of engine 'rocksdb' in" in listed.stderr
+        assert f"process {os.getpid()}" in listed.stderr
+        for command in (["describe", "of-rocksdb"], ["reset", "of-rocksdb", "rocksdb", "--to", "1"]):
+            result = await asyncio.to_thread(CliRunner().invoke, main, ["groups", *command])
+            assert result.exit_code != 0
+            assert f"process {os.getpid()}" in result.stderr
+        refused = await asyncio.to_thread(llog, "groups", "delete", "of-disk", "--yes", code=1)
+        assert f"process {os.getpid()}" in refused.stderr
+        deleted = await asyncio.to_thread(llog, "groups", "delete", "of-disk", "--topic", "disk", "--yes")
+        assert deleted.stdout == "deleted group of-disk on topic disk: 1 position\n"
+
+    _in_log(owned)
+    assert [each["group"] for each in _json(llog("groups", "list", "--json"))] == ["of-object", "of-rocksdb"]

@@ -1,0 +1,100 @@
+"""Backends for the tests of consumers and agents: the log of this process, and a broker before the same log."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llog.client.backend import Backend
+from llog.client.embedded import EmbeddedSession
+from llog.config import Settings
+from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
+
+_numbers = itertools.count()
+
+
+class Place:
+    """A log in memory, with one backend on it."""
+
+    def __init__(self, settings: Settings, backend: Backend) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.writer = LeaderlessLogWriter(settings)
+
+    def create(self, topic: str = "t", partitions: int = 1) -> None:
+        self.writer.create_topic(topic, partitions)
+
+    def append(self, *payloads: str, topic: str = "t", partition: int = 0) -> None:
+        self.writer.append_shared([SharedAppendGroup(topic=topic, partition=partition, payloads=payloads)])
+
+    def committed(self, group: str = "g", topic: str = "t", partition: int = 0) -> int | None:
+        from llog.model import TopicPartition
+        from llog.portal import Connection
+        from llog.topics.groups import Groups
+
+        connection = Connection(self.settings, Groups)
+        try:
+            return connection.call(lambda groups: groups.position(group, TopicPartition(topic, partition)))
+        finally:
+            connection.close()
+
+
+def new_settings() -> Settings:
+    name = f"memory://client-{next(_numbers)}"
+    return Settings(meta=name, blobs=name, broker_port=0)
+
+
+@contextmanager
+def embedded() -> Iterator[Place]:
+    settings = new_settings()
+    session = EmbeddedSession(settings)
+    place = Place(settings, session.backend)
+    try:
+        yield place
+    finally:
+        place.writer.close()
+        session.close()
+
+
+@contextmanager
+def remote() -> Iterator[Place]:
+    """Through a broker that listens, on a loop in a thread of its own."""
+    import asyncio
+
+    import uvicorn
+
+    from llog.broker.app import Broker
+    from llog.broker.server import listening
+    from llog.client.remote import RemoteBackend
+    from llog.opening import opened_log
+
+    settings = new_settings()
+    listener = listening("127.0.0.1", 0)
+    stop: list[uvicorn.Server] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        async with opened_log(settings) as log:
+            broker = Broker(log, settings)
+            config = uvicorn.Config(broker.app(), lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            stop.append(server)
+            ready.set()
+            await server.serve([listener])
+            await broker.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    backend = RemoteBackend(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    place = Place(settings, backend)
+    try:
+        yield place
+    finally:
+        place.writer.close()
+        backend.close()
+        stop[0].should_exit = True
+        thread.join(30)
+        listener.close()

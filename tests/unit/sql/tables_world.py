@@ -1,0 +1,119 @@
+"""Tables on a RocksDB of their own, statements for them, and a router that remembers what it was told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from llog.rocks.keys import COUNTERS
+from llog.rocks.logs import RocksLogs, Staged
+from llog.rocks.store import RocksStore
+from llog.sql.changing import Executed, Session
+from llog.sql.mirror import MirrorOptions
+from llog.sql.statements import TableStatement
+from llog.sql.tables import Tables
+from llog.topics.changes import Change
+from llog.topics.events import Op
+from llog.topics.router import Router
+from tests.unit.partition.world import ManualRuntime
+
+_TARGET = re.compile(
+    r"\s*(CREATE TABLE|DROP TABLE|INSERT|UPDATE|DELETE)\s+(?:IF (?:NOT )?EXISTS\s+)?"
+    r"(?:OR \w+\s+)?(?:INTO\s+|FROM\s+)?(?:IF (?:NOT )?EXISTS\s+)?([\w.]+)",
+    re.IGNORECASE,
+)
+_READ = re.compile(r"(?:FROM|JOIN|USING)\s+(app\.\w+)", re.IGNORECASE)
+
+
+class RecordingRouter:
+    """Every change has a route. What is added is put in the WriteBatch, too, so that a test can tell whether it was written."""
+
+    def __init__(self) -> None:
+        self.told: list[Change] = []
+        self.old = True
+        self.error: Exception | None = None
+
+    def has_routes(self, table: str, op: Op) -> bool:
+        return table != "app.quiet"
+
+    def needs_old(self, table: str) -> bool:
+        return self.old
+
+    def add(self, staged: Staged, changes: Sequence[Change]) -> bool:
+        staged.changes.put(COUNTERS, b"told", b"%d" % len(changes))
+        if self.error is not None:
+            raise self.error
+        self.told += changes
+        return False
+
+
+def statement(sql: str, **given: Any) -> TableStatement:
+    """As the grammar makes it of SQL whose tables are written `app.name`."""
+    found = _TARGET.match(sql)
+    kind, target = (found[1].upper(), found[2]) if found else ("SELECT", None)
+    tables = dict.fromkeys(each for each in _READ.findall(sql) if each != "app.nowhere")
+    given.setdefault("conflict", bool(re.search(r"ON CONFLICT|INSERT OR ", sql, re.IGNORECASE)))
+    given.setdefault("returning", bool(re.search(r"\bRETURNING\b", sql, re.IGNORECASE)))
+    given.setdefault("if_exists", bool(re.search(r"IF (NOT )?EXISTS", sql, re.IGNORECASE)))
+    return TableStatement(kind=kind, sql=sql, target=target, tables=tuple(tables), **given)
+
+
+class World:
+    def __init__(self, directory: Path, *, recording: bool = True, options: MirrorOptions | None = None) -> None:
+        self.directory = directory
+        self.recording = recording
+        self.options = options
+        self.runtime = ManualRuntime()
+        self.open()
+
+    def open(self) -> None:
+        self.store = RocksStore.open(self.directory)
+        self.logs = RocksLogs(self.store, self.runtime)
+        self.router = RecordingRouter()
+        self.tables = Tables(
+            self.store,
+            self.logs,
+            self.runtime,
+            options=self.options,
+            lock_timeout_s=0.05,
+            router=cast(Router, self.router) if self.recording else None,
+        )
+        self.session = self.tables.session("first")
+
+    def close(self) -> None:
+        self.session.close()
+        self.tables.close()
+        self.store.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def create(self, sql: str) -> bool:
+        return self.tables.create(statement(sql))
+
+    def run(self, sql: str, params: Any = None, session: Session | None = None, **given: Any) -> Executed:
+        return self.tables.execute(session or self.session, statement(sql, **given), params)
+
+    def values(self, table: str, *rows: tuple[Any, ...], columns: tuple[str, ...] = ()) -> Executed:
+        """INSERT of plain values."""
+        width = len(rows[0])
+        listed = f" ({', '.join(columns)})" if columns else ""
+        places = ", ".join(f"({', '.join('?' * width)})" for _ in rows)
+        return self.run(
+            f"INSERT INTO {table}{listed} VALUES {places}",
+            [v for row in rows for v in row],
+            values=rows,
+            columns=columns,
+        )
+
+    def rows(self, sql: str, params: Any = None, session: Session | None = None) -> list[tuple[Any, ...]]:
+        found = self.select(sql, params, session)
+        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+    def select(self, sql: str, params: Any = None, session: Session | None = None, **extra: pa.Table) -> pa.Table:
+        return self.tables.select(session or self.session, statement(sql), params, extra)

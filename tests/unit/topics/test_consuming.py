@@ -1,0 +1,633 @@
+"""Consuming: claims and their redelivery, start positions, acknowledgements, dead letters, waits, and assigned groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from llog.batch.columns import columns_of, records_of
+from llog.config import Settings
+from llog.engines.routing import EngineAppender, EngineReader
+from llog.errors import (
+    GroupConflict,
+    InvalidArgument,
+    LlogError,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    StaleMember,
+    StoreUnavailable,
+    TopicNotFound,
+)
+from llog.model import Record, TimestampType, TopicPartition
+from llog.opening import opened_log
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.records import Cleanup
+from llog.ports import Batch, Bounds, Group
+from llog.reading import iter_from
+from llog.runtime import SystemRuntime
+from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+from llog.topics.consuming import ConsumeCall, Consuming, Start
+from llog.topics.groups import Groups
+
+
+class Clock(SystemRuntime):
+    """The wall clock, which can be put forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+class World:
+    def __init__(self, log: Log, clock: Clock, engine: str = "object") -> None:
+        self.log = log
+        self.clock = clock
+        self.engine = engine
+        self.consuming = Consuming(log)
+        self.groups = Groups(log)
+
+    async def create(self, name: str = "t", partitions: int = 1, **options: Any) -> None:
+        await Catalog(self.log).create(name, partitions, **{"engine": self.engine, **options})
+
+    async def append(self, *payloads: str, topic: str = "t", partition: int = 0, key: bytes | None = None) -> None:
+        records = [Record(payload=each.encode(), key=key) for each in payloads]
+        (result,) = await EngineAppender(self.log).append([Group(topic=topic, partition=partition, records=records)])
+        assert not isinstance(result, LlogError), result
+
+    async def consume(self, member: str = "m", **call: Any) -> pa.Table:
+        return await self.consuming.consume(ConsumeCall(**{"topic": "t", "group": "g", "member": member, **call}))
+
+    async def offsets(self, member: str = "m", **call: Any) -> list[int]:
+        found: list[int] = (await self.consume(member, **call)).column("offset").to_pylist()
+        return found
+
+    async def ack(self, upto: int, member: str = "m", partition: int | None = 0) -> int:
+        (committed,) = (await self.consuming.ack("t", "g", {partition: upto}, member)).values()
+        return committed
+
+    async def position(self, partition: int = 0) -> int | None:
+        return await self.groups.position("g", TopicPartition("t", partition))
+
+
+@pytest.fixture(params=["object", "disk", "rocksdb"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    clock = Clock()
+    if request.param == "rocksdb":
+        pytest.importorskip("rocksdict")
+    if request.param == "object":
+        blobs = MemoryBlobStore(MemoryBlobs(), uri="memory://c")
+        yield World(Log(MemoryMetaStore(MemoryMeta()), blobs, clock), clock)
+        return
+    async with opened_log(Settings(data_dir=str(tmp_path)), runtime=clock) as log:
+        yield World(log, clock, request.param)
+
+
+def numbers(first: int, last: int) -> list[str]:
+    return [str(n) for n in range(first, last + 1)]
+
+
+def places(table: pa.Table) -> list[tuple[int, int]]:
+    return list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+
+
+async def test_two_members_share_a_partition_and_their_acks_do_not_touch_each_other(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 10))
+    assert await world.offsets("a", limit=4) == [1, 2, 3, 4]
+    assert await world.offsets("b", limit=4) == [5, 6, 7, 8]
+    assert await world.ack(8, "b") == 1, "b has acknowledged what a holds"
+    assert await world.offsets("a", limit=9) == [9, 10]
+    assert await world.ack(10, "a") == 11
+    assert await world.offsets("b") == []
+
+
+async def test_what_a_dead_member_held_is_delivered_again_with_the_attempt_counted(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 6))
+    assert await world.offsets("dead", limit=3, visibility_ms=30_000) == [1, 2, 3]
+    assert await world.offsets("b", limit=2) == [4, 5]
+    world.clock.ahead_ms = 30_001
+    again = await world.consume("b")
+    assert again.column("offset").to_pylist() == [1, 2, 3, 6]
+    assert again.column("attempt").to_pylist() == [2, 2, 2, 1]
+    assert again.column("payload").to_pylist() == [b"1", b"2", b"3", b"6"]
+    assert await world.ack(3, "dead") == 1, "the first holder has acknowledged what was given to another"
+    assert await world.ack(6, "b") == 7
+
+
+async def test_a_group_at_latest_misses_nothing_that_comes_between_two_polls(world: World) -> None:
+    await world.create(partitions=2)
+    await world.append("old")
+    latest = Start("latest")
+    assert await world.offsets(start=latest, partition=1) == []
+    assert (await world.position(0), await world.position(1)) == (2, 1)
+    await world.append("new")
+    await world.append("other", partition=1)
+    found = await world.consume(start=latest)
+    assert sorted(places(found)) == [(0, 2), (1, 1)]
+
+
+async def test_a_partition_that_is_added_later_is_read_from_its_beginning(world: World) -> None:
+    await world.create()
+    assert await world.offsets(start=Start("latest")) == []
+    await Catalog(world.log).add_partitions("t", 2)
+    await world.append("first", partition=1)
+    assert places(await world.consume(start=Start("latest"))) == [(1, 1)]
+
+
+async def test_earliest_counts_only_until_the_group_has_a_position(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 3))
+    assert await world.offsets(limit=2) == [1, 2]
+    await world.ack(2)
+    assert await world.offsets(start=Start("earliest")) == [3]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (Start("offset", 3), [3, 4, 5]),
+        (Start("after", 3), [4, 5]),
+        (Start("after", 0), [1, 2, 3, 4, 5]),
+        (Start("offset", 6), []),
+        (Start("timestamp", 0), [1, 2, 3, 4, 5]),
+    ],
+)
+async def test_a_read_at_a_given_place_claims_and_moves_nothing(
+    world: World, start: Start, expected: list[int]
+) -> None:
+    await world.create()
+    await world.append(*numbers(1, 5))
+    assert await world.offsets(limit=1) == [1]
+    before = await world.groups.record("g", TopicPartition("t", 0))
+    for _ in range(2):
+        found = await world.consume(start=start)
+        assert found.column("offset").to_pylist() == expected
+        assert set(found.column("attempt").to_pylist()) <= {0}
+    assert await world.groups.record("g", TopicPartition("t", 0)) == before
+    with pytest.raises(OffsetOutOfRange):
+        await world.consume(start=Start("offset", 7))
+
+
+async def test_a_timestamp_reads_from_the_first_record_of_that_time(world: World) -> None:
+    await world.create()
+    await world.append("1")
+    world.clock.ahead_ms = 100_000
+    since = world.clock.now_ms()
+    await world.append("2")
+    assert await world.offsets(group=None, start=Start("timestamp", since)) == [2]
+
+
+async def test_without_a_group_all_is_read_from_the_beginning_and_nobody_remembers(world: World) -> None:
+    await world.create(partitions=2)
+    await world.append(*numbers(1, 3))
+    await world.append("x", partition=1)
+    for _ in range(2):
+        assert places(await world.consume(group=None, limit=4)) == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert places(await world.consume(group=None, partition=1)) == [(1, 1)]
+    assert (await world.position(0), await world.position(1)) == (None, None)
+
+
+async def test_partitions_take_turns(world: World) -> None:
+    await world.create(partitions=3)
+    for partition in range(3):
+        await world.append(*numbers(1, 4), partition=partition)
+    first = [places(await world.consume(limit=1))[0][0] for _ in range(6)]
+    assert first == [0, 1, 2, 0, 1, 2]
+
+
+async def test_an_ack_must_name_the_partition_where_there_are_several(world: World) -> None:
+    await world.create(partitions=2)
+    await world.append("a")
+    await world.consume()
+    with pytest.raises(InvalidArgument, match="has 2 partitions: an ACK must name one"):
+        await world.ack(1, partition=None)
+    with pytest.raises(PartitionNotInitialized):
+        await world.ack(1, partition=2)
+    assert await world.consuming.ack("t", "g", {0: 1}, "m") == {0: 2}
+
+
+async def test_an_ack_beyond_the_end_is_refused(world: World) -> None:
+    await world.create()
+    await world.append("a")
+    await world.consume()
+    with pytest.raises(OffsetOutOfRange):
+        await world.ack(2)
+    assert await world.ack(1, partition=None) == 2
+
+
+async def test_what_does_not_fit_into_max_bytes_is_not_kept_from_others(world: World) -> None:
+    await world.create()
+    await world.append(*["x" * 100] * 10)
+    assert await world.offsets("a", max_bytes=250) == [1, 2]
+    found = await world.consume("b")
+    assert found.column("offset").to_pylist() == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert set(found.column("attempt").to_pylist()) == {1}
+
+
+async def test_a_message_larger_than_max_bytes_comes_alone(world: World) -> None:
+    await world.create()
+    await world.append("x" * 100, "y" * 1000, "z")
+    assert [await world.offsets(max_bytes=10) for _ in range(3)] == [[1], [2], [3]]
+
+
+async def test_a_failed_read_gives_back_what_was_claimed(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 3))
+    broken = Consuming(world.log, _Broken(EngineReader(world.log)))
+    with pytest.raises(StoreUnavailable):
+        await broken.consume(ConsumeCall(topic="t", group="g", member="a"))
+    found = await world.consume("b")
+    assert found.column("offset").to_pylist() == [1, 2, 3]
+    assert set(found.column("attempt").to_pylist()) == {1}, "a delivery counts that never happened"
+
+
+async def test_a_message_that_fails_too_often_becomes_a_dead_letter(world: World) -> None:
+    await world.create()
+    await world.append("good", "bad", key=b"k")
+    for attempt in (1, 2, 3):
+        found = await world.consume(max_attempts=3, visibility_ms=1000)
+        assert found.column("attempt").to_pylist()[-1] == attempt
+        if attempt == 1:
+            await world.ack(1)
+        world.clock.ahead_ms += 1001
+    assert await world.offsets(max_attempts=3) == []
+    assert await world.position() == 3
+    reader = EngineReader(world.log)
+    tp = TopicPartition("t.dead-letter", 0)
+    (record,) = [r async for b in iter_from(reader, tp, 1) for r in records_of(b.columns, b.start_offset)]
+    assert (record.payload, record.key) == (b"bad", b"k")
+    assert dict(record.headers) == {
+        "llog-dead-topic": b"t",
+        "llog-dead-partition": b"0",
+        "llog-dead-offset": b"2",
+        "llog-dead-group": b"g",
+        "llog-dead-attempts": b"3",
+    }
+    with pytest.raises(InvalidArgument, match="cannot go to that topic itself"):
+        await world.consume(max_attempts=1, dead_letter="t")
+
+
+async def test_dead_letters_that_cannot_be_written_stay_in_the_group(world: World) -> None:
+    await world.create()
+    await world.create("strict", engine="object")
+    await world.append("bad")
+    await world.consume(visibility_ms=1)
+    world.clock.ahead_ms = 10
+    failing = Consuming(world.log, appender=_NoAppends())
+    call = ConsumeCall(topic="t", group="g", member="m", max_attempts=1, dead_letter="strict")
+    with pytest.raises(StoreUnavailable):
+        await failing.consume(call)
+    assert await world.position() == 1
+    assert (await world.consume()).column("attempt").to_pylist() == [2]
+
+
+async def test_a_released_message_comes_again_after_its_delay_and_no_later_ack_takes_it_along(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 3))
+    assert await world.offsets() == [1, 2, 3]
+    assert await world.consuming.release("t", "g", 0, 2, member="m", delay_ms=5000)
+    assert not await world.consuming.release("t", "g", 0, 2, member="m", delay_ms=0), "it was released already"
+    assert not await world.consuming.release("t", "g", 0, 3, member="other", delay_ms=0), "another member's"
+    assert await world.ack(3) == 2
+    assert await world.offsets() == []
+    world.clock.ahead_ms = 5001
+    found = await world.consume("other")
+    assert (found.column("offset").to_pylist(), found.column("attempt").to_pylist()) == ([2], [2])
+    assert await world.ack(3, "other") == 4
+
+
+async def test_a_wait_ends_with_a_record_in_any_partition(world: World) -> None:
+    await world.create(partitions=3)
+    waiting = asyncio.ensure_future(world.consume(wait_ms=30_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await world.append("came", partition=2)
+    assert places(await asyncio.wait_for(waiting, 10)) == [(2, 1)]
+    plain = asyncio.ensure_future(world.consume(group=None, start=Start("latest"), wait_ms=30_000))
+    await asyncio.sleep(0.05)
+    await world.append("more", partition=1)
+    assert places(await asyncio.wait_for(plain, 10)) == [(1, 1)]
+
+
+async def test_a_wait_notices_what_nothing_wakes_it_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llog.topics.consuming.LOOK_AGAIN_S", 0.1)
+    await world.create()
+    await world.append("old")
+    assert await world.offsets() == [1]
+    await world.ack(1)
+    waiting = asyncio.ensure_future(world.consume(wait_ms=30_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await Consuming(world.log).reset("g", "t", Start("earliest"))
+    assert places(await asyncio.wait_for(waiting, 10)) == [(0, 1)]
+    waiting = asyncio.ensure_future(world.consume(wait_ms=30_000))
+    await Catalog(world.log).add_partitions("t", 2)
+    await world.append("new", partition=1)
+    assert places(await asyncio.wait_for(waiting, 10)) == [(1, 1)]
+
+
+async def test_a_topic_that_was_created_again_is_begun_anew(world: World) -> None:
+    await world.create()
+    await world.append("old")
+    assert await world.offsets() == [1]
+    await world.ack(1)
+    await Catalog(world.log).delete("t")
+    await world.create(partitions=2)
+    await world.append("new", partition=1)
+    assert places(await world.consume()) == [(1, 1)]
+
+
+async def test_a_wait_ends_when_a_claim_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llog.topics.consuming.LOOK_AGAIN_S", 60.0)
+    await world.create()
+    await world.append("a")
+    assert await world.offsets("dead", visibility_ms=200) == [1]
+    assert await asyncio.wait_for(world.offsets("b", wait_ms=30_000), 10) == [1]
+
+
+async def test_a_wait_ends_with_nothing_when_the_process_stops(world: World) -> None:
+    await world.create()
+    stopping = asyncio.Event()
+    consuming = Consuming(world.log, stopping=stopping)
+    waiting = asyncio.ensure_future(consuming.consume(ConsumeCall(topic="t", group="g", wait_ms=60_000)))
+    await asyncio.sleep(0.05)
+    stopping.set()
+    assert (await asyncio.wait_for(waiting, 10)).num_rows == 0
+
+
+async def test_a_reset_moves_a_group_back_and_forgets_its_claims(world: World) -> None:
+    await world.create(partitions=2)
+    await world.append(*numbers(1, 3))
+    await world.consume()
+    assert await world.consuming.reset("g", "t", Start("earliest")) == {0: 1, 1: 1}
+    assert await world.offsets() == [1, 2, 3]
+    assert await world.consuming.reset("g", "t", Start("after", 2), 0) == {0: 3}
+    assert await world.offsets() == [3]
+    assert await world.consuming.reset("g", "t", Start("latest")) == {0: 4, 1: 1}
+    assert await world.offsets() == []
+
+
+async def test_records_that_key_compaction_took_count_as_acknowledged(world: World) -> None:
+    holes = _Holes(EngineReader(world.log), {2, 5, 6})
+    await world.create()
+    await world.append(*numbers(1, 6))
+    consuming = Consuming(world.log, holes)
+    call = ConsumeCall(topic="t", group="g", member="m")
+    assert (await consuming.consume(call)).column("offset").to_pylist() == [1, 3, 4]
+    assert await consuming.ack("t", "g", {0: 4}, "m") == {0: 7}
+    await world.append("7")
+    assert (await consuming.consume(call)).column("offset").to_pylist() == [7]
+
+
+async def test_a_range_that_is_gone_altogether_does_not_stop_a_group(world: World) -> None:
+    holes = _Holes(EngineReader(world.log), {1, 2, 3})
+    await world.create()
+    await world.append(*numbers(1, 4))
+    call = ConsumeCall(topic="t", group="g", member="m", limit=2)
+    assert (await Consuming(world.log, holes).consume(call)).column("offset").to_pylist() == [4]
+
+
+async def test_what_retention_took_is_passed_over(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 5))
+    assert await world.offsets("dead", limit=2, visibility_ms=1) == [1, 2]
+    await EngineAppender(world.log).trim(TopicPartition("t", 0), 4)
+    world.clock.ahead_ms = 10
+    assert await world.offsets() == [4, 5]
+    assert await world.ack(5) == 6
+
+
+async def test_small_reads_do_not_fetch_a_large_batch_again_and_again(world: World) -> None:
+    await world.create()
+    await world.append(*numbers(1, 100))
+    counting = _Counting(EngineReader(world.log))
+    consuming = Consuming(world.log, counting)
+    got: list[int] = []
+    while found := (await consuming.consume(ConsumeCall(topic="t", group="g", limit=7))).column("offset").to_pylist():
+        got += found
+    assert got == list(range(1, 101))
+    assert counting.reads == (15 if world.engine == "rocksdb" else 1), "RocksDB reads no more than it is asked for"
+
+
+async def test_topics_on_disk_have_groups_too(tmp_path: Path) -> None:
+    async with opened_log(Settings(data_dir=str(tmp_path))) as log:
+        world = World(log, Clock())
+        await world.create(engine="disk", cleanup=Cleanup.COMPACT)
+        await world.append("a", key=b"1")
+        await world.append("b", key=b"2")
+        assert await world.offsets() == [1, 2]
+        assert await world.ack(2) == 3
+
+
+async def test_assigned_members_have_partitions_of_their_own_and_share_anew_when_one_dies(world: World) -> None:
+    await world.create(partitions=4)
+    for partition in range(4):
+        await world.append("1", "2", partition=partition)
+    assigned: dict[str, Any] = {"mode": "assigned", "visibility_ms": 10_000}
+    a = await world.consume("a", **assigned)
+    assert {p for p, _ in places(a)} == {0, 1, 2, 3}
+    b = await world.consume("b", **assigned)
+    hers = {p for p, _ in places(b)}
+    assert len(hers) == 2
+    assert {p for p, _ in places(await world.consume("a", **assigned))} == set(), "a was given its own again"
+    with pytest.raises(StaleMember):
+        await world.consuming.ack("t", "g", dict.fromkeys(hers, 2), "a")
+    for partition in hers:
+        await world.ack(1, "b", partition)
+    world.clock.ahead_ms = 6_000
+    await world.consume("a", **assigned)
+    world.clock.ahead_ms = 12_000
+    rest = await world.consume("a", **assigned)
+    assert {(p, o) for p, o in places(rest) if p in hers} == {(p, 2) for p in hers}
+
+
+async def test_an_assigned_member_that_waits_takes_over_from_one_that_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llog.topics.consuming.LOOK_AGAIN_S", 60.0)
+    await world.create(partitions=2)
+    for member in ("a", "dead"):
+        await world.consume(member, mode="assigned", visibility_ms=1_000)
+    waiting = asyncio.ensure_future(world.consume("a", mode="assigned", visibility_ms=1_000, wait_ms=30_000))
+    await world.append("x", partition=1)
+    assert places(await asyncio.wait_for(waiting, 20)) == [(1, 1)]
+
+
+async def test_a_member_whose_partitions_change_under_it_looks_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create()
+    await world.append("x")
+    real, stale = Groups.claim, [StaleMember("others came")]
+
+    async def claim(self: Groups, *arguments: Any, **options: Any) -> Any:
+        if stale:
+            raise stale.pop()
+        return await real(self, *arguments, **options)
+
+    monkeypatch.setattr(Groups, "claim", claim)
+    assert await world.offsets("a", mode="assigned") == [1]
+
+
+async def test_what_one_partition_gave_is_not_lost_by_the_failure_of_another(world: World) -> None:
+    await world.create(partitions=2)
+    await world.append("x")
+    await world.append("y", partition=1)
+    broken = Consuming(world.log, _Broken(EngineReader(world.log), partition=1))
+    call = ConsumeCall(topic="t", group="g", member="m")
+    assert places(await broken.consume(call)) == [(0, 1)]
+    with pytest.raises(StoreUnavailable):
+        await broken.consume(call)
+    assert places(await world.consume("other")) == [(1, 1)]
+
+
+async def test_an_assigned_group_needs_names_and_is_not_mixed_with_a_claimed_one(world: World) -> None:
+    await world.create()
+    await world.append("a")
+    with pytest.raises(InvalidArgument, match="name yours"):
+        await world.consume("", mode="assigned")
+    await world.consume("a", mode="assigned")
+    with pytest.raises(GroupConflict):
+        await world.consume("b")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"limit": 0},
+        {"limit": 1_000_000},
+        {"wait_ms": -1},
+        {"visibility_ms": 0},
+        {"max_attempts": 0},
+        {"max_bytes": 0},
+        {"group": "no/slash"},
+        {"start": Start("offset")},
+        {"start": Start("offset", 0)},
+        {"start": Start("after", -1)},
+    ],
+)
+async def test_what_is_out_of_its_bounds_is_refused(world: World, call: dict[str, Any]) -> None:
+    await world.create()
+    with pytest.raises(InvalidArgument):
+        await world.consume(**call)
+
+
+async def test_there_must_be_such_a_topic_and_partition(world: World) -> None:
+    with pytest.raises(TopicNotFound):
+        await world.consume()
+    await world.create()
+    with pytest.raises(PartitionNotInitialized):
+        await world.consume(partition=1)
+
+
+class _Through:
+    """A reader before another one."""
+
+    def __init__(self, reader: EngineReader) -> None:
+        self.reader = reader
+
+    async def bounds(self, tp: TopicPartition) -> Bounds:
+        return await self.reader.bounds(tp)
+
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        return await self.reader.read(tp, offset, max_bytes, stop=stop)
+
+    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
+        return await self.reader.wait(tp, past_offset, timeout)
+
+    async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
+        return await self.reader.offset_for_time(tp, timestamp_ms, by)
+
+
+class _Broken(_Through):
+    """One partition cannot be read."""
+
+    def __init__(self, reader: EngineReader, partition: int = 0) -> None:
+        super().__init__(reader)
+        self.partition = partition
+
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        if tp.partition == self.partition:
+            raise StoreUnavailable("out of order")
+        return await super().read(tp, offset, max_bytes, stop=stop)
+
+
+class _Counting(_Through):
+    reads = 0
+
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        self.reads += 1
+        return await super().read(tp, offset, max_bytes, stop=stop)
+
+
+class _Holes(_Through):
+    """Some records were removed."""
+
+    def __init__(self, reader: EngineReader, removed: set[int]) -> None:
+        super().__init__(reader)
+        self.removed = removed
+
+    async def read(
+        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+    ) -> list[Batch]:
+        batches = await super().read(tp, offset, max_bytes, stop=stop)
+        return [
+            Batch(tp, n, columns_of([record])._replace(append_runs=((1, 0),)))
+            for batch in batches
+            for n, record in enumerate(records_of(batch.columns, batch.start_offset), batch.start_offset)
+            if n not in self.removed and (stop is None or n < stop)
+        ]
+
+
+class _NoAppends:
+    async def append(self, groups: Any) -> list[Any]:
+        return [StoreUnavailable("out of order")]
+
+    async def trim(self, tp: Any, before_offset: int) -> Any:
+        raise NotImplementedError
+
+    async def retain(self, tp: Any, *, retention_ms: Any, retention_bytes: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_a_claim_whose_answer_was_lost_is_not_hidden_behind_what_others_gave(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(partitions=2)
+    await world.append("a")
+    await world.append("b", partition=1)
+    await world.consume(member="first", limit=1, visibility_ms=1)
+    whole = Groups.claim
+
+    async def lossy(self: Groups, group: str, tp: TopicPartition, member: str, **options: Any) -> Any:
+        claims = await whole(self, group, tp, member, **options)
+        if tp.partition == 1:
+            raise StoreUnavailable("the answer was lost")
+        return claims
+
+    world.clock.ahead_ms = 10
+    monkeypatch.setattr(Groups, "claim", lossy)
+    with pytest.raises(StoreUnavailable):
+        await world.consume(limit=10)
+    monkeypatch.undo()
+    # What was found before the failure is nobody's again; what may be claimed waits until it expires.
+    assert (await world.consume("another", limit=10)).column("partition").to_pylist() == [0]
+    world.clock.ahead_ms += 120_000
+    assert sorted((await world.consume("another", limit=10)).column("partition").to_pylist()) == [0, 1]

@@ -1,0 +1,596 @@
+"""Consumer groups, with their records in the metadata store and in RocksDB."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from llog.errors import (
+    Contention,
+    GroupConflict,
+    InconsistentReadState,
+    InvalidArgument,
+    LlogError,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    StaleMember,
+    TopicNotFound,
+    VersionMismatch,
+)
+from llog.model import TopicPartition
+from llog.partition.keys import group_key
+from llog.partition.log import Log
+from llog.partition.retention import trim
+from llog.rocks import keys as rocks_keys
+from llog.rocks.store import RocksStore
+from llog.stores.meta import ABSENT
+from llog.topics.group_listing import GroupLag, GroupListing, GroupShare
+from llog.topics.group_records import Claim, GroupMode, GroupRecord
+from llog.topics.group_stores import GroupKey, GroupStore, MetaGroups, RocksGroups, Stored
+from llog.topics.groups import Groups
+from tests.unit.partition.world import START_MS, TP, World
+
+OTHER = TopicPartition(TP.topic, 1)
+KEY = GroupKey("g", TP.topic, 0)
+VISIBILITY_MS = 60_000
+UNKNOWN = OutcomeUnknown("the answer was lost")
+
+
+class Disturbed:
+    """A store whose next puts fail, each before or after it is done; others run around every call."""
+
+    def __init__(self, inner: GroupStore, *failures: tuple[LlogError, bool], seed: int | None = None) -> None:
+        self.inner, self.failures = inner, list(failures)
+        self.puts = 0
+        self.durable: list[bool] = []
+        self._random = None if seed is None else random.Random(seed)
+
+    async def get(self, key: GroupKey) -> Stored | None:
+        await self._others()
+        return await self.inner.get(key)
+
+    async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+        await self._others()
+        self.puts += 1
+        self.durable.append(durable)
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None and not failure[1]:
+            raise failure[0]
+        await self.inner.put(key, record, expected=expected, durable=durable)
+        await self._others()
+        if failure is not None:
+            raise failure[0]
+        if self._random is not None and self._random.random() < 0.1:
+            raise UNKNOWN
+
+    async def delete(self, key: GroupKey) -> bool:
+        return await self.inner.delete(key)
+
+    async def records(self, group: str, directories: Iterable[str]) -> dict[GroupKey, GroupRecord]:
+        return await self.inner.records(group, directories)
+
+    async def names(self, directories: Iterable[str]) -> list[str]:
+        return await self.inner.names(directories)
+
+    async def _others(self) -> None:
+        for _ in range(0 if self._random is None else self._random.randrange(4)):
+            await asyncio.sleep(0)
+
+
+class Room:
+    """The topic `orders` with four partitions, and where its groups are kept."""
+
+    def __init__(self, world: World, store: GroupStore) -> None:
+        self.world, self.store = world, store
+        self.groups = self.over(store)
+        self.listing = GroupListing(self.groups)
+
+    def over(self, store: GroupStore, log: Log | None = None) -> Groups:
+        return Groups(log or self.world.log, self.world.reader, {"object": store})
+
+    def disturbed(self, *failures: tuple[LlogError, bool]) -> tuple[Groups, Disturbed]:
+        store = Disturbed(self.store, *failures)
+        return self.over(store), store
+
+    async def fill(self, count: int, tp: TopicPartition = TP) -> None:
+        await self.world.append(*map(str, range(count)), tp=tp)
+
+    async def claim(self, member: str, limit: int, groups: Groups | None = None) -> list[tuple[int, int, int]]:
+        """Start, end and attempt of what was claimed."""
+        given = await (groups or self.groups).claim("g", TP, member, limit=limit, visibility_ms=VISIBILITY_MS)
+        assert given is not None
+        assert {each.member for each in given} <= {member}
+        return [(each.start, each.end, each.attempt) for each in given]
+
+
+@pytest.fixture(params=["meta", "rocksdb"])
+async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Room]:
+    world = World()
+    await world.catalog.create(TP.topic, 4)
+    if request.param == "meta":
+        yield Room(world, MetaGroups(world.meta))
+        return
+    store = RocksStore.open(tmp_path)
+    yield Room(world, RocksGroups(store, world.runtime))
+    store.close()
+
+
+# --- plain positions
+
+
+async def test_a_committed_position_is_found_again_per_group_and_partition(room: Room) -> None:
+    await room.fill(3)
+    assert await room.groups.position("g", TP) is None
+    assert await room.groups.commit("g", TP, 3) == 3
+    assert await room.groups.position("g", TP) == 3
+    assert await room.groups.position("other", TP) is None
+    assert await room.groups.position("g", OTHER) is None
+
+
+async def test_a_commit_never_goes_back(room: Room) -> None:
+    await room.fill(3)
+    await room.groups.commit("g", TP, 3)
+    assert await room.groups.commit("g", TP, 2) == 3
+    assert await room.groups.position("g", TP) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_racing_commits_leave_the_highest(room: Room, seed: int) -> None:
+    await room.fill(8)
+    consumers = [room.over(Disturbed(room.store, seed=seed * 10 + number)) for number in range(8)]
+    await asyncio.gather(*(each.commit("g", TP, number + 2) for number, each in enumerate(consumers)))
+    assert await room.groups.position("g", TP) == 9
+
+
+async def test_positions_outside_the_log_are_refused(room: Room) -> None:
+    await room.fill(1)
+    for change in (room.groups.commit, room.groups.reset):
+        with pytest.raises(OffsetOutOfRange):
+            await change("g", TP, 3)
+        with pytest.raises(InvalidArgument):
+            await change("g", TP, 0)
+    with pytest.raises(OffsetOutOfRange, match="offset 2 "):
+        await room.groups.ack("g", TP, "a", 2)
+    with pytest.raises(InvalidArgument):
+        await room.groups.ack("g", TP, "a", 0)
+    with pytest.raises(TopicNotFound):
+        await room.groups.commit("g", TopicPartition("nothing", 0), 1)
+    with pytest.raises(InvalidArgument, match="group name"):
+        await room.groups.commit("g/h", TP, 1)
+    assert await room.groups.position("g", TP) is None
+
+
+async def test_reset_may_go_back_and_forgets_claims(room: Room) -> None:
+    await room.fill(4)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 3)
+    await room.groups.reset("g", TP, 2)
+    assert await room.groups.position("g", TP) == 2
+    assert await room.claim("b", 10) == [(2, 4, 1)]
+    assert await room.groups.ack("g", TP, "a", 4) == 2
+
+
+async def test_a_topic_created_again_starts_its_groups_anew(room: Room) -> None:
+    await room.fill(3)
+    await room.groups.commit("g", TP, 4)
+    await room.world.catalog.delete(TP.topic)
+    assert await room.listing.lag("g") == []
+    await room.world.catalog.create(TP.topic, 1)
+    assert await room.groups.position("g", TP) is None
+    assert await room.groups.commit("g", TP, 1) == 1
+
+
+# --- claims
+
+
+async def test_members_get_different_records_and_only_their_own_are_acknowledged(room: Room) -> None:
+    await room.fill(10)
+    assert await room.groups.claim("g", TP, "a", limit=3, visibility_ms=1) is None
+    assert await room.groups.begin("g", TP, 1) == 1
+    assert await room.claim("a", 3) == [(1, 3, 1)]
+    assert await room.claim("b", 3) == [(4, 6, 1)]
+    assert await room.claim("a", 100) == [(7, 10, 1)]
+    assert await room.claim("a", 100) == []
+    assert await room.groups.ack("g", TP, "b", 6) == 1
+    assert await room.groups.ack("g", TP, "a", 3) == 7
+    assert await room.groups.ack("g", TP, "b", 10) == 7
+    assert await room.groups.ack("g", TP, "a", 10) == 11
+
+
+async def test_expired_claims_are_delivered_again_and_outstanding_until_acknowledged(room: Room) -> None:
+    await room.fill(6)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 3)
+    room.world.runtime.now += VISIBILITY_MS
+    assert await room.claim("b", 5) == [(1, 3, 2), (4, 5, 1)]
+    assert await room.groups.ack("g", TP, "a", 3) == 1
+    room.world.runtime.now += VISIBILITY_MS
+    assert await room.groups.position("g", TP) == 1
+    assert await room.claim("c", 2) == [(1, 2, 3)]
+    assert await room.groups.ack("g", TP, "b", 5) == 1
+    assert await room.groups.ack("g", TP, "c", 2) == 6
+
+
+async def test_the_first_position_counts_whoever_stores_another(room: Room) -> None:
+    await room.fill(6)
+    assert await room.groups.begin("g", TP, 7) == 7
+    assert await room.groups.begin("g", TP, 1) == 7
+    await room.fill(1)
+    assert await room.claim("a", 10) == [(7, 7, 1)]
+
+
+async def test_an_ack_is_remembered_by_a_group_without_a_position(room: Room) -> None:
+    await room.fill(6)
+    assert await room.groups.ack("g", TP, "a", 4) == 5
+    assert await room.claim("a", 10) == [(5, 6, 1)]
+
+
+async def test_exact_ranges_are_settled_given_back_and_released(room: Room) -> None:
+    await room.fill(12)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 12)
+    await room.groups.settle("g", TP, "b", [(1, 12)])
+    assert await room.groups.position("g", TP) == 1
+    await room.groups.settle("g", TP, "a", [(1, 2), (5, 6)])
+    assert await room.groups.position("g", TP) == 3
+    await room.groups.give_back("g", TP, "a", [(4, 4), (11, 12)])
+    assert await room.claim("b", 100) == [(4, 4, 1), (11, 12, 1)]
+    assert await room.groups.release("g", TP, "a", 8, delay_ms=5)
+    assert not await room.groups.release("g", TP, "a", 8)
+    assert await room.groups.ack("g", TP, "a", 10) == 4
+    assert await room.groups.ack("g", TP, "b", 12) == 8
+    assert await room.claim("b", 100) == []
+    room.world.runtime.now += 5
+    assert await room.claim("b", 100) == [(8, 8, 2)]
+
+
+async def test_records_that_retention_took_are_no_longer_outstanding(room: Room) -> None:
+    await room.fill(6)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 4)
+    await trim(room.world.log, TP, 4)
+    room.world.runtime.now += VISIBILITY_MS
+    assert await room.claim("b", 100) == [(4, 4, 2), (5, 6, 1)]
+    assert await room.groups.ack("g", TP, "b", 6) == 7
+
+
+async def test_a_poll_that_finds_nothing_writes_nothing(room: Room) -> None:
+    await room.fill(2)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 10)
+    groups, store = room.disturbed()
+    assert await room.claim("b", 10, groups) == []
+    assert await groups.ack("g", TP, "b", 2) == 1
+    assert store.puts == 0
+
+
+async def test_claims_need_no_sync_and_positions_do(room: Room) -> None:
+    await room.fill(9)
+    groups, store = room.disturbed()
+    await groups.begin("g", TP, 1)
+    await room.claim("a", 5, groups)
+    await groups.give_back("g", TP, "a", [(5, 5)])
+    await groups.ack("g", TP, "a", 3)
+    await groups.settle("g", TP, "a", [(4, 4)])
+    await groups.reset("g", TP, 1)
+    await groups.commit("g", TP, 2)
+    assert store.durable == [True, False, False, True, True, True, True]
+
+
+# --- lost answers and lost races
+
+
+async def test_a_claim_whose_answer_was_lost_is_delivered_as_it_was_recorded(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    groups, store = room.disturbed((UNKNOWN, True))
+    assert await room.claim("a", 4, groups) == [(1, 4, 1)]
+    assert store.puts == 1
+    record = await room.groups.record("g", TP)
+    assert record is not None
+    assert record.claims == (Claim(1, 4, "a", START_MS + VISIBILITY_MS, 1),)
+
+
+async def test_a_claim_that_did_not_happen_is_made_again(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    groups, store = room.disturbed((UNKNOWN, False))
+    assert await room.claim("a", 4, groups) == [(1, 4, 1)]
+    assert store.puts == 2
+
+
+async def test_a_claim_whose_answer_was_lost_is_told_from_that_of_another(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+
+    class Raced(Disturbed):
+        async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+            """Another member is faster, and the answer that says so is lost."""
+            if self.puts == 0:
+                await room.claim("b", 3)
+                self.failures = [(UNKNOWN, False)]
+            await super().put(key, record, expected=expected, durable=durable)
+
+    groups = room.over(Raced(room.store))
+    assert await room.claim("a", 4, groups) == [(4, 7, 1)]
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_an_ack_whose_answer_was_lost_counts_once(room: Room, done: bool) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 4)
+    await room.claim("b", 4)
+    groups, _ = room.disturbed((UNKNOWN, done))
+    assert await groups.ack("g", TP, "a", 10) == 5
+    assert await room.groups.ack("g", TP, "b", 8) == 11
+
+
+async def test_whoever_loses_every_race_is_told_so(room: Room) -> None:
+    await room.fill(1)
+    await room.groups.begin("g", TP, 1)
+    lost: tuple[LlogError, bool] = (VersionMismatch("lost"), False)
+    groups, _ = room.disturbed(*[lost] * 1000)
+    with pytest.raises(Contention, match="group 'g' on orders/0"):
+        await room.claim("a", 1, groups)
+    groups, _ = room.disturbed(*[(UNKNOWN, False)] * 1000)
+    with pytest.raises(OutcomeUnknown):
+        await groups.ack("g", TP, "a", 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_nothing_is_lost_when_members_race_stall_and_die(room: Room, seed: int) -> None:
+    """Committed is only what somebody who was given it has acknowledged, and in the end it is everything."""
+    count = 60
+    await room.fill(count)
+    await room.groups.begin("g", TP, 1)
+    done: set[int] = set()
+
+    async def live(name: str, rng: random.Random) -> None:
+        groups = room.over(Disturbed(room.store, seed=rng.randrange(1 << 30)))
+        held: list[Claim] = []
+        for _ in range(rng.randrange(3, 9)):
+            given = await groups.claim("g", TP, name, limit=rng.randrange(1, 9), visibility_ms=50)
+            held += given or ()
+            room.world.runtime.now += rng.choice((0, 1, 60))
+            if held and rng.random() < 0.6:
+                upto = rng.choice(held).end
+                done.update(o for each in held for o in range(each.start, each.end + 1) if o <= upto)
+                committed = await groups.ack("g", TP, name, upto)
+                assert set(range(1, committed)) <= done
+
+    rng = random.Random(seed)
+    await asyncio.gather(*(live(f"m{number}", random.Random(rng.random())) for number in range(6)))
+    position = await room.groups.position("g", TP)
+    assert position is not None
+    assert set(range(1, position)) <= done
+    room.world.runtime.now += 1000
+    again = await room.claim("last", 1000)
+    delivered = {offset for start, end, _ in again for offset in range(start, end + 1)}
+    assert delivered | done == set(range(1, count + 1))
+    assert await room.groups.ack("g", TP, "last", count) == count + 1
+
+
+# --- modes
+
+
+async def test_plain_commits_are_refused_while_members_hold_claims(room: Room) -> None:
+    await room.fill(6)
+    await room.groups.commit("g", TP, 2)
+    await room.claim("a", 3)
+    with pytest.raises(GroupConflict, match="group 'g' on orders/0"):
+        await room.groups.commit("g", TP, 7)
+    assert await room.groups.ack("g", TP, "a", 4) == 5
+    assert await room.groups.commit("g", TP, 7) == 7
+
+
+async def test_claimed_and_assigned_do_not_mix(room: Room) -> None:
+    await room.fill(6)
+    await room.groups.begin("claimed", TP, 1)
+    await room.groups.claim("claimed", TP, "a", limit=1, visibility_ms=1)
+    with pytest.raises(GroupConflict, match="claimed"):
+        await room.groups.join("claimed", TP.topic, "a", session_ms=1000)
+
+    await room.groups.join("assigned", TP.topic, "a", session_ms=1000)
+    with pytest.raises(GroupConflict, match="assigned"):
+        await room.groups.begin("assigned", TP, 1)
+    await room.groups.begin("assigned", TP, 1, mode=GroupMode.ASSIGNED)
+    with pytest.raises(GroupConflict, match="assigned"):
+        await room.groups.claim("assigned", TP, "b", limit=1, visibility_ms=1)
+    with pytest.raises(GroupConflict):
+        await room.groups.commit("assigned", TP, 1)
+
+
+async def test_an_assigned_partition_is_delivered_in_order_by_one_member_at_a_time(room: Room) -> None:
+    await room.fill(8)
+    a = await room.groups.join("g", TP.topic, "a", session_ms=1000)
+    assert await room.groups.claim("g", TP, "a", limit=3, visibility_ms=50, membership=a) is None
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+
+    async def claim(membership_of: str, limit: int) -> list[tuple[int, int, int]]:
+        membership = {"a": a, "A": later}[membership_of]
+        member = membership.member
+        given = await room.groups.claim("g", TP, member, limit=limit, visibility_ms=50, membership=membership)
+        return [(each.start, each.end, each.attempt) for each in given or ()]
+
+    later = a
+    assert await claim("a", 3) == [(1, 3, 1)]
+    assert await claim("a", 2) == [(4, 5, 1)]
+    room.world.runtime.now += 50
+    assert await claim("a", 4) == [(1, 4, 2)]  # in order from the first that expired, though 4 was claimed later
+    assert await room.groups.ack("g", TP, "a", 2) == 3
+
+    later = await room.groups.join("g", TP.topic, "A", session_ms=1000)  # sorts first: it gets partition 0
+    assert later.partitions == (0, 2)
+    assert await claim("A", 100) == [(3, 4, 3), (5, 5, 2), (6, 8, 1)]
+    with pytest.raises(StaleMember):
+        await claim("a", 1)
+    with pytest.raises(StaleMember):
+        await room.groups.ack("g", TP, "a", 8)
+    assert await room.groups.position("g", TP) == 3
+    assert await room.groups.ack("g", TP, "A", 8) == 9
+
+
+async def test_a_member_that_was_replaced_while_it_acknowledged_is_refused(room: Room) -> None:
+    await room.fill(8)
+    a = await room.groups.join("g", TP.topic, "b", session_ms=1000)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await room.groups.claim("g", TP, "b", limit=3, visibility_ms=50, membership=a)
+
+    class Replaced(Disturbed):
+        async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+            if self.puts == 0:
+                self.puts += 1
+                now = await room.groups.join("g", TP.topic, "a", session_ms=1000)
+                await room.groups.claim("g", TP, "a", limit=3, visibility_ms=50, membership=now)
+            await super().put(key, record, expected=expected, durable=durable)
+
+    with pytest.raises(StaleMember):
+        await room.over(Replaced(room.store)).ack("g", TP, "b", 8)
+    assert await room.groups.position("g", TP) == 1
+
+
+async def test_nothing_is_delivered_in_order_past_one_that_was_released_until_it_is_due(room: Room) -> None:
+    await room.fill(4)
+    a = await room.groups.join("g", TP.topic, "a", session_ms=10_000)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await room.groups.claim("g", TP, "a", limit=2, visibility_ms=500, membership=a)
+    await room.groups.release("g", TP, "a", 1, delay_ms=100)
+    assert await room.groups.claim("g", TP, "a", limit=9, visibility_ms=500, membership=a) == ()
+    room.world.runtime.now += 100
+    given = await room.groups.claim("g", TP, "a", limit=9, visibility_ms=500, membership=a)
+    assert [(each.start, each.end, each.attempt) for each in given or ()] == [(1, 2, 2), (3, 4, 1)]
+
+
+# --- what there is
+
+
+async def test_all_groups_are_listed_once(room: Room) -> None:
+    await room.fill(1)
+    await room.fill(1, OTHER)
+    for group in ("b", "a", "a.b", "a-b"):
+        await room.groups.commit(group, TP, 2)
+        await room.groups.commit(group, OTHER, 1)
+    await room.groups.join("members-only", TP.topic, "m", session_ms=1000)
+    assert await room.listing.names() == ["a", "a-b", "a.b", "b", "members-only"]
+    assert await room.listing.unreachable() is None
+
+
+async def test_lag_counts_what_is_still_there_to_read(room: Room) -> None:
+    await room.fill(4)
+    await room.fill(1, OTHER)
+    await room.groups.commit("g", TP, 2)
+    await room.groups.commit("g", OTHER, 2)
+    await room.groups.commit("h", TP, 1)
+    await trim(room.world.log, TP, 4)
+    assert await room.listing.lag("g") == [
+        GroupLag(topic=TP.topic, partition=0, offset=2, next_offset=5, lag=1),
+        GroupLag(topic=TP.topic, partition=1, offset=2, next_offset=2, lag=0),
+    ]
+
+
+async def test_lag_counts_what_is_delivered_but_not_what_is_acknowledged_out_of_order(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 3)
+    await room.claim("b", 3)
+    await room.groups.ack("g", TP, "b", 6)
+    room.world.runtime.now += VISIBILITY_MS
+    assert await room.claim("c", 2) == [(1, 2, 2)]
+    [share] = await room.listing.describe("g")
+    assert share == GroupShare(
+        topic=TP.topic,
+        partition=0,
+        mode="claimed",
+        offset=1,
+        next_offset=11,
+        lag=7,
+        outstanding=3,
+        expired=1,
+        holders=("a", "c"),
+    )
+
+
+async def test_partitions_with_a_member_and_no_position_are_described(room: Room) -> None:
+    await room.fill(2)
+    await room.groups.join("g", TP.topic, "a", session_ms=1000)
+    await room.groups.join("g", TP.topic, "b", session_ms=1000)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    shares = await room.listing.describe("g")
+    assert [(each.partition, each.offset, each.lag, each.assigned_to) for each in shares] == [
+        (0, 1, 2, "a"),
+        (1, None, None, "b"),
+        (2, None, None, "a"),
+        (3, None, None, "b"),
+    ]
+    assert [each.partition for each in await room.listing.lag("g")] == [0]
+
+
+async def test_a_group_is_deleted_once_nobody_is_at_work(room: Room) -> None:
+    await room.fill(2)
+    await room.groups.begin("g", TP, 1)
+    await room.groups.begin("h", TP, 1)
+    await room.claim("a", 1)
+    with pytest.raises(GroupConflict, match="'a'"):
+        await room.listing.delete("g")
+    room.world.runtime.now += VISIBILITY_MS
+    assert await room.listing.delete("g") == 1
+    assert await room.listing.names() == ["h"]
+    assert await room.groups.position("g", TP) is None
+
+    await room.groups.join("g", TP.topic, "a", session_ms=1000)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    with pytest.raises(GroupConflict, match="'a'"):
+        await room.listing.delete("g", TP.topic)
+    assert await room.listing.delete("g", TP.topic, force=True) == 1
+    assert await room.listing.names() == ["h"]
+
+
+async def test_a_deleted_group_is_not_changed_by_a_put_that_comes_late(room: Room) -> None:
+    record = GroupRecord(offset=1, updated_ms=0)
+    await room.store.put(KEY, record, expected=ABSENT, durable=True)
+    found = await room.store.get(KEY)
+    assert found is not None
+    assert await room.store.delete(KEY)
+    assert not await room.store.delete(KEY)
+    await room.store.put(KEY, record, expected=ABSENT, durable=True)
+    for expected in (found.version, ABSENT):
+        with pytest.raises(VersionMismatch):
+            await room.store.put(KEY, GroupRecord(offset=9, updated_ms=0), expected=expected, durable=True)
+    assert (await room.store.get(KEY) or found).record == record
+
+
+# --- bytes
+
+
+async def test_positions_of_earlier_versions_go_on() -> None:
+    world = World()
+    await world.catalog.create(TP.topic, 1)
+    room = Room(world, MetaGroups(world.meta))
+    await room.fill(5)
+    await world.meta.put(group_key(*KEY), b'{"offset":3,"updated_ms":5}')
+    assert await room.groups.position("g", TP) == 3
+    assert await room.groups.commit("g", TP, 4) == 4
+    assert await room.claim("a", 10) == [(4, 5, 1)]
+
+
+async def test_the_value_in_rocksdb_begins_with_the_last_acknowledged_offset(tmp_path: Path) -> None:
+    world = World()
+    store = RocksStore.open(tmp_path)
+    groups = RocksGroups(store, world.runtime)
+    record = GroupRecord(offset=9, updated_ms=1, claims=(Claim(5, 8, "a", 1, 1),))
+    await groups.put(KEY, record, expected=ABSENT, durable=True)
+    value = store.get(rocks_keys.OFFSETS, b"offset/orders/g/0")
+    assert value is not None
+    assert int.from_bytes(value[:8], "little") == 4
+    for damaged in (value[:9], value[:-1]):
+        changes = store.changes()
+        changes.put(rocks_keys.OFFSETS, b"offset/orders/g/0", damaged)
+        store.write(changes, sync=False)
+        with pytest.raises(InconsistentReadState, match="offset/orders/g/0"):
+            await groups.get(KEY)
+    store.close()
