@@ -201,13 +201,21 @@ class Consumer:
 
     def _flush(self) -> None:
         """What is of a partition that another member of an assigned group has by now is dropped: that one gets it anew."""
-        for partition, offset in list(self._finished.items()):
-            try:
-                self._acked({partition: offset})
-            except StaleMember:
-                for kept in (self._finished, self._delivered):
-                    kept.pop(partition, None)
-                self._buffered = deque(each for each in self._buffered if each.partition != partition)
+        if not self._finished:
+            return
+        try:
+            self._acked(dict(self._finished))
+        except StaleMember:
+            for partition, offset in list(self._finished.items()):
+                try:
+                    self._acked({partition: offset})
+                except StaleMember:
+                    self._lost(partition)
+
+    def _lost(self, partition: int | None) -> None:
+        for kept in (self._finished, self._delivered):
+            kept.pop(partition, None)
+        self._buffered = deque(each for each in self._buffered if each.partition != partition)
 
     def _acked(self, upto: dict[int | None, int]) -> None:
         if upto:

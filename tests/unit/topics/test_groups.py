@@ -330,6 +330,23 @@ async def test_an_ack_whose_answer_was_lost_counts_once(room: Room, done: bool) 
     assert await room.groups.ack("g", TP, "b", 8) == 11
 
 
+async def test_a_release_says_whether_it_was_done(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 4)
+    groups, _ = room.disturbed((UNKNOWN, True))
+    assert await groups.release("g", TP, "a", 4, delay_ms=VISIBILITY_MS * 2)
+    room.world.runtime.now += VISIBILITY_MS
+
+    class Raced(Disturbed):
+        async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+            if self.puts == 0:
+                assert await room.claim("b", 1) == [(1, 1, 2)]
+            await super().put(key, record, expected=expected, durable=durable)
+
+    assert not await room.over(Raced(room.store)).release("g", TP, "a", 1)
+
+
 async def test_whoever_loses_every_race_is_told_so(room: Room) -> None:
     await room.fill(1)
     await room.groups.begin("g", TP, 1)
@@ -452,6 +469,48 @@ async def test_a_member_that_was_replaced_while_it_acknowledged_is_refused(room:
     with pytest.raises(StaleMember):
         await room.over(Replaced(room.store)).ack("g", TP, "b", 8)
     assert await room.groups.position("g", TP) == 1
+
+
+async def test_an_ack_before_the_first_claim_of_an_assigned_group_is_its_holders_alone(room: Room) -> None:
+    await room.fill(6)
+    a = await room.groups.join("g", TP.topic, "a", session_ms=1000)
+    with pytest.raises(StaleMember):
+        await room.groups.ack("g", TP, "b", 4)
+    await room.groups.reset("g", OTHER, 1)
+    with pytest.raises(StaleMember):
+        await room.groups.ack("g", OTHER, "b", 1)
+    assert await room.groups.ack("g", TP, "a", 2) == 3
+    given = await room.groups.claim("g", TP, "a", limit=9, visibility_ms=50, membership=a)
+    assert [(each.start, each.end) for each in given or ()] == [(3, 6)]
+
+
+async def test_an_ack_that_finds_partitions_assigned_meanwhile_is_refused(room: Room) -> None:
+    await room.fill(6)
+
+    class Assigned(Disturbed):
+        async def get(self, key: GroupKey) -> Stored | None:
+            found = await super().get(key)
+            if found is None:
+                await room.groups.join("g", TP.topic, "a", session_ms=1000)
+                await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+            return found
+
+    with pytest.raises(StaleMember):
+        await room.over(Assigned(room.store)).ack("g", TP, "b", 6)
+    assert await room.groups.position("g", TP) == 1
+
+
+async def test_positions_that_outlived_their_members_can_be_served_again(room: Room) -> None:
+    await room.fill(6)
+    for member in ("a", "b"):
+        b = await room.groups.join("g", TP.topic, member, session_ms=1000)
+        await room.groups.leave("g", TP.topic, member)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await room.groups.claim("g", TP, "b", limit=2, visibility_ms=50, membership=b)
+    await room.groups.assignments.forget("g", TP.topic)
+    c = await room.groups.join("g", TP.topic, "c", session_ms=1000)
+    given = await room.groups.claim("g", TP, "c", limit=9, visibility_ms=50, membership=c)
+    assert [(each.start, each.end) for each in given or ()] == [(1, 2), (3, 6)]
 
 
 async def test_nothing_is_delivered_in_order_past_one_that_was_released_until_it_is_due(room: Room) -> None:
