@@ -40,7 +40,7 @@ class WithSql(Served):
 def database(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
 
-    async def opened(*_: Any) -> StandIn:
+    async def opened(*_: Any, **__: Any) -> StandIn:
         return made
 
     monkeypatch.setattr(under_test, "open_database", opened)
@@ -259,7 +259,7 @@ async def test_only_a_broker_that_does_all_answers_sql(database: StandIn, role: 
 
 
 async def test_without_the_extra_the_answer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def missing(*_: Any) -> None:
+    async def missing(*_: Any, **__: Any) -> None:
         raise MissingExtra("SQL needs duckdb: pip install 'leaderless-log[sql]'")
 
     monkeypatch.setattr(under_test, "open_database", missing)
@@ -274,7 +274,7 @@ async def test_the_database_is_opened_once_and_closed_with_the_broker(
 ) -> None:
     opened: list[int] = []
 
-    async def counted(*_: Any) -> StandIn:
+    async def counted(*_: Any, **__: Any) -> StandIn:
         opened.append(1)
         return served.database
 

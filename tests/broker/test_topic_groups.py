@@ -161,6 +161,36 @@ async def test_a_consume_waits_until_there_is_something(served: Served) -> None:
     assert [each["payload"] for each in await asyncio.wait_for(waiting, 10)] == ["came"]
 
 
+async def test_what_comes_after_a_client_has_gone_is_for_others(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t"})
+    body = b'{"topic": "t", "group_id": "g", "member": "page", "wait_ms": 60000}'
+    asked: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if asked:
+            return asked.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/topics/consume",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    waiting = asyncio.ensure_future(served.broker.app()(scope, receive, send))
+    await asyncio.sleep(0.1)
+    left.set()
+    await waiting
+    await EngineAppender(served.log).append([Group(topic="t", partition=0, records=[Record(payload=b"1")])])
+    assert [(each["offset"], each["attempt"]) for each in await consumed(served, member="other")] == [(1, 1)]
+
+
 async def test_a_broker_that_stops_ends_the_waits(served: Served) -> None:
     await served.client.post("/topics", json={"name": "t"})
     waiting = asyncio.ensure_future(consumed(served, wait_ms=60_000))

@@ -91,7 +91,10 @@ def member(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 def lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """Until it is ready, or has ended."""
     assert process.stdout is not None
-    return iter(process.stdout.readline, b"ready\n")
+    for line in process.stdout:
+        if line == b"ready\n":
+            return
+        yield line
 
 
 def kill_a_member_that_holds_claims(url: str, directory: Path, places: set[Place]) -> None:

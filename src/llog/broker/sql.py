@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from llog.broker.arrow import MEDIA_TYPE, table_from
+from llog.broker.leaving import until_gone
 from llog.broker.messages import InsertQuery, SqlRequest, decoded, queried
 from llog.config import Settings
 from llog.errors import InvalidArgument, MissingExtra, OutcomeUnknown, ResultTooLarge, StatementTimeout, WrongRole
@@ -181,7 +182,7 @@ class Sql:
 
     async def _ended(self, request: Request, task: asyncio.Future[Any]) -> None:
         """Returns when the task is done; raises when it is not and nobody should wait any longer."""
-        gone, stopping = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(self._stopping.wait())
+        gone, stopping = asyncio.ensure_future(until_gone(request)), asyncio.ensure_future(self._stopping.wait())
         try:
             timeout_ms = self._settings.sql_timeout_ms
             await asyncio.wait((task, gone, stopping), timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
@@ -208,12 +209,6 @@ class Sql:
             if self._database is None:
                 self._database = await open_database(self._log, self._settings, stopping=self._stopping)
             return self._database
-
-
-async def _gone(request: Request) -> None:
-    """Returns when the client has gone. Only after the body was read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _shown(results: list[Result]) -> Result:

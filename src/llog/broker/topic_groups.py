@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from llog.batch.columns import binary_size
 from llog.broker.arrow import MEDIA_TYPE
+from llog.broker.leaving import unless_gone
 from llog.broker.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, data_out, decoded
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
@@ -107,7 +108,7 @@ class TopicGroups:
     async def _consume(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(ConsumeRequest, body)
-        found = await self._consuming.consume(_call(asked))
+        found = await unless_gone(request, self._consuming.consume(_call(asked)))
         self._metrics.consumed_records += found.num_rows
         self._metrics.consumed_bytes += sum(_byte_size(found.column(name)) for name in ("key", "payload"))
         if MEDIA_TYPE in request.headers.get("accept", ""):

@@ -167,7 +167,8 @@ async def _tell_what_is_missing(listing: GroupListing) -> None:
 
 async def _check_there(listing: GroupListing, group: str) -> None:
     if group not in await listing.names():
-        raise InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
+        missing = await listing.unreachable()  # the group may be there
+        raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
 
 
 def _summary(name: str, shares: list[GroupShare]) -> _Summary:

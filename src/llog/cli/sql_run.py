@@ -27,9 +27,9 @@ def read(name: str) -> Source:
     """The file, or stdin for `-`; `InvalidArgument` if it cannot be read as text."""
     try:
         if name == "-":
-            return Source("stdin", sys.stdin.buffer.read().decode())
+            return Source("stdin", sys.stdin.buffer.read().decode("utf-8-sig"))
         with open(name, "rb") as file:
-            return Source(name, file.read().decode())
+            return Source(name, file.read().decode("utf-8-sig"))
     except OSError as error:
         raise InvalidArgument(f"{name!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

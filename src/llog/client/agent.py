@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -75,7 +74,7 @@ def run_agent(
         ConsumeCall(
             topic=topic,
             group=group,
-            member=member or f"agent-{uuid.uuid4().hex}",
+            member=renamed(member or "agent"),
             start=start,
             limit=1,
             wait_ms=_WAIT_MS,

@@ -18,12 +18,15 @@ import msgspec
 import pyarrow as pa
 
 from llog.client.backend import Backend
-from llog.errors import InvalidArgument, StaleMember
+from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember, StoreUnavailable
 from llog.topics.consuming import ConsumeCall, Start
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WAIT_MS: Final = 5_000
 """How long one call waits for messages; a consumer without a timeout calls again and again."""
+_TRIES: Final = 4
+_RETRY_S: Final = 0.05
+"""A store or broker that does not answer is asked again, after twice as long each time."""
 _ACK_S: Final = 0.1
 """Finished messages are acknowledged together within this time: each acknowledgement is a write that survives a power cut."""
 
@@ -77,8 +80,8 @@ def _time(ms: int) -> datetime:
 
 
 def renamed(member: str) -> str:
-    """Another name, for a member whose consume has failed: see `Consuming.consume`."""
-    return f"{member.partition('~')[0]}~{uuid.uuid4().hex[:12]}"
+    """A name that nobody had before, for a member that is new, or whose consume has failed: see `Consuming.consume`."""
+    return f"{member.partition('~')[0]}~{uuid.uuid4().hex[:16]}"
 
 
 class Consumer:
@@ -86,7 +89,8 @@ class Consumer:
 
     With `auto_ack`, a message is acknowledged once the loop has asked for the next one: what the loop left by `break` or an exception is
     delivered again. Without it, `ack` and `ack_all` do, and raise `StaleMember` in an assigned group if another member has the partition by
-    now. The iteration ends when nothing came for `timeout` seconds; never, if that is None.
+    now. The iteration ends when nothing came for `timeout` seconds; never, if that is None. `member` is how the name begins under which it
+    holds messages: a name that was used before could hold what nobody was given.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class Consumer:
                 f"a consumer starts at the latest or the earliest message, then where its group is, not at {start.kind!r}: reset the group"
             )
         self.topic, self.group = topic, group
-        self.member = member if member is not None else f"consumer-{uuid.uuid4().hex}"
+        self.member = renamed(member or "consumer")
         self._backend = backend
         self._auto_ack = auto_ack
         self._timeout = timeout
@@ -228,15 +232,20 @@ class Consumer:
 
     def _polled(self, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
+        failures = 0
         while True:
             left = _WAIT_MS if deadline is None else int((deadline - time.monotonic()) * 1000)
             call = msgspec.structs.replace(self._call, wait_ms=min(max(left, 0), _WAIT_MS))
             try:
                 found = messages_in(self._backend.consume(call))
-            except BaseException:
+            except BaseException as error:
                 # It may hold what it was never given: that expires with the old name.
                 self.member = renamed(self.member)
                 self._call = msgspec.structs.replace(self._call, member=self.member)
-                raise
+                failures += 1
+                if not isinstance(error, StoreUnavailable | OutcomeUnknown) or failures == _TRIES:
+                    raise
+                time.sleep(_RETRY_S * 2**failures)
+                continue
             if found or (deadline is not None and time.monotonic() >= deadline):
                 return found

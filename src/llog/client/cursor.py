@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from llog.client.exceptions import InterfaceError, translated
+from llog.client.exceptions import DataError, InterfaceError, translated
 from llog.client.sessions import SqlSession
 from llog.sql.result import Result
 
@@ -155,5 +155,16 @@ class Cursor:
 def _rows(table: pa.Table) -> Iterator[Row]:
     for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
         part = table.slice(start, _ROWS_AT_A_TIME)
-        columns = [column.to_pylist() for column in part.columns]
+        columns = [_values(part, place) for place in range(part.num_columns)]
         yield from zip(*columns, strict=True) if columns else [()] * part.num_rows
+
+
+def _values(table: pa.Table, place: int) -> list[Any]:
+    try:
+        values: list[Any] = table.column(place).to_pylist()
+    except (OverflowError, ValueError) as error:
+        field = table.schema.field(place)
+        raise DataError(
+            f"column {field.name!r} ({field.type}) has a value that Python cannot hold ({error}): cast it to VARCHAR, or use arrow()"
+        ) from error
+    return values

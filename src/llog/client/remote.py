@@ -65,7 +65,9 @@ class RemoteBackend:
             "mode": call.mode,
             "max_bytes": call.max_bytes,
         }
-        body = self._posted("/topics/consume", asked, accept=_ARROW, wait_s=wait_ms / 1000)
+        # A group's consume must not be repeated under one member: what the lost answer carried would count as delivered.
+        repeatable = call.group is None
+        body = self._posted("/topics/consume", asked, accept=_ARROW, wait_s=wait_ms / 1000, repeatable=repeatable)
         try:
             with pa.ipc.open_stream(body) as reader:
                 return reader.read_all()
@@ -119,9 +121,11 @@ class RemoteBackend:
                 self._session = RemoteSession(self._http.url)
             return self._session
 
-    def _posted(self, path: str, asked: dict[str, Any], *, accept: str = _JSON, wait_s: float = 0.0) -> bytes:
+    def _posted(
+        self, path: str, asked: dict[str, Any], *, accept: str = _JSON, wait_s: float = 0.0, repeatable: bool = True
+    ) -> bytes:
         body = msgspec.json.encode(asked)
-        return self._http.post(path, body, content=_JSON, accept=accept, repeatable=True, wait_s=wait_s).body
+        return self._http.post(path, body, content=_JSON, accept=accept, repeatable=repeatable, wait_s=wait_s).body
 
     def _strange(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"{self._http.url} did not answer as a broker does: {str(error)[:200]}")

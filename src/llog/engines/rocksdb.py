@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from llog.batch.columns import Columns
 from llog.engines.checking import check_keys
@@ -154,7 +155,8 @@ class RocksAppender:
     def __init__(self, log: Log, append_bytes_max: int = 256 << 20) -> None:
         self._append_bytes_max = append_bytes_max
         self._topics = RocksTopics(log)
-        self._lines: dict[TopicPartition, Line] = {}
+        self._lines: WeakValueDictionary[TopicPartition, Line] = WeakValueDictionary()
+        """Of those who are on their way."""
 
     async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
         columns = checked(groups, self._append_bytes_max)

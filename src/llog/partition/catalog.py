@@ -21,6 +21,7 @@ from llog.errors import (
     TopicNotFound,
     VersionMismatch,
     WrongEngine,
+    WrongStore,
 )
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
 from llog.partition.directories import make_directories, remove_directories, rocks_of, segments_directory
@@ -82,7 +83,11 @@ class Catalog:
             delete_retention_ms=delete_retention_ms,
             created_ms=self._log.runtime.now_ms(),
         )
-        await self._initialize(topic, range(partitions), new=True)
+        try:
+            await self._initialize(topic, range(partitions), new=True)
+        except WrongStore:
+            await self._next_incarnation(name)  # says so if it is somebody else's who was faster
+            raise
         try:
             await self._log.meta.put(topic_key(name), encode(topic), expected=expected)
         except VersionMismatch:
@@ -186,13 +191,17 @@ class Catalog:
 
     async def finish_deletions(self) -> None:
         """Closes the partitions of topics whose deletion was interrupted."""
+        here = {DISK: self._log.segments is not None, ROCKSDB: await self._has_rocks()}
         for topic in await self._entries():
-            here = {DISK: self._log.segments is not None, ROCKSDB: self._log.rocks is not None}
             if topic.deleted and not topic.swept and here.get(topic.engine, True):
                 try:
                     await self._sweep(topic)
                 except (LogOwned, MissingExtra):
                     continue  # the owner of the RocksDB does it
+
+    async def _has_rocks(self) -> bool:
+        """Whether there is a RocksDB here: where there is none, a deletion would be taken for finished that is not."""
+        return self._log.rocks is not None and await asyncio.to_thread(self._log.rocks.directory.is_dir)
 
     async def _entries(self) -> list[Topic]:
         return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]

@@ -131,7 +131,7 @@ class RocksLogs:
             return []
         found = read(self.store, directory, partition, offset, end, max_bytes)
         state = self.state(directory, partition, what)
-        if not found or found[0][0] != offset:
+        if not found or not (state.has_gaps or found[0][0] == offset):
             with self.store.mutex:  # whoever removes records says so before it lets go of this
                 state = self.state(directory, partition, what)
         if offset < state.log_start_offset:

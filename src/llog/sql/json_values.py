@@ -6,7 +6,7 @@
 | HUGEINT and DECIMAL without a fraction | a number if 64 bits hold it, else text |
 | DECIMAL | text |
 | FLOAT, DOUBLE | a number; NaN and infinity are null |
-| DATE, TIME, TIMESTAMP | ISO 8601 text; with a time zone it is UTC and ends in `Z` |
+| DATE, TIME, TIMESTAMP | ISO 8601 text; with a time zone it is UTC and ends in `Z`; or `infinity`, `-infinity` |
 | BLOB | text if it is UTF-8, else `{"base64": …}` |
 | lists, structs, maps | arrays and objects of these |
 | all others | text |
@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _INT64: Final = 1 << 63
+_INT32: Final = 1 << 31
 _NAMES: Final[list[tuple[Callable[[Any], bool], str]]] = [
     (pa.types.is_boolean, "BOOLEAN"),
     (pa.types.is_int8, "TINYINT"),
@@ -102,13 +103,22 @@ def json_values(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(kind):
         text = column.cast(pa.timestamp(kind.unit)).cast(pa.string())
         text = pc.replace_substring(text, " ", "T", max_replacements=1)
-        column = text if kind.tz is None else pc.binary_join_element_wise(text, "Z", "")
+        text = text if kind.tz is None else pc.binary_join_element_wise(text, "Z", "")
+        column = _with_infinity(text, column.cast(pa.int64()), _INT64 - 1)
+    elif pa.types.is_date32(kind):
+        column = _with_infinity(column.cast(pa.string()), column.cast(pa.int32()), _INT32 - 1)
     elif pa.types.is_date(kind) or pa.types.is_time(kind):
         column = column.cast(pa.string())
     elif pa.types.is_floating(kind):
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind))
     values: list[Any] = column.to_pylist()
     return values if type_name(column.type) in _PLAIN else [json_value(value) for value in values]
+
+
+def _with_infinity(text: pa.ChunkedArray, numbers: pa.ChunkedArray, most: int) -> pa.ChunkedArray:
+    """The largest and the least number are DuckDB's infinities."""
+    text = pc.if_else(pc.equal(numbers, most), "infinity", text)
+    return pc.if_else(pc.equal(numbers, -most), "-infinity", text)
 
 
 def json_value(value: Any) -> Any:

@@ -70,7 +70,7 @@ def render(
         if piece is None:
             if token.kind is Kind.PARAMETER:
                 piece = _PARAMETER if for_sqlglot else place_text(cursor.parameters[token.start])
-                if sql[token.end : token.end + 2] in (",?", ",$", ",:"):
+                if not sql[token.end : token.end + 1].isspace():
                     piece += " "  # sqlglot takes `$1,$` for the beginning of a string
             elif for_sqlglot and token.kind in (Kind.STRING, Kind.BLOB):
                 piece = _STRING

@@ -48,13 +48,23 @@ class Session:
         return self._inner is not None and self._inner.in_transaction
 
     async def execute(self, text: str, params: Params = ()) -> list[Result]:
-        """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the parameters."""
+        """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the parameters.
+
+        A transaction that was begun here is rolled back if one of them fails, or the caller goes away: nobody could know that it is open,
+        and it would keep all others from writing.
+        """
         statements = await self._prepared(text)
         async with self._lock:
-            return [
-                await self._run(bind(each, share), share)
-                for each, share in zip(statements, shares(statements, params), strict=True)
-            ]
+            was_open = self.in_transaction
+            try:
+                return [
+                    await self._run(bind(each, share), share)
+                    for each, share in zip(statements, shares(statements, params), strict=True)
+                ]
+            except BaseException:
+                if self.in_transaction and not was_open:
+                    await self._transaction(sql.Rollback())
+                raise
 
     async def execute_many(self, text: str, rows: Sequence[Params]) -> Result:
         """One statement once for each of `rows`: as one change, if it is about tables; at once, if it is an INSERT of plain values."""
@@ -86,10 +96,11 @@ class Session:
         return Result(results[-1].kind if results else "", changed=sum(each.changed for each in results))
 
     async def insert(self, table: str, data: pa.Table) -> Result:
-        """All rows or none, by the names of the columns."""
+        """All rows or none, by the names of the columns. Without a schema, the table is in `main`."""
+        name = table if "." in table else f"main.{table}"
         async with self._lock:
             held, inner = await self._tables()
-            changed = await self._changing(lambda: held.tables.insert(inner, table, data), inner)
+            changed = await self._changing(lambda: held.tables.insert(inner, name, data), inner)
             held.relay.poke()
             return Result("INSERT", changed=changed)
 
@@ -108,8 +119,10 @@ class Session:
         if inner is not None:
             inner.interrupt()
             async with self._lock:
-                use = Use.TRANSACTION if inner.in_transaction else Use.QUERY
-                await self._database.threads.run(use, inner.close)
+                if inner.in_transaction:
+                    await self._database.threads.run(Use.TRANSACTION, inner.close)
+                else:  # nothing to wait for, so it need not stand in line
+                    await asyncio.to_thread(inner.close)
 
     async def _run(self, statement: sql.Statement, params: Params) -> Result:
         if self.in_transaction and not isinstance(

@@ -87,4 +87,4 @@ class Sources:
             fill(changes)
             if len(changes):
                 store.write(changes, sync=True)
-                self.routes.reload()
+            self.routes.reload()  # whoever deletes a topic of this store drops its routes from there

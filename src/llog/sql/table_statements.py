@@ -17,6 +17,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from llog.errors import SqlError
+from llog.sql.clauses import did_you_mean
 from llog.sql.creating import check_create
 from llog.sql.cursor import Cursor, table_name
 from llog.sql.lexing import Kind, Token
@@ -34,6 +35,25 @@ _FOREIGN_SCHEMAS: Final = frozenset({"information_schema", "pg_catalog", "temp",
 _CHANGES: Final = (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Into, exp.Command)
 _SHOWN: Final = re.compile(r"^(LINE (\d+): )(.*)\n( *)\^", re.MULTILINE)
 _DUCKDB_KINDS: Final = {"CREATE TABLE": "CREATE", "DROP TABLE": "DROP"}
+
+_KEYWORDS: Final = (
+    *(
+        "FROM",
+        "WHERE",
+        "GROUP",
+        "ORDER",
+        "BY",
+        "HAVING",
+        "LIMIT",
+        "OFFSET",
+        "JOIN",
+        "USING",
+        "UNION",
+        "WINDOW",
+        "QUALIFY",
+    ),
+    *("VALUES", "SET", "INTO", "RETURNING", "CONFLICT", "PRIMARY", "DEFAULT", "BETWEEN", "DISTINCT"),
+)
 
 logging.getLogger("sqlglot").addHandler(logging.NullHandler())
 _parsing = threading.Lock()
@@ -220,7 +240,13 @@ def _at_token(cursor: Cursor, rendered: Rendered, error: SqlglotError) -> SqlErr
         message = "an expression is missing before this"
     lines = rendered.text.split("\n")
     line, column = (details[0].get("line") or 1, details[0].get("col") or 0) if details else (1, 0)
-    return cursor.error(message.rstrip("."), token=_token_at(cursor, rendered, lines, line - 1, column - 1))
+    token = _token_at(cursor, rendered, lines, line - 1, column - 1)
+    number = cursor.tokens.index(token)
+    near = cursor.tokens[
+        max(number - 1, 0) : number + 1
+    ]  # a misspelt keyword is read as an alias, and what follows is the error
+    hint = next(filter(None, (did_you_mean(each.upper, _KEYWORDS) for each in near if each.upper not in _KEYWORDS)), "")
+    return cursor.error(message.rstrip("."), hint, token)
 
 
 def _kind(cursor: Cursor, tree: exp.Expr) -> tuple[str, bool]:

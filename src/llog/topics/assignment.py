@@ -113,7 +113,8 @@ class Assignments:
                 raise StaleMember(
                     f"{member!r} is no member of group {group!r} on topic {topic.name!r}: it left, or was silent for too long. Join again"
                 )
-            new = _renewed(old, member, self._log.runtime.now_ms(), session_ms, served)
+            above = msgspec.structs.replace(old, generation=max(old.generation, served))
+            new = _renewed(above, member, self._log.runtime.now_ms(), session_ms)
             if len(new.deadlines) > MEMBERS_MAX:
                 raise InvalidArgument(f"group {group!r} has {MEMBERS_MAX} members, which is the most there may be")
             try:
@@ -126,7 +127,7 @@ class Assignments:
                 number, unknown = number + 1, error
 
 
-def _renewed(old: Members, member: str, now_ms: int, session_ms: int, served: int) -> Members:
+def _renewed(old: Members, member: str, now_ms: int, session_ms: int) -> Members:
     """With the member alive and the dead gone; `old` itself if nobody came or went and the member's time is hardly used."""
     deadline_ms = now_ms + session_ms
     alive = {name: ms for name, ms in old.deadlines.items() if ms > now_ms or name == member}
@@ -134,7 +135,7 @@ def _renewed(old: Members, member: str, now_ms: int, session_ms: int, served: in
         if deadline_ms - session_ms // 3 <= alive[member] <= deadline_ms:
             return old
         return Members(generation=old.generation, deadlines=alive | {member: deadline_ms})
-    return Members(generation=max(old.generation, served) + 1, deadlines=alive | {member: deadline_ms})
+    return Members(generation=old.generation + 1, deadlines=alive | {member: deadline_ms})
 
 
 def _membership(members: Members, member: str, partitions: int) -> Membership:

@@ -80,7 +80,7 @@ class GroupListing:
         return sorted(names)
 
     async def unreachable(self) -> LlogError | None:
-        """Why the groups on topics of engine `rocksdb` cannot be seen from here; None if they can, or there are no such topics."""
+        """Why the groups on some topics of engine `rocksdb` cannot be seen from here; None if all can."""
         for topic in (await self._topics()).values():
             if topic.engine == ROCKSDB:
                 try:
@@ -89,7 +89,6 @@ class GroupListing:
                     return error
                 except _GONE:
                     continue
-                return None
         return None
 
     async def lag(self, group: str) -> list[GroupLag]:
@@ -166,10 +165,10 @@ class GroupListing:
                 continue
             try:
                 found.setdefault(await self._groups.stores.of(topic), []).append(topic.directory)
+            except (*_GONE, TopicElsewhere):
+                continue  # others of its engine may be here
             except _OUT_OF_REACH:
                 missing.add(topic.engine)
-            except _GONE:
-                continue
         return list(found.items())
 
     def _at_work(

@@ -130,8 +130,9 @@ class Groups:
         """Gives the group its first position here; returns the one that counts, which is another's if that was faster."""
         home = await self._home(group, tp, topic)
         _check_offset(offset)
-        if mode is GroupMode.CLAIMED and await self._has_members(home):
-            raise _conflict(home, "is one whose partitions are assigned, and not claimed")
+        known = await self._known_mode(home)
+        if known not in (GroupMode.PLAIN, mode):
+            raise _conflict(home, f"is one whose partitions are {known}, and not {mode}")
 
         def decide(old: GroupRecord | None) -> GroupRecord | None:
             return GroupRecord(offset=offset, updated_ms=0, mode=mode) if old is None else _in_mode(home, old, mode)
@@ -152,7 +153,7 @@ class Groups:
             await self._check_reached(tp, upto + 1, upto)
         mode = GroupMode.PLAIN if stored is None else stored.record.mode
         if mode is GroupMode.PLAIN:
-            mode = GroupMode.ASSIGNED if await self._has_members(home) else GroupMode.CLAIMED
+            mode = await self._known_mode(home) or GroupMode.CLAIMED
         assigned = mode is GroupMode.ASSIGNED
         generation = await self._generation_of_holder(home, member) if assigned else 0
 
@@ -302,10 +303,14 @@ class Groups:
         if position > bounds.next_offset:
             raise OffsetOutOfRange(str(tp), position if asked is None else asked, *bounds)
 
-    async def _has_members(self, home: Home) -> bool:
-        """Whether the group is an assigned one, with somebody alive."""
+    async def _known_mode(self, home: Home) -> GroupMode:
+        """How the group shares the topic out: as in the first partition, or as its members show; plain if neither does."""
+        first = await home.store.get(home.key._replace(partition=0))
+        if first is not None and first.record.mode:
+            return first.record.mode
         members = await self.assignments.members(home.key.group, home.topic)
-        return any(ms > self.log.runtime.now_ms() for ms in members.deadlines.values())
+        is_assigned = any(ms > self.log.runtime.now_ms() for ms in members.deadlines.values())
+        return GroupMode.ASSIGNED if is_assigned else GroupMode.PLAIN
 
     async def _generation_of_holder(self, home: Home, member: str) -> int:
         members = await self.assignments.members(home.key.group, home.topic)

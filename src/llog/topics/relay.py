@@ -262,10 +262,18 @@ class Relay:
         return "~".join((f"outbox/{await self._store.name()}", *directory.split("~")[1:]))
 
     async def _home(self, tp: TopicPartition, directory: str) -> Home | None:
-        """Where the partition is; None if its topic was deleted, or created again since."""
+        """Where the partition is; None if its topic was deleted, or created again since.
+
+        A partition that is missing though its topic is there is an error: its events wait.
+        """
         try:
-            home = await self._target.look(tp)
-        except (TopicNotFound, PartitionNotInitialized):
+            try:
+                home = await self._target.look(tp)
+            except PartitionNotInitialized:
+                if (await self._target.look(TopicPartition(tp.topic, 0))).directory == directory:
+                    raise
+                return None  # the topic that has the name now has fewer partitions
+        except TopicNotFound:
             return None
         return home if home.directory == directory else None
 

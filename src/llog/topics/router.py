@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from llog.batch.partitioning import partitions_for_keys
 from llog.errors import InvalidArgument, PartitionNotInitialized
+from llog.partition.catalog import ROCKSDB
 from llog.runtime import Runtime
 from llog.topics.changes import Change
 from llog.topics.events import Op, headers_of
@@ -29,8 +30,6 @@ from llog.topics.routes import Route, Routes
 if TYPE_CHECKING:
     from llog.rocks.logs import Staged
     from llog.rocks.store import RocksStore
-
-ROCKSDB: Final = "rocksdb"
 
 
 class Evaluator(Protocol):

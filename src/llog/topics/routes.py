@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from llog.errors import TopicNotFound
+from llog.partition.catalog import ROCKSDB
 from llog.partition.records import Topic, decode, encode
-from llog.rocks.keys import ROUTE_PREFIX, ROUTES, after, route_key, route_prefix
+from llog.rocks.keys import META, ROUTE_PREFIX, ROUTES, after, meta_key, route_key, route_prefix
 from llog.topics.events import Op, PayloadMode
 
 if TYPE_CHECKING:
@@ -76,8 +78,12 @@ class Routes:
         return table in self._needing_old
 
     def put(self, changes: Changes, routes: Iterable[Route]) -> None:
-        """A route of the same topic, table and op is replaced."""
+        """A route of the same topic, table and op is replaced. `TopicNotFound` if a topic of this store was deleted meanwhile."""
         for route in routes:
+            if route.engine == ROCKSDB and self._store.get(META, meta_key(route.directory)) is None:
+                raise TopicNotFound(
+                    f"topic {route.topic!r} was deleted: a route to it would refuse every change of {route.table}"
+                )
             changes.put(ROUTES, route_key(route.directory, route.table, route.op), encode(route))
 
     def drop(self, changes: Changes, directory: str, table: str, ops: Sequence[Op] = ()) -> list[Route]:

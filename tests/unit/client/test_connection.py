@@ -339,3 +339,10 @@ def test_another_process_is_told_who_has_the_log(tmp_path: Path) -> None:
         said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.startswith("log_owned")
     assert str(os.getpid()) in said
+
+
+def test_a_time_that_python_cannot_hold_is_an_error_of_the_standard(connection: Connection) -> None:
+    cursor = connection.execute("SELECT 1, TIMESTAMP '12000-01-01' AS far")
+    with pytest.raises(dbapi.DataError, match=r"'far'.*VARCHAR"):
+        cursor.fetchall()
+    assert connection.execute("SELECT DATE '12000-01-01'").arrow().num_rows == 1

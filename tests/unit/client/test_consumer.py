@@ -231,20 +231,36 @@ def test_a_consumer_whose_poll_failed_goes_on_under_another_name_and_passes_noth
 ) -> None:
     place.create()
     place.append("1", "2")
-    backend = place.backend
-    whole = backend.consume
+    whole, names = place.backend.consume, []
 
-    def lost(call: ConsumeCall) -> object:
-        whole(call)
-        raise StoreUnavailable("the answer was lost")
+    def lost_at_first(call: ConsumeCall) -> object:
+        found = whole(call)
+        names.append(call.member)
+        if len(names) == 1:
+            place.append("3")
+            raise StoreUnavailable("the answer was lost")
+        return found
 
-    with consumer(place, member="m", visibility_ms=300, timeout=2.0) as messages:
-        monkeypatch.setattr(backend, "consume", lost)
-        with pytest.raises(StoreUnavailable):
-            next(messages)
-        monkeypatch.undo()
-        place.append("3")
+    monkeypatch.setattr(place.backend, "consume", lost_at_first)
+    with consumer(place, member="m", visibility_ms=400, timeout=3.0) as messages:
         found = list(messages)
-    assert messages.member.startswith("m~")
+    assert names[0] != names[1]
+    assert all(name.startswith("m~") for name in names)
     assert [(message.payload, message.attempt) for message in found] == [(b"3", 1), (b"1", 2), (b"2", 2)]
     assert place.committed() == 4
+
+
+def test_a_member_that_lost_a_partition_goes_on_with_what_it_has(place: Place) -> None:
+    place.create(partitions=2)
+    for partition in range(2):
+        place.append("1", "2", partition=partition)
+    first = consumer(place, mode="assigned", member="a")
+    assert {message.partition for message in first.poll()} == {0, 1}
+    second = consumer(place, mode="assigned", member="b")
+    lost = {message.partition for message in second.poll()}
+    assert len(lost) == 1
+    assert {message.partition for message in first.poll()} <= {0, 1} - lost
+    assert second.poll() == []
+    first.close()
+    second.close()
+    assert place.committed(partition=0) == place.committed(partition=1) == 3

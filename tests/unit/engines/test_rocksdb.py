@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -18,12 +19,21 @@ from llog.engines.rocksdb import OpenRocks, RocksAppender
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import clean_all, retain_all
 from llog.engines.verify import verify
-from llog.errors import ConfigurationError, InvalidArgument, LlogError, RecordRemoved, TopicElsewhere, TopicNotFound
+from llog.errors import (
+    ConfigurationError,
+    InvalidArgument,
+    LlogError,
+    PartitionNotInitialized,
+    RecordRemoved,
+    TopicElsewhere,
+    TopicExists,
+    TopicNotFound,
+)
 from llog.model import Record, TopicPartition
 from llog.opening import close_log, open_log, opened_log
-from llog.partition.catalog import ROCKSDB, Catalog
+from llog.partition.catalog import DISK, ROCKSDB, Catalog
 from llog.partition.log import Log
-from llog.partition.records import Cleanup
+from llog.partition.records import Cleanup, Topic
 from llog.partition.verify import ProblemKind
 from llog.ports import Group
 from llog.rocks.keys import LOGS, record_key
@@ -125,6 +135,45 @@ async def test_an_interrupted_deletion_is_finished(log: Log, monkeypatch: pytest
         await Catalog(log).get(SHORT.topic)
     await Catalog(log).finish_deletions()
     assert _rocks(log).store().items(LOGS, b"topic/short/", b"topic/short0") == []
+
+
+async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenRocks, "remove", AsyncMock(side_effect=OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        await Catalog(log).delete(SHORT.topic)
+    monkeypatch.undo()
+    elsewhere = log._replace(rocks=OpenRocks(tmp_path / "other", log.runtime))
+    await Catalog(elsewhere).finish_deletions()
+    assert not (tmp_path / "other").exists()
+    await Catalog(log).finish_deletions()
+    assert _rocks(log).store().get(LOGS, record_key(SHORT.topic, 0, 1)) is None
+
+
+@pytest.mark.parametrize("engine", [ROCKSDB, DISK])
+async def test_whoever_is_slower_to_create_a_topic_that_is_in_use_already_is_told_that_it_exists(
+    log: Log, engine: str
+) -> None:
+    class Slower(Catalog):
+        async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
+            await Catalog(log).create(topic.name, engine=engine)
+            await EngineAppender(log).append([Group(topic=topic.name, partition=0, records=[Record(payload=b"a")])])
+            await super()._initialize(topic, partitions, new=new)
+
+    with pytest.raises(TopicExists):
+        await Slower(log).create("t", engine=engine)
+    assert await EngineReader(log).bounds(TopicPartition("t", 0)) == (1, 2)
+
+
+async def test_partitions_that_are_not_there_are_not_remembered(log: Log) -> None:
+    appender = RocksAppender(log)
+    for partition in range(1, 9):
+        [result] = await appender.append(
+            [Group(topic=SHORT.topic, partition=partition, records=[Record(payload=b"a")])]
+        )
+        assert isinstance(result, PartitionNotInitialized)
+    assert len(appender._lines) <= 1  # that of the last one, whose error is still at hand
 
 
 async def test_appends_that_come_together_share_one_write(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

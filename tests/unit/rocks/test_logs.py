@@ -24,7 +24,7 @@ from llog.errors import (
 )
 from llog.model import TimestampType
 from llog.producers import Producer
-from llog.rocks import logs as logs_module
+from llog.rocks import reading
 from llog.rocks.keys import COUNTERS, LOGS, ROWS, counter_key, record_key
 from llog.rocks.state import PartitionState
 from llog.rocks.waking import Partition
@@ -210,7 +210,7 @@ def read_before_it_is_told(
     reader = threading.Thread(target=read)
 
     def scan(*given: Any) -> list[tuple[int, Columns]]:
-        runs = scan_now(*given)
+        runs = reading.read(*given)
         scanned.set()
         return runs
 
@@ -221,8 +221,8 @@ def read_before_it_is_told(
             reader.join(0.05)  # it is to look at what is in memory before that is changed
         publish_now(new)
 
-    scan_now, publish_now = logs_module.read, world.logs.publish
-    monkeypatch.setattr(logs_module, "read", scan)
+    publish_now = world.logs.publish
+    monkeypatch.setattr("llog.rocks.logs.read", scan)
     monkeypatch.setattr(world.logs, "publish", publish)
     change()
     reader.join()

@@ -92,9 +92,9 @@ def test_text_for_duckdb_is_the_text_as_written() -> None:
     assert one(sql).sql == sql
     assert (
         one("SELECT a -- x\n, b /* y */ FROM T WHERE c = :c AND d = :d").sql
-        == "SELECT a\n, b FROM main.T WHERE c = $c AND d = $d"
+        == "SELECT a\n, b FROM main.T WHERE c = $c AND d = $d "
     )
-    assert one("SELECT ?, ?").sql == "SELECT $1, $2"
+    assert one("SELECT ?, ?").sql == "SELECT $1 , $2 "
 
 
 QUERIES = [
@@ -266,7 +266,7 @@ def test_a_syntax_error_is_shown_where_it_was_written(sql: str, line: int, colum
 def test_parameters_without_spaces_between_them_can_be_read_again() -> None:
     [statement] = parse("INSERT INTO t VALUES (?,?) ON CONFLICT (a) DO UPDATE SET b = ?")
     assert isinstance(statement, TableStatement)
-    assert "($1 ,$2)" in statement.sql
+    assert "($1 ,$2 )" in statement.sql
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llog.config import Settings
 from llog.errors import (
     Contention,
     GroupConflict,
@@ -22,6 +23,8 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.model import TopicPartition
+from llog.opening import opened_log
+from llog.partition.catalog import ROCKSDB, Catalog
 from llog.partition.keys import group_key
 from llog.partition.log import Log
 from llog.partition.retention import trim
@@ -476,6 +479,7 @@ async def test_an_ack_before_the_first_claim_of_an_assigned_group_is_its_holders
     a = await room.groups.join("g", TP.topic, "a", session_ms=1000)
     with pytest.raises(StaleMember):
         await room.groups.ack("g", TP, "b", 4)
+    await room.fill(1, OTHER)
     await room.groups.reset("g", OTHER, 1)
     with pytest.raises(StaleMember):
         await room.groups.ack("g", OTHER, "b", 1)
@@ -498,6 +502,21 @@ async def test_an_ack_that_finds_partitions_assigned_meanwhile_is_refused(room: 
     with pytest.raises(StaleMember):
         await room.over(Assigned(room.store)).ack("g", TP, "b", 6)
     assert await room.groups.position("g", TP) == 1
+
+
+async def test_a_partition_that_was_added_is_shared_out_as_the_others_are(room: Room) -> None:
+    added = TopicPartition(TP.topic, 4)
+    await room.groups.join("g", TP.topic, "a", session_ms=1000)
+    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await room.groups.leave("g", TP.topic, "a")
+    await room.world.catalog.add_partitions(TP.topic, 5)
+    await room.fill(1, added)
+    with pytest.raises(GroupConflict, match="assigned"):
+        await room.groups.begin("g", added, 1)
+    with pytest.raises(StaleMember):
+        await room.groups.ack("g", added, "b", 1)
+    assert await room.groups.position("g", added) is None
+    await room.groups.join("g", TP.topic, "a", session_ms=1000)
 
 
 async def test_positions_that_outlived_their_members_can_be_served_again(room: Room) -> None:
@@ -621,6 +640,23 @@ async def test_a_deleted_group_is_not_changed_by_a_put_that_comes_late(room: Roo
         with pytest.raises(VersionMismatch):
             await room.store.put(KEY, GroupRecord(offset=9, updated_ms=0), expected=expected, durable=True)
     assert (await room.store.get(KEY) or found).record == record
+
+
+async def test_topics_that_lie_elsewhere_hide_no_groups_of_those_that_are_here(tmp_path: Path) -> None:
+    here, elsewhere = (Settings(data_dir=str(tmp_path), rocksdb_dir=str(tmp_path / name)) for name in ("1", "2"))
+    for settings, topic in ((elsewhere, "a"), (here, "b"), (elsewhere, "c")):
+        async with opened_log(settings) as log:
+            await Catalog(log).create(topic, engine=ROCKSDB)
+            await Groups(log).commit("g", TopicPartition(topic, 0), 1)
+    async with opened_log(here) as log:
+        listing = GroupListing(Groups(log))
+        assert await listing.names() == ["g"]
+        assert [each.topic for each in await listing.describe("g")] == ["b"]
+        assert "topic 'a'" in str(await listing.unreachable())
+    async with opened_log(elsewhere) as log:
+        listing = GroupListing(Groups(log))
+        assert [each.topic for each in await listing.describe("g")] == ["a", "c"]
+        assert "topic 'b'" in str(await listing.unreachable())
 
 
 # --- bytes

@@ -11,7 +11,14 @@ from typing import Final, Protocol
 import pytest
 
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, StoreUnavailable, UnknownProducer
+from llog.errors import (
+    InconsistentReadState,
+    LlogError,
+    OutcomeUnknown,
+    PartitionNotInitialized,
+    StoreUnavailable,
+    UnknownProducer,
+)
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.retention import trim
@@ -395,6 +402,27 @@ async def test_events_of_a_deleted_topic_are_dropped_and_do_not_go_to_its_succes
     scene.add(1, directory=again.directory)
     await relay.drain()
     assert await scene.relayed() == ["6"]
+    assert await scene.box.store.partitions() == []
+
+
+async def test_events_of_a_partition_that_is_missing_though_its_topic_is_not_wait(scene: Scene) -> None:
+    keys = await scene.world.catalog.partition(TP)
+    control = await scene.world.meta.get(keys.control)
+    assert control is not None
+    await scene.world.meta.delete(keys.control)
+    scene.add(2)
+    with pytest.raises(PartitionNotInitialized):
+        await scene.relay().drain()
+    await scene.world.meta.put(keys.control, control.value)
+    await scene.relay().drain()
+    assert await scene.relayed() == ["1", "2"]
+
+
+async def test_events_of_a_partition_that_the_topics_successor_does_not_have_are_dropped(scene: Scene) -> None:
+    scene.add(2, TopicPartition(TP.topic, 3))
+    await scene.world.catalog.delete(TP.topic)
+    await scene.world.catalog.create(TP.topic, 1)
+    await scene.relay().drain()
     assert await scene.box.store.partitions() == []
 
 

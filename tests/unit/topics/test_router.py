@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from llog.batch.columns import concat
-from llog.errors import InvalidArgument, PartitionNotInitialized
+from llog.errors import InvalidArgument, PartitionNotInitialized, TopicNotFound
 from llog.model import TopicPartition, partition_for_key
 from llog.partition.records import Topic
 from llog.ports import Batch
@@ -312,6 +312,13 @@ def test_a_route_to_a_topic_that_is_missing_refuses_the_change(bench: Bench) -> 
         bench.store.write(changes, sync=False)
     with pytest.raises(PartitionNotInitialized):
         bench.change(inserted((1, "a", "b")))
+
+
+def test_no_route_is_made_to_a_topic_that_was_just_removed(bench: Bench) -> None:
+    route = bench.route()
+    bench.logs.remove("app.new")
+    with pytest.raises(TopicNotFound):
+        bench.router.routes.put(bench.store.changes(), [route])
 
 
 def test_more_rows_than_one_ms_has_ids_get_ids_of_several(bench: Bench) -> None:

@@ -1,0 +1,189 @@
+"""Sessions beside each other: threads for all of them, callers that go away, topics that others delete, values at the edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llog.config import Settings
+from llog.errors import ConstraintViolation, OffsetOutOfRange, SqlError
+from llog.opening import opened_log
+from llog.sql.database import Database
+from llog.sql.json_values import json_rows
+from llog.sql.session import Session
+
+LONG = "SELECT count(*) FROM range(10000000000000) r WHERE (r.range * 7) % 11 = 3"
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    settings = Settings(data_dir=str(tmp_path))
+    async with opened_log(settings) as log:
+        database = Database(log, settings)
+        await database.start()
+        yield database
+        await database.close()
+
+
+@pytest.fixture
+async def session(database: Database) -> AsyncIterator[Session]:
+    opened = database.session()
+    await opened.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v VARCHAR)")
+    yield opened
+    await opened.close()
+
+
+async def rows(session: Session, text: str, params: Any = ()) -> list[tuple[Any, ...]]:
+    table = (await session.execute(text, params))[-1].table
+    assert table is not None
+    return list(json_rows(table))
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_transactions_that_wait_do_not_keep_the_one_that_has_the_lock_from_a_thread(
+    database: Database, session: Session
+) -> None:
+    sessions = [database.session() for _ in range(40)]
+    await asyncio.gather(
+        *(
+            each.execute(f"BEGIN; INSERT INTO t VALUES ({n}, 'a'); UPDATE t SET v = 'b' WHERE id = {n}; COMMIT")
+            for n, each in enumerate(sessions)
+        )
+    )
+    assert await rows(session, "SELECT count(*), min(v) FROM t") == [(40, "b")]
+    for each in sessions:
+        await each.close()
+
+
+async def test_long_queries_keep_nobody_from_changing_and_consuming_and_end_with_their_callers(
+    database: Database, session: Session
+) -> None:
+    sessions = [database.session() for _ in range(40)]
+    running = [asyncio.ensure_future(each.execute(LONG)) for each in sessions]
+    await session.execute("CREATE TOPIC t; ALTER TOPIC t ADD SOURCE t ON INSERT; INSERT INTO t VALUES (1, 'a')")
+    (result,) = await session.execute("CONSUME FROM t GROUP 'g'")
+    assert result.table is not None
+    assert result.table.num_rows == 1
+    for each in running:
+        await cancelled(each)
+    assert await rows(session, "SELECT count(*) FROM t") == [(1,)]
+    for one in sessions:
+        await one.close()
+
+
+@pytest.mark.parametrize(
+    "statement", ["BEGIN", "BEGIN; INSERT INTO t VALUES (9, 'x'); COMMIT", "INSERT INTO t VALUES (9, upper('x'))"]
+)
+async def test_a_caller_that_goes_while_it_waits_leaves_no_transaction_open(
+    database: Database, session: Session, statement: str
+) -> None:
+    other = database.session()
+    await session.execute("BEGIN")
+    waiting = asyncio.ensure_future(other.execute(statement))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await session.execute("ROLLBACK")
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not other.in_transaction
+    await session.execute("INSERT INTO t VALUES (1, 'a')")
+    await other.close()
+
+
+async def test_a_caller_of_many_rows_that_goes_while_it_waits_leaves_no_transaction_open(
+    database: Database, session: Session
+) -> None:
+    other = database.session()
+    await session.execute("BEGIN")
+    waiting = asyncio.ensure_future(other.execute_many("INSERT INTO t VALUES (?, upper(?))", [[1, "a"], [2, "b"]]))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await session.execute("ROLLBACK")
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not other.in_transaction
+    await other.close()
+
+
+async def test_a_text_that_begins_a_transaction_and_fails_has_rolled_it_back(session: Session) -> None:
+    with pytest.raises(ConstraintViolation):
+        await session.execute("BEGIN; INSERT INTO t VALUES (1, 'a'); INSERT INTO t VALUES (1, 'b'); COMMIT")
+    assert not session.in_transaction
+    assert await rows(session, "SELECT count(*) FROM t") == [(0,)]
+    await session.execute("BEGIN")
+    with pytest.raises(SqlError):
+        await session.execute("SELECT nope FROM t")
+    assert session.in_transaction  # it was there before
+    await session.execute("ROLLBACK")
+
+
+async def test_a_long_text_leaves_the_loop_to_others(session: Session) -> None:
+    text = "INSERT INTO t VALUES " + ", ".join(f"({n}, 'x')" for n in range(20_000))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.ensure_future(others())
+    prepared = await session._prepared(text)
+    await cancelled(beside)
+    assert len(prepared) == 1
+    assert turns > 10
+
+
+@pytest.mark.parametrize("engine", ["object", "rocksdb"])
+async def test_a_route_goes_with_its_topic_whoever_deletes_that(
+    database: Database, session: Session, engine: str
+) -> None:
+    await session.execute(f"CREATE TOPIC x WITH (engine = '{engine}'); ALTER TOPIC x ADD SOURCE t ON INSERT")
+    await database.catalog.delete("x")
+    await session.execute(f"CREATE TOPIC x WITH (engine = '{engine}')")
+    assert await rows(session, "SHOW ROUTES") == []
+    await session.execute("DROP TABLE t")
+
+
+async def test_a_parameter_may_be_cast(session: Session) -> None:
+    assert await rows(session, "SELECT ?::BIGINT + 1, ?::VARCHAR", ["1", 2]) == [(2, "2")]
+    assert await rows(session, "SELECT $a::DATE", {"a": "2026-01-31"}) == [("2026-01-31",)]
+
+
+async def test_a_misspelt_keyword_is_hinted_at(session: Session) -> None:
+    with pytest.raises(SqlError) as caught:
+        await session.execute("SELECT * FROM t WHRE id = 1")
+    assert caught.value.line == 1
+    assert "WHERE" in (caught.value.hint or "")
+
+
+async def test_records_of_a_topic_take_times_of_any_precision(session: Session) -> None:
+    await session.execute("CREATE TOPIC x")
+    await session.execute(
+        "INSERT INTO TOPIC x (payload, ts) SELECT 'a', TIMESTAMP '2026-01-31 12:00:00.123456';"
+        "INSERT INTO TOPIC x (payload, ts) SELECT 'b', now()"
+    )
+    found = await rows(session, "SELECT ts FROM TOPIC x WHERE payload = 'a'")
+    assert found == [("2026-01-31T12:00:00.123000Z",)]
+
+
+async def test_infinite_times_have_a_name(session: Session) -> None:
+    query = "SELECT TIMESTAMP 'infinity', TIMESTAMPTZ '-infinity', DATE 'infinity', NULL::DATE, NULL::TIMESTAMP"
+    assert await rows(session, query) == [("infinity", "-infinity", "infinity", None, None)]
+
+
+async def test_an_ack_of_several_partitions_is_whole_or_nothing(session: Session) -> None:
+    await session.execute(
+        "CREATE TOPIC x PARTITIONS 2; INSERT INTO TOPIC x (payload, partition) VALUES ('a', 0), ('b', 1)"
+    )
+    await session.execute("CONSUME FROM x GROUP 'g'")
+    with pytest.raises(OffsetOutOfRange):
+        await session.execute("ACK x GROUP 'g' UPTO (PARTITION 0 OFFSET 1, PARTITION 1 OFFSET 2)")
+    assert await rows(session, "SELECT sum(outstanding) FROM system.topic_offsets") == [(2,)]
