@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from llog.durable import make_directory
 from llog.errors import CorruptBatch, MissingExtra, StoreUnavailable
@@ -24,26 +25,26 @@ except ImportError as error:  # pragma: no cover
 
 
 class Changes:
-    """What is to be written together."""
+    """What is to be written together. `StoreUnavailable` once the store is closed."""
 
     def __init__(self, store: RocksStore) -> None:
-        self._handles = store.handles
+        self._handle = store.handle
         self.batch = rocksdict.WriteBatch(raw_mode=True)
 
     def put(self, family: str, key: bytes, value: bytes) -> None:
-        self.batch.put(key, value, self._handles[family])
+        self.batch.put(key, value, self._handle(family))
 
     def put_all(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        put, handle = self.batch.put, self._handles[family]
+        put, handle = self.batch.put, self._handle(family)
         for key, value in zip(keys, values, strict=True):
             put(key, value, handle)
 
     def delete(self, family: str, key: bytes) -> None:
-        self.batch.delete(key, self._handles[family])
+        self.batch.delete(key, self._handle(family))
 
     def delete_range(self, family: str, start: bytes, stop: bytes) -> None:
         """Every key in [start, stop)."""
-        self.batch.delete_range(start, stop, self._handles[family])
+        self.batch.delete_range(start, stop, self._handle(family))
 
     def __len__(self) -> int:
         return int(self.batch.len())
@@ -65,7 +66,7 @@ class RocksStore:
             except BaseException:
                 os.close(self._lock)
                 raise
-        self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self._durable = rocksdict.WriteOptions()
         self._durable.sync = True
@@ -74,6 +75,13 @@ class RocksStore:
     @classmethod
     def open(cls, directory: Path) -> RocksStore:
         return cls(directory.absolute())
+
+    def handle(self, family: str) -> Any:
+        """What RocksDB calls it."""
+        found = self._handles.get(family)
+        if found is None:
+            raise self._closed()
+        return found
 
     def get(self, family: str, key: bytes) -> bytes | None:
         with self.using("read"):
@@ -161,7 +169,7 @@ class RocksStore:
                 with _explained("close", self.directory):
                     self._db.flush_wal(True)
                     self._families.clear()
-                    self.handles.clear()
+                    self._handles.clear()
                     self._db.close()
             finally:
                 os.close(self._lock)
@@ -182,16 +190,18 @@ class RocksStore:
     @contextmanager
     def using(self, doing: str) -> Iterator[None]:
         """Explains what goes wrong; `StoreUnavailable` once it is closed."""
-        closed = StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
         if self.closed:
-            raise closed
+            raise self._closed()
         try:
             with _explained(doing, self.directory):
                 yield
         except KeyError:
             if self.closed:  # meanwhile: the families are gone
-                raise closed from None
+                raise self._closed() from None
             raise
+
+    def _closed(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
 
 
 def _options() -> rocksdict.Options:

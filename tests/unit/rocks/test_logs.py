@@ -250,6 +250,15 @@ def test_a_record_that_is_missing_is_no_gap(world: World) -> None:
         world.logs.read("t", 0, 4, 1000)
 
 
+def test_changes_of_a_store_that_was_closed_meanwhile_say_so(tmp_path: Path) -> None:
+    world = World(tmp_path / "rocksdb")
+    changes = world.store.changes()
+    world.close()
+    for each in (changes, world.store.changes()):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            each.put(ROWS, b"row", b"1")
+
+
 def test_a_damaged_counter_is_told(world: World) -> None:
     changes = world.store.changes()
     changes.put(COUNTERS, counter_key("t", 0), b"\x01damaged")
