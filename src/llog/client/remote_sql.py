@@ -25,6 +25,14 @@ _JSON: Final = "application/json"
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
+class _Names(msgspec.Struct):
+    """`Names` as a broker answers them: an object."""
+
+    tables: dict[str, tuple[str, ...]]
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
 class RemoteSession:
     """See `SqlSession`. All calls have one member, so that what was consumed here can be acknowledged here."""
 
@@ -65,9 +73,10 @@ class RemoteSession:
     def names(self) -> Names:
         answer = self._http.post("/sql/names", b"", content=_JSON, accept=_JSON, repeatable=True)
         try:
-            return msgspec.json.decode(answer.body, type=Names)
+            found = msgspec.json.decode(answer.body, type=_Names)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreUnavailable(f"{self._http.url} did not answer as a broker does: {error}") from error
+        return Names(found.tables, found.topics, found.groups)
 
     def close(self) -> None:
         self._http.close()

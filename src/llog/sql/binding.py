@@ -80,6 +80,29 @@ def bind(statement: Statement, params: Params | None = None) -> Statement:
     return msgspec.structs.replace(statement, **changed)
 
 
+def given_values(params: Params) -> Params:
+    """With lists and dictionaries as the JSON text that they are: DuckDB would make one type of all that a list has, `[1, "x"]` text.
+
+    A list of numbers of one type, or of texts, stays one, for `unnest(?)` and the like.
+    """
+    if isinstance(params, Mapping):
+        return {name: _value_or_json(value) for name, value in params.items()}
+    if isinstance(params, str | bytes | bytearray) or not any(isinstance(each, dict | list | tuple) for each in params):
+        return params
+    return [_value_or_json(value) for value in params]
+
+
+def _value_or_json(value: Any) -> Any:
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if not isinstance(value, dict) and len({*map(type, value)}) == 1 and not isinstance(value[0], dict | list | tuple):
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SqlError(f"a parameter cannot be made JSON: {error}") from None
+
+
 def shares(statements: Sequence[Statement], params: Params | None) -> list[Params]:
     """The parameters of each of several statements: numbered ones begin after those of the statement before, names are common."""
     if isinstance(params, Mapping):

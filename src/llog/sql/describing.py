@@ -42,7 +42,8 @@ async def describe(database: Database, statement: sql.Describe) -> pa.Table:
     if not statement.is_topic and database.may_have_tables:
         held = await database.held()
         try:
-            return _columns(held.tables.definition(statement.name))
+            name = statement.name if "." in statement.name else f"main.{statement.name}"
+            return _columns(held.tables.definition(name))
         except TableNotFound as error:
             try:
                 return await _topic(database, statement.name)

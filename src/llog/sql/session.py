@@ -14,7 +14,7 @@ import pyarrow as pa
 from llog.errors import InvalidArgument, SqlError
 from llog.sql import changing, describing
 from llog.sql import statements as sql
-from llog.sql.binding import bind, shares
+from llog.sql.binding import bind, given_values, shares
 from llog.sql.grammar import prepare
 from llog.sql.mirror import registered
 from llog.sql.result import Names, Result
@@ -59,7 +59,7 @@ class Session:
             try:
                 return [
                     await self._run(bind(each, share), share)
-                    for each, share in zip(statements, shares(statements, params), strict=True)
+                    for each, share in zip(statements, shares(statements, given_values(params)), strict=True)
                 ]
             except BaseException:
                 if self.in_transaction and not was_open:
@@ -72,7 +72,9 @@ class Session:
         if len(statements) != 1:
             raise InvalidArgument(f"one statement is run with many parameters, not {len(statements)}")
         [statement] = statements
-        bound = await self._apart(len(rows) <= _SMALL_ROWS, lambda: [bind(statement, row) for row in rows])
+        is_small = len(rows) <= _SMALL_ROWS
+        rows = await self._apart(is_small, lambda: [given_values(row) for row in rows])
+        bound = await self._apart(is_small, lambda: [bind(statement, row) for row in rows])
         async with self._lock:
             if not isinstance(statement, sql.TableStatement) or not bound:
                 return await self._run_all(bound, rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
@@ -82,7 +83,9 @@ def param_in(value: Any) -> Any:
         return value
     name, inner = next(iter(value.items())) if len(value) == 1 else ("", None)
     if name == "json":
-        return inner
+        return (
+            json.dumps(inner, ensure_ascii=False) if isinstance(inner, str) else inner
+        )  # text that stands for itself is JSON in quotes
     if name not in _READ or not isinstance(inner, str):
         raise InvalidArgument(
             f"a parameter is an object with the fields {', '.join(map(str, value))[:80]}: it must have one, with text: "

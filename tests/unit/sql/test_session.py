@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from llog.config import Settings
@@ -187,3 +189,26 @@ async def test_an_ack_of_several_partitions_is_whole_or_nothing(session: Session
     with pytest.raises(OffsetOutOfRange):
         await session.execute("ACK x GROUP 'g' UPTO (PARTITION 0 OFFSET 1, PARTITION 1 OFFSET 2)")
     assert await rows(session, "SELECT sum(outstanding) FROM system.topic_offsets") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    "value", [[1, "x"], [1, {"a": 2}], {"a": None, "b": [1, "x", 2.5]}, [1, 2.5], [1, 2], ["a"], {}, []]
+)
+async def test_json_parameters_are_kept_as_they_are_by_every_statement(session: Session, value: Any) -> None:
+    await session.execute("CREATE TABLE j (id BIGINT PRIMARY KEY, v JSON)")
+    await session.execute("INSERT INTO j VALUES (1, ?), (2, '0')", [value])
+    await session.execute("UPDATE j SET v = ? WHERE id = 2", [value])
+    await session.execute("INSERT INTO j VALUES (3, $v) ON CONFLICT DO NOTHING", {"v": value})
+    await session.execute_many("INSERT INTO j SELECT ?, ?", [[4, value]])
+    assert [json.loads(v) for (v,) in await rows(session, "SELECT v FROM j")] == [value] * 4
+
+
+async def test_a_list_can_be_a_set_of_values(session: Session) -> None:
+    await session.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    assert await rows(session, "SELECT id FROM t WHERE id IN (SELECT unnest(?)) ORDER BY id", [[1, 3]]) == [(1,), (3,)]
+
+
+async def test_a_table_without_a_schema_is_in_main_everywhere(session: Session) -> None:
+    await session.insert("t", pa.table({"id": [1], "v": ["a"]}))
+    assert [row[0] for row in await rows(session, "DESCRIBE t")] == ["id", "v"]
+    assert await rows(session, "SELECT count(*) FROM main.t") == [(1,)]
