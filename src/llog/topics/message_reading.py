@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,12 +19,34 @@ from llog.ports import Batch, LogReader
 from llog.topics.events import MESSAGES, messages_of
 
 CONSUMED: Final = MESSAGES.append(pa.field("attempt", pa.int32()))
+_AHEAD: Final = 4
+"""How many times what was asked for is read, if there is as much."""
+_PARTS_MAX: Final = 8
 _KEPT_MAX: Final = 32
 _KEPT_BYTES_MAX: Final = 64 << 20
 
 
+class _Whole:
+    """A batch as it was read, and its messages once they were asked for."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    @cached_property
+    def messages(self) -> pa.Table:
+        return messages_of(self.batch)
+
+    def part(self, batch: Batch) -> pa.Table:
+        """The messages of a part of it. If they are few of many, only those."""
+        if self.batch.columns.count > _PARTS_MAX * batch.columns.count:
+            return messages_of(batch)
+        return self.messages.slice(batch.start_offset - self.batch.start_offset, batch.columns.count)
+
+
 class Read(NamedTuple):
     batches: list[Batch]
+    wholes: list[_Whole]
+    """What each of them is a part of."""
     rows: int
     size: int
     """In bytes: all that there was room for, if the next record does not fit."""
@@ -37,15 +60,16 @@ class Read(NamedTuple):
 
     def tables(self, attempt: int) -> list[pa.Table]:
         """As messages of the schema `CONSUMED`."""
-        return [_consumed(messages_of(batch), attempt) for batch in self.batches]
+        parts = zip(self.wholes, self.batches, strict=True)
+        return [_consumed(whole.part(batch), attempt) for whole, batch in parts]
 
 
 class MessageReader:
-    """Keeps the last batches that were larger than what was read of them: small reads do not fetch a large one again and again."""
+    """Reads ahead, and keeps the last batches that were larger than what was read of them: who goes on finds the next messages here."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
-        self._kept: deque[tuple[str, Batch]] = deque()
+        self._kept: deque[tuple[str, _Whole]] = deque()
         self._kept_bytes = 0
 
     async def read(
@@ -56,19 +80,21 @@ class MessageReader:
         What retention (all below `low`) or key compaction took is passed over.
         """
         found: list[Batch] = []
+        wholes: list[_Whole] = []
         offset, rows_left, size_left = min(max(start, low), end + 1), rows, size
         while offset <= end and rows_left > 0 and size_left > 0:
             stop = min(end + 1, offset + rows_left)
             try:
-                batches = await self._batches(topic, tp, offset, stop, size_left)
+                read = await self._wholes(topic, tp, offset, stop, size_left)
             except OffsetOutOfRange as error:
                 if error.log_start_offset <= offset:
                     raise
                 offset = min(error.log_start_offset, end + 1)  # trimmed a moment ago
                 continue
-            if not batches:
+            if not read:
                 offset = stop
-            for batch in batches:
+            for source in read:
+                batch = source.batch
                 offset = max(offset, min(batch.start_offset, end + 1))
                 first, last = offset - batch.start_offset, min(end - batch.start_offset + 1, batch.columns.count)
                 if first >= last:
@@ -79,31 +105,36 @@ class MessageReader:
                     count, taken = 1, size_left
                 if count:
                     found.append(Batch(tp, offset, slice_columns(wanted, 0, count)))
+                    wholes.append(source)
                     offset, rows_left, size_left = offset + count, rows_left - count, size_left - taken
                 if count < wanted.count:
-                    return Read(found, rows - rows_left, size, offset)
+                    return Read(found, wholes, rows - rows_left, size, offset)
                 if rows_left == 0:
                     break
-        return Read(found, rows - rows_left, size - size_left, offset)
+        return Read(found, wholes, rows - rows_left, size - size_left, offset)
 
-    async def _batches(self, topic: Topic, tp: TopicPartition, offset: int, stop: int, size: int) -> list[Batch]:
-        for directory, batch in self._kept:
+    async def _wholes(self, topic: Topic, tp: TopicPartition, offset: int, stop: int, size: int) -> list[_Whole]:
+        for directory, whole in self._kept:
+            batch = whole.batch
             if directory == topic.directory and batch.tp == tp and batch.start_offset <= offset <= batch.end_offset:
-                return [batch]
-        batches = await self._reader.read(tp, offset, size, stop=stop)
-        if batches and batches[-1].end_offset >= stop and topic.cleanup is not Cleanup.COMPACT:
-            self._keep(topic.directory, batches[-1])
-        return batches
+                return [whole]
+        keeps = topic.cleanup is not Cleanup.COMPACT
+        ahead = offset + _AHEAD * (stop - offset) if keeps else stop
+        wholes = [_Whole(batch) for batch in await self._reader.read(tp, offset, size, stop=ahead)]
+        for whole in wholes if keeps else ():
+            if whole.batch.end_offset >= stop:
+                self._keep(topic.directory, whole)
+        return wholes
 
-    def _keep(self, directory: str, batch: Batch) -> None:
-        size = byte_size(batch.columns)
+    def _keep(self, directory: str, whole: _Whole) -> None:
+        size = byte_size(whole.batch.columns)
         if size > _KEPT_BYTES_MAX:
             return
-        self._kept.append((directory, batch))
+        self._kept.append((directory, whole))
         self._kept_bytes += size
         while len(self._kept) > _KEPT_MAX or self._kept_bytes > _KEPT_BYTES_MAX:
             _, oldest = self._kept.popleft()
-            self._kept_bytes -= byte_size(oldest.columns)
+            self._kept_bytes -= byte_size(oldest.batch.columns)
 
 
 def _fitting(columns: Columns, size: int) -> tuple[int, int]:
