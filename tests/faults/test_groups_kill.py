@@ -194,39 +194,45 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
         yield Brokers(tmp_path, stack)
 
 
-def taken(connection: Connection, name: str, count: int, visibility_ms: int = 600_000) -> list[Place]:
-    """What a member is given, without acknowledging it."""
-    consumer = connection.consumer(
-        "app.jobs", group="g", member=name, auto_ack=False, batch=count, visibility_ms=visibility_ms
-    )
-    return [(each.partition, each.offset) for each in consumer.poll(30)]
+class Taken(NamedTuple):
+    """What a member was given and has not acknowledged."""
+
+    member: str
+    places: list[Place]
 
 
-def acknowledge(connection: Connection, name: str, done: list[Place]) -> None:
-    connection.ack("app.jobs", "g", dict(sorted(done)), member=name)
+def taken(connection: Connection, count: int, visibility_ms: int = 600_000) -> Taken:
+    consumer = connection.consumer("app.jobs", group="g", auto_ack=False, batch=count, visibility_ms=visibility_ms)
+    places = [(each.partition, each.offset) for each in consumer.poll(30)]
+    return Taken(consumer.member, places)
+
+
+def acknowledge(connection: Connection, done: Taken) -> None:
+    connection.ack("app.jobs", "g", dict(sorted(done.places)), member=done.member)
 
 
 @pytest.mark.parametrize("engine", ["rocksdb", "object"])
 def test_claims_and_acknowledgements_go_on_after_the_broker_was_killed(brokers: Brokers, engine: str) -> None:
     with brokers.connect() as connection:
         places = filled(connection, engine)
-        first, second = taken(connection, "a", 60), taken(connection, "b", 60)
-        acknowledge(connection, "b", second)
-        given_up = taken(connection, "c", 60, visibility_ms=100)
+        first, second = taken(connection, 60), taken(connection, 60)
+        acknowledge(connection, second)
+        given_up = taken(connection, 60, visibility_ms=100)
     brokers.restart()
+    rest: list[Taken] = []
     with brokers.connect() as connection:
-        acknowledge(connection, "a", first)  # claims that were given out before are as good as ever
-        rest: list[Place] = []
-        while len(rest) < _RECORDS - len(first) - len(second):
-            found = taken(connection, "d", 50)
-            assert found, f"{len(rest)} records came"
-            rest += found
-        assert Counter(rest) == Counter(places - {*first, *second})
-        assert {*given_up} <= {*rest}
+        acknowledge(connection, first)  # claims that were given out before are as good as ever
+        left = places - {*first.places, *second.places}
+        while sum(len(each.places) for each in rest) < len(left):
+            rest.append(taken(connection, 50))
+            assert rest[-1].places, f"{rest} came"
+        assert Counter(place for each in rest for place in each.places) == Counter(left)
+        assert {*given_up.places} <= left
     brokers.restart()
     with brokers.connect() as connection:
         assert taken_at_once(connection) == []  # all of them are claimed
-        acknowledge(connection, "d", rest)
+        for each in rest:
+            acknowledge(connection, each)
         check_all_done(connection)
     brokers.restart()
     with brokers.connect() as connection:
