@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from llog.durable import make_directory
 from llog.errors import CorruptBatch, MissingExtra, StoreUnavailable
@@ -22,6 +22,9 @@ try:
     import rocksdict
 except ImportError as error:  # pragma: no cover
     raise MissingExtra("tables and topics of engine 'rocksdb' need: pip install 'leaderless-log[sql]'") from error
+
+
+_SKIPPED_MAX: Final = 256
 
 
 class Changes:
@@ -139,6 +142,24 @@ class RocksStore:
             iterator = self._families[family].iter(options)
             iterator.seek(start)
             iterator.status()
+
+    def is_empty(self, family: str, first: bytes, last: bytes) -> bool:
+        """Whether there is no key from `first` to `last`, both included. False, too, if what was deleted there makes it long to tell."""
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(last + b"\0")
+        options.set_max_skippable_internal_keys(_SKIPPED_MAX)
+        with self.using("read"):
+            iterator = self._families[family].iter(options)
+            iterator.seek(first)
+            if iterator.valid():
+                return False
+            try:
+                iterator.status()
+            except Exception as error:
+                if str(error).startswith("Result incomplete"):
+                    return False
+                raise
+            return True
 
     def below(self, family: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries whose keys start with `prefix`: for those that are few."""

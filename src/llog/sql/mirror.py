@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, groupby
 from typing import Any, Final
 
 import duckdb
@@ -49,8 +50,16 @@ class _Copy:
 
     def __init__(self, tick: int) -> None:
         self.tick = tick
-        self.pending: list[pa.Table] = []
+        self.pending: list[pa.Table | list[bytes]] = []
         self.pending_rows = 0
+
+    def waiting(self, definition: TableDefinition, count: int) -> pa.Table:
+        """The rows of the first `count` that are pending."""
+        tables: list[pa.Table] = []
+        for encoded, group in groupby(self.pending[:count], lambda part: isinstance(part, list)):
+            parts = list(group)
+            tables += [definition.codec.decode([*chain(*parts)], definition.name)] if encoded else parts
+        return pa.concat_tables(tables)
 
 
 class Mirror:
@@ -106,14 +115,14 @@ class Mirror:
         """Whether the table is loaded, or being loaded: then it has to be told of new rows."""
         return definition.number in self._copies
 
-    def tell(self, definition: TableDefinition, rows: pa.Table) -> None:
-        """Rows were inserted in RocksDB. To be called before the writer's lock is given up."""
+    def tell(self, definition: TableDefinition, rows: pa.Table | list[bytes]) -> None:
+        """Rows, as a table or encoded, were inserted in RocksDB. To be called before the writer's lock is given up."""
         with self._queue:
             copy = self._copies.get(definition.number)
             if copy is None:
                 return
             copy.pending.append(rows)
-            copy.pending_rows += rows.num_rows
+            copy.pending_rows += len(rows)
             full = copy.pending_rows >= _PENDING_ROWS_MAX
         if full:
             try:
@@ -166,10 +175,10 @@ class Mirror:
 
     def _flush(self, definition: TableDefinition, copy: _Copy) -> None:
         with self._queue:
-            waiting = list(copy.pending)
-        if not waiting:
+            count = len(copy.pending)
+        if not count:
             return
-        rows = pa.concat_tables(waiting)
+        rows = copy.waiting(definition, count)
         try:
             with self.explained():
                 try:
@@ -180,7 +189,7 @@ class Mirror:
             self.reset()
             raise
         with self._queue:  # only now: who finds nothing pending reads at once
-            del copy.pending[: len(waiting)]
+            del copy.pending[:count]
             copy.pending_rows -= rows.num_rows
 
     def put(self, cursor: Cursor, definition: TableDefinition, rows: pa.Table, gone: pa.Table) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -71,14 +71,20 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     return _SIXTEEN if pa.types.is_decimal(kind) else kind
 
 
+Cells: TypeAlias = pa.Array | list[Any]
+"""A column of rows; as a list, of its storage values."""
+
+
 class _Storage(NamedTuple):
     kind: pa.DataType
     stored: pa.DataType
 
-    def pack(self, array: pa.Array) -> list[Any]:
+    def pack(self, cells: Cells) -> list[Any]:
+        if isinstance(cells, list):
+            return cells
         if self.kind != self.stored:
-            array = _reinterpreted(array, self.stored)
-        values: list[Any] = array.to_pylist()
+            cells = _reinterpreted(cells, self.stored)
+        values: list[Any] = cells.to_pylist()
         return values
 
     def unpack(self, values: Sequence[Any]) -> pa.Array:
@@ -105,10 +111,14 @@ class RowCodec:
         self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(list[list[Any]])
 
-    def table(self, columns: Sequence[pa.Array]) -> pa.Table:
-        return pa.table(columns, schema=self.schema)
+    def table(self, columns: Sequence[Cells]) -> pa.Table:
+        arrays = [
+            storage.unpack(cells) if isinstance(cells, list) else cells
+            for storage, cells in zip(self._storages, columns, strict=True)
+        ]
+        return pa.table(arrays, schema=self.schema)
 
-    def encode(self, columns: Sequence[pa.Array], prefix: bytes) -> tuple[list[bytes], list[bytes]]:
+    def encode(self, columns: Sequence[Cells], prefix: bytes) -> tuple[list[bytes], list[bytes]]:
         """Row keys, after `prefix`, and rows."""
         packed = [storage.pack(column) for storage, column in zip(self._storages, columns, strict=True)]
         encode = self._encode

@@ -20,9 +20,10 @@ from llog.sql.changing import Executed, Place, Session, Transaction, WriterLock
 from llog.sql.definitions import Column, TableDefinition, TableStore
 from llog.sql.expressions import Expressions
 from llog.sql.mirror import Mirror, MirrorOptions, Params, registered
+from llog.sql.rows import Cells
 from llog.sql.statements import TableStatement
 from llog.sql.values import Columns, Defaults, from_arrow, from_values
-from llog.topics.changes import Change
+from llog.topics.changes import FEW, Change, FewRows
 from llog.topics.events import Op
 from llog.topics.router import Router
 
@@ -190,16 +191,23 @@ class Tables:
         if len(keys) > 1 and len(set(keys)) < len(keys):
             first = {key: place for place, key in reversed(list(enumerate(keys)))}
             raise _not_unique(definition, whole, next(place for place, key in enumerate(keys) if first[key] != place))
-        for place, row in enumerate(self._tables.rows(keys)):
-            if row is not None:
-                raise _not_unique(definition, whole, place)
+        if not self._tables.has_none(keys):
+            for place, row in enumerate(self._tables.rows(keys)):
+                if row is not None:
+                    raise _not_unique(definition, whole, place)
+        few = len(keys) <= FEW
+        rows = (
+            FewRows(dict(zip(codec.names, whole, strict=True)), lambda: codec.table(whole))
+            if few
+            else codec.table(whole)
+        )
         with self._logs.staged() as staged:
             staged.changes.put_all(ROWS, keys, values)
             if self.router.has_routes(definition.name, Op.INSERT):
-                self.router.add(staged, [Change(definition.shape, Op.INSERT, codec.table(whole))])
+                self.router.add(staged, [Change(definition.shape, Op.INSERT, rows)])
             staged.commit(sync=True)
         if self._mirror.has(definition):
-            self._mirror.tell(definition, codec.table(whole))
+            self._mirror.tell(definition, values if few else rows)
         return len(keys)
 
     def _open(self, session: Session) -> Transaction:
@@ -214,7 +222,7 @@ def _target(statement: TableStatement) -> str:
     return statement.target
 
 
-def _not_unique(definition: TableDefinition, columns: Sequence[pa.Array], place: int) -> ConstraintViolation:
+def _not_unique(definition: TableDefinition, columns: Sequence[Cells], place: int) -> ConstraintViolation:
     key = ", ".join(
         f"{name}: {columns[definition.codec.places[name.lower()]][place]}" for name in definition.primary_key
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -35,18 +36,25 @@ class Threads:
 
     async def run(self, use: Use, work: Callable[[], R], interrupt: Callable[[], None] = lambda: None) -> R:
         """If the caller goes away, the work is interrupted, again and again for it may not have begun, and has ended when this returns."""
-        waiting = self._pools[use].submit(work)
-        running = asyncio.wrap_future(waiting)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        running = self._pools[use].submit(work)
+        running.add_done_callback(lambda _: _tell(loop, ended))
         try:
-            return await asyncio.shield(running)
+            await ended
         except asyncio.CancelledError:
-            while not waiting.cancel() and not running.done():
+            while not running.cancel() and not running.done():
                 interrupt()
-                await asyncio.wait([running], timeout=_INTERRUPT_S)
-            if running.done() and not running.cancelled():
-                running.exception()  # looked at: nobody else will
+                await asyncio.wait([asyncio.wrap_future(running)], timeout=_INTERRUPT_S)
             raise
+        return running.result()
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    """From the thread that has done the work. A future and a turn of the loop less than `asyncio.wrap_future` takes."""
+    with suppress(RuntimeError):  # the loop was closed meanwhile
+        loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))

@@ -20,13 +20,22 @@ import pyarrow.compute as pc
 from llog.errors import ConstraintViolation, SqlError
 from llog.runtime import Runtime
 from llog.sql.definitions import Column, TableDefinition
+from llog.sql.rows import Cells
+from llog.topics.changes import FEW
 
-Columns = dict[int, pa.Array]
+Columns = dict[int, Cells]
 """By place in the table."""
 
-_INTEGERS: Final = {
-    "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "HUGEINT",
-}  # fmt: skip
+_BOUNDS: Final = {
+    "TINYINT": (-(1 << 7), (1 << 7) - 1),
+    "SMALLINT": (-(1 << 15), (1 << 15) - 1),
+    "INTEGER": (-(1 << 31), (1 << 31) - 1),
+    "BIGINT": (-(1 << 63), (1 << 63) - 1),
+    "UTINYINT": (0, (1 << 8) - 1),
+    "USMALLINT": (0, (1 << 16) - 1),
+    "UINTEGER": (0, (1 << 32) - 1),
+    "UBIGINT": (0, (1 << 64) - 1),
+}
 _TAKEN: Final[dict[str, frozenset[type]]] = {
     "BOOLEAN": frozenset({bool}),
     "FLOAT": frozenset({float}),
@@ -38,7 +47,7 @@ _TAKEN: Final[dict[str, frozenset[type]]] = {
     "DATE": frozenset({datetime.date}),
     "TIMESTAMP": frozenset({datetime.datetime}),
     "TIMESTAMP WITH TIME ZONE": frozenset({datetime.datetime}),
-    **{each: frozenset({int}) for each in _INTEGERS},
+    **{each: frozenset({int}) for each in (*_BOUNDS, "HUGEINT")},
 }
 _DECIMAL: Final = frozenset({decimal.Decimal, int})
 _FROM_TEXT: Final = {"DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}
@@ -72,7 +81,7 @@ def from_values(definition: TableDefinition, names: Sequence[str], rows: Sequenc
     return columns
 
 
-def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> Cells:
     types = set(map(type, values))
     types.discard(_NONE)
     if types == {str} and column.type in _FROM_TEXT:
@@ -80,6 +89,8 @@ def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> pa.Arra
     taken = _DECIMAL if column.type.startswith("DECIMAL") else _TAKEN.get(column.type)
     if taken is None or not types <= taken:
         raise _LeftToDuckDb
+    if len(values) <= FEW and (not types or _is_plain(column, values)):
+        return list(values)
     if column.type == "JSON":
         values = [each if each is None else _json(each) for each in values]
     elif column.type == "DOUBLE" and decimal.Decimal in types:
@@ -90,6 +101,21 @@ def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> pa.Arra
     if column.type == "FLOAT" and pc.any(pc.is_inf(array)).as_py():
         raise _LeftToDuckDb
     return array
+
+
+def _is_plain(column: Column, values: Sequence[Any]) -> bool:
+    """Whether these values, of a type that the column takes, are stored as they are. `_LeftToDuckDb` if one does not fit."""
+    if column.type in _BOUNDS:
+        low, high = _BOUNDS[column.type]
+        if not all(each is None or low <= each <= high for each in values):
+            raise _LeftToDuckDb
+        return True
+    if column.type == "VARCHAR":
+        for each in values:
+            if each is not None:
+                each.encode()  # text that is no Unicode is refused as by Arrow
+        return True
+    return column.type == "BOOLEAN"
 
 
 def _times(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
@@ -138,13 +164,17 @@ def from_arrow(definition: TableDefinition, rows: pa.Table) -> Columns:
             )
         wanted, kind = definition.columns[place], definition.codec.kinds[place]
         try:
-            columns[place] = _cast(wanted, column.combine_chunks(), kind)
+            columns[place] = _cast(wanted, _joined(column), kind)
         except (_LeftToDuckDb, *_REFUSED) as error:
             raise SqlError(
                 f"column {wanted.name!r} of table {definition.name!r} is {wanted.type}, and {column.type} does not fit: "
                 f"{error or 'no such value'}"
             ) from error
     return columns
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _cast(column: Column, array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -191,7 +221,7 @@ class Defaults:
         self._evaluate = evaluate
         self._literals: dict[tuple[int, int], pa.Scalar] = {}
 
-    def filled(self, definition: TableDefinition, columns: Columns) -> list[pa.Array]:
+    def filled(self, definition: TableDefinition, columns: Columns) -> list[Cells]:
         """All columns; `ConstraintViolation` if a column that must have values has none."""
         count = len(next(iter(columns.values())))
         kinds = definition.codec.kinds
@@ -211,7 +241,7 @@ class Defaults:
             for place, column in zip(asked, answer.columns, strict=True):
                 columns[place] = column.combine_chunks().cast(kinds[place])
         for place, column in enumerate(definition.columns):
-            if not column.nullable and columns[place].null_count:
+            if not column.nullable and _has_null(columns[place]):
                 raise ConstraintViolation(f"NOT NULL: column {column.name!r} of table {definition.name!r} has a null")
         return [columns[place] for place in range(len(definition.columns))]
 
@@ -230,3 +260,7 @@ class Defaults:
             found = self._evaluate(f"SELECT CAST({column.default} AS {column.type})")
             scalar = self._literals[definition.number, place] = found.column(0).combine_chunks().cast(kind)[0]
         return pa.repeat(scalar, count)
+
+
+def _has_null(cells: Cells) -> bool:
+    return None in cells if isinstance(cells, list) else cells.null_count > 0

@@ -24,7 +24,7 @@ import binascii
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llog.errors import InvalidArgument
-from llog.topics.changes import TableShape
+from llog.topics.changes import FEW, FewRows, TableShape, table_of
 
 _NULL: Final = pa.scalar("null")
 _NOTHING: Final = pa.scalar("")
@@ -40,9 +40,12 @@ _JOIN: Final = pc.JoinOptions(null_handling="emit_null")
 _YEARS_1_TO_9999_DAYS: Final = (-719_162, 2_932_896)
 _PER_DAY: Final = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _FOREVER: Final = (1 << 63) - 1
-_FEW: Final = 16
-"""Rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while."""
 _encode = msgspec.json.Encoder().encode
+
+
+Rows: TypeAlias = pa.Table | FewRows
+Texts = Any
+"""A `pa.StringArray`, or a list of strings if a column of `FewRows` was one."""
 
 
 class _Text(NamedTuple):
@@ -55,19 +58,23 @@ class _Text(NamedTuple):
     """Whether nothing of the text has to be escaped."""
 
 
-def keys_of(shape: TableShape, rows: pa.Table) -> pa.StringArray:
+def keys_of(shape: TableShape, rows: Rows) -> Texts:
     """Each row's primary key: its one column as text (`42`, `abc`), several as a JSON array (`[42,"abc"]`)."""
     if len(shape.primary_key) == 1:
         name = shape.primary_key[0]
-        return _filled(_text(_column(rows, name), name in shape.json).values)
+        column = _column(rows, name)
+        if isinstance(column, list):
+            return [value if isinstance(value, str) else _json(value) for value in column]
+        return _filled(_text(column, name in shape.json).values)
     parts: list[_Part] = []
     for name in shape.primary_key:
         parts += [",", *_parts(_column(rows, name), name in shape.json)]
     return _join("[", *parts[1:], "]")
 
 
-def key_payloads(shape: TableShape, rows: pa.Table, preview: int = 0) -> pa.StringArray:
+def key_payloads(shape: TableShape, rows: Rows, preview: int = 0) -> Texts:
     """The primary key of each row, and, if asked for, the first characters of the row's JSON as "preview"."""
+    rows = table_of(rows) if preview else rows
     parts = _members(shape, rows, shape.primary_key)
     if preview and "preview" not in shape.primary_key:
         shown = pc.utf8_slice_codeunits(full_payloads(shape, rows), 0, preview)
@@ -75,7 +82,7 @@ def key_payloads(shape: TableShape, rows: pa.Table, preview: int = 0) -> pa.Stri
     return _join("{", *parts, "}")
 
 
-def full_payloads(shape: TableShape, rows: pa.Table) -> pa.StringArray:
+def full_payloads(shape: TableShape, rows: Rows) -> Texts:
     return _join("{", *_members(shape, rows, shape.columns), "}")
 
 
@@ -85,7 +92,7 @@ def diff_payloads(shape: TableShape, rows: pa.Table, old: pa.Table) -> pa.String
     for name in shape.columns:
         if name not in shape.primary_key:
             now, before = (json_of(_column(table, name), name in shape.json) for table in (rows, old))
-            parts.append(pc.if_else(pc.equal(now, before), "", _join(f",{_name(name)}:", now)))
+            parts.append(pc.if_else(pc.equal(now, before), "", _join(f",{_json(name)}:", now)))
     return _join("{", *parts, "}")
 
 
@@ -95,11 +102,13 @@ def json_of(array: pa.Array, is_json: bool) -> pa.StringArray:
 
 
 _Part = Any
-"""Text, the same for every row, or an array of texts."""
+"""Text, the same for every row, or `Texts`."""
 
 
-def _parts(array: pa.Array, is_json: bool) -> list[_Part]:
+def _parts(array: pa.Array | list[Any], is_json: bool) -> list[_Part]:
     """Each value as JSON, once the parts are joined."""
+    if isinstance(array, list):
+        return [[_json(value) for value in array]]
     text = _text(array, is_json)
     if not text.quoted:
         return [_filled(text.values)]
@@ -109,10 +118,10 @@ def _parts(array: pa.Array, is_json: bool) -> list[_Part]:
     return [_filled(_join(*quoted))] if text.values.null_count else quoted
 
 
-def _members(shape: TableShape, rows: pa.Table, names: Iterable[str]) -> list[_Part]:
+def _members(shape: TableShape, rows: Rows, names: Iterable[str]) -> list[_Part]:
     parts: list[_Part] = []
     for name in names:
-        parts += [f"{',' if parts else ''}{_name(name)}:", *_parts(_column(rows, name), name in shape.json)]
+        parts += [f"{',' if parts else ''}{_json(name)}:", *_parts(_column(rows, name), name in shape.json)]
     return parts
 
 
@@ -120,14 +129,15 @@ def _filled(texts: pa.StringArray) -> pa.StringArray:
     return texts.fill_null(_NULL) if texts.null_count else texts
 
 
-def _join(*parts: _Part) -> pa.StringArray:
-    """The parts one after the other, row by row; null where one is."""
+def _join(*parts: _Part) -> Texts:
+    """The parts one after the other, row by row; null where one is. A list if one of them is."""
     if len(parts) == 1:
         return parts[0]
     count = next(len(part) for part in parts if not isinstance(part, str))
-    if count <= _FEW:
-        columns = [repeat(part, count) if isinstance(part, str) else part.to_pylist() for part in parts]
-        return pa.array([None if None in row else "".join(row) for row in zip(*columns, strict=True)], pa.string())
+    if count <= FEW:
+        columns = [repeat(part, count) if isinstance(part, str) else _listed(part) for part in parts]
+        texts = [None if None in row else "".join(row) for row in zip(*columns, strict=True)]
+        return texts if any(isinstance(part, list) for part in parts) else pa.array(texts, pa.string())
     joined: list[_Part] = []
     text = ""
     for part in parts:
@@ -139,11 +149,17 @@ def _join(*parts: _Part) -> pa.StringArray:
     return pc.call_function("binary_join_element_wise", [*joined, pa.scalar(text), _NOTHING], _JOIN)
 
 
-def _name(name: str) -> str:
-    return _encode(name).decode()
+def _listed(texts: Texts) -> list[str | None]:
+    return texts if isinstance(texts, list) else texts.to_pylist()
 
 
-def _column(rows: pa.Table, name: str) -> pa.Array:
+def _json(value: Any) -> str:
+    return _encode(value).decode()
+
+
+def _column(rows: Rows, name: str) -> pa.Array | list[Any]:
+    if isinstance(rows, FewRows):
+        return rows.column(name)
     column = rows.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
@@ -193,7 +209,7 @@ def _each(array: pa.Array, convert: Callable[[Any], str]) -> _Text:
 
 
 def _number(array: pa.Array) -> _Text:
-    if len(array) <= _FEW and pa.types.is_integer(array.type):
+    if len(array) <= FEW and pa.types.is_integer(array.type):
         texts = [None if value is None else str(value) for value in array.to_pylist()]
         return _Text(pa.array(texts, pa.string()), quoted=False)
     return _Text(array.cast(pa.string()), quoted=False)
@@ -269,7 +285,7 @@ def _map(array: pa.MapArray) -> _Text:
 def _struct(array: pa.StructArray) -> _Text:
     parts: list[_Part] = []
     for field, values in zip(array.type, array.flatten(), strict=True):
-        parts += [f"{',' if parts else ''}{_name(field.name)}:", *_parts(values, is_json=False)]
+        parts += [f"{',' if parts else ''}{_json(field.name)}:", *_parts(values, is_json=False)]
     joined = _join("{", *parts, "}") if parts else pa.array(["{}"] * len(array))
     return _Text(pc.if_else(array.is_valid(), joined, None), quoted=False)
 

@@ -20,11 +20,11 @@ from llog.batch.partitioning import partitions_for_keys
 from llog.errors import InvalidArgument, PartitionNotInitialized
 from llog.partition.catalog import ROCKSDB
 from llog.runtime import Runtime
-from llog.topics.changes import Change
+from llog.topics.changes import Change, table_of
 from llog.topics.events import Op, headers_of
 from llog.topics.ids import MessageIds
 from llog.topics.outbox import OutboxWriter
-from llog.topics.payloads import diff_payloads, full_payloads, key_payloads, keys_of
+from llog.topics.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of
 from llog.topics.routes import Route, Routes
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Router:
         chosen_by: pa.StringArray | None = None
         choose_by = route.partition_by if route.partitions > 1 else None
         if route.where is not None or choose_by is not None:
-            kept, chosen_by = self._evaluator.select(route.table, rows.change.rows, route.where, choose_by)
+            kept, chosen_by = self._evaluator.select(route.table, table_of(rows.change.rows), route.where, choose_by)
             if not len(kept):
                 return False
             if len(kept) < rows.change.rows.num_rows:
@@ -97,12 +97,13 @@ class Router:
         op, mode, table = rows.change.op, route.mode, route.table
         headers = list(chain.from_iterable(headers_of(op, mode, table, ids) for ids in ranges))
         if route.partitions == 1:
-            parts = iter((_Part(0, rows.payloads(route).to_pylist(), keys.to_pylist(), headers),))
+            parts = iter((_Part(0, _bytes(rows.payloads(route)), _bytes(keys), headers),))
         else:
+            keys = _array(keys)
             partitions = partitions_for_keys(
                 keys if chosen_by is None else pc.fill_null(chosen_by, ""), route.partitions
             )
-            parts = _by_partition(partitions, rows.payloads(route), keys, headers)
+            parts = _by_partition(partitions, _array(rows.payloads(route)), keys, headers)
         for part in parts:
             if route.engine != ROCKSDB:
                 self._outbox.add(
@@ -147,24 +148,24 @@ class _Rows:
 
     def __init__(self, change: Change) -> None:
         self.change = change
-        self._payloads: dict[tuple[str, int], pa.BinaryArray] = {}
+        self._payloads: dict[tuple[str, int], Texts] = {}
 
     def taken(self, numbers: npt.NDArray[np.int64]) -> _Rows:
         """Some of the rows."""
-        rows, old = self.change.rows.take(numbers), self.change.old
+        rows, old = table_of(self.change.rows).take(numbers), self.change.old
         return _Rows(self.change._replace(rows=rows, old=None if old is None else old.take(numbers)))
 
     @cached_property
-    def keys(self) -> pa.BinaryArray:
-        return keys_of(self.change.table, self.change.rows).view(pa.binary())
+    def keys(self) -> Texts:
+        return keys_of(self.change.table, self.change.rows)
 
-    def payloads(self, route: Route) -> pa.BinaryArray:
+    def payloads(self, route: Route) -> Texts:
         wanted = route.payload, route.preview
         if wanted not in self._payloads:
-            self._payloads[wanted] = self._rendered(route).view(pa.binary())
+            self._payloads[wanted] = self._rendered(route)
         return self._payloads[wanted]
 
-    def _rendered(self, route: Route) -> pa.StringArray:
+    def _rendered(self, route: Route) -> Texts:
         shape, op, rows, old = self.change
         if route.payload == "full" or (route.payload == "diff" and op is Op.INSERT):
             return full_payloads(shape, rows)
@@ -174,7 +175,18 @@ class _Rows:
             raise InvalidArgument(
                 f"an update of {shape.name} came without its old rows, which topic {route.topic!r} with payload 'diff' needs"
             )
-        return diff_payloads(shape, rows, old)
+        return diff_payloads(shape, table_of(rows), old)
+
+
+def _bytes(texts: Texts) -> list[bytes]:
+    if isinstance(texts, list):
+        return [text.encode() for text in texts]
+    found: list[bytes] = texts.view(pa.binary()).to_pylist()
+    return found
+
+
+def _array(texts: Texts) -> pa.BinaryArray:
+    return (pa.array(texts, pa.string()) if isinstance(texts, list) else texts).view(pa.binary())
 
 
 def _by_partition(

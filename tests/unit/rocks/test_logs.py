@@ -286,3 +286,25 @@ async def test_those_who_wait_are_told_of_the_end(world: World) -> None:
     with pytest.raises(StoreUnavailable):
         world.logs.bounds("t", 0)
     world.open()
+
+
+def test_a_range_without_keys_is_told_without_a_long_way_over_deleted_ones(world: World) -> None:
+    def put(*keys: int) -> None:
+        changes = world.store.changes()
+        changes.put_all(ROWS, [b"row/%04d" % key for key in keys], [b"1"] * len(keys))
+        world.store.write(changes, sync=False)
+
+    def is_empty(first: int, last: int) -> bool:
+        return world.store.is_empty(ROWS, b"row/%04d" % first, b"row/%04d" % last)
+
+    put(*range(1000, 3000))
+    assert is_empty(0, 999) and is_empty(3000, 9999)  # noqa: PT018
+    assert not is_empty(0, 1000) and not is_empty(2999, 9999) and not is_empty(1500, 1500)  # noqa: PT018
+    for key in range(1000, 2990):
+        changes = world.store.changes()
+        changes.delete(ROWS, b"row/%04d" % key)
+        world.store.write(changes, sync=False)
+    assert is_empty(1500, 1510)
+    assert not is_empty(1000, 2980), "it may be, which would take long to tell"
+    put(1505)
+    assert not is_empty(1500, 1510)

@@ -26,6 +26,7 @@ from llog.errors import (
 )
 from llog.rocks.keys import COUNTERS
 from llog.sql.mirror import MirrorOptions
+from llog.topics.changes import FewRows, table_of
 from llog.topics.events import Op
 from llog.topics.routes import Route
 from tests.unit.sql.tables_world import World, statement
@@ -45,8 +46,8 @@ _OPS: tuple[Literal["INSERT", "UPDATE", "DELETE"], ...] = ("INSERT", "UPDATE", "
 def told(world: World) -> list[tuple[Op, list[tuple[Any, ...]], list[tuple[Any, ...]] | None]]:
     """What the router was told, once."""
 
-    def tuples(table: pa.Table) -> list[tuple[Any, ...]]:
-        return [tuple(row.values()) for row in table.to_pylist()]
+    def tuples(rows: pa.Table | FewRows) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in table_of(rows).to_pylist()]
 
     found = [(each.op, tuples(each.rows), None if each.old is None else tuples(each.old)) for each in world.router.told]
     world.router.told.clear()
@@ -74,6 +75,17 @@ def test_plain_values_are_written_and_told_without_duckdb(world: World, monkeypa
         (Op.INSERT, [(4, "d", None)], None),
     ]
     assert everything(world) == [(1, "a", 10), (2, "b", None), (3, "c", None), (4, "d", None)]
+
+
+def test_rows_that_were_written_without_duckdb_are_all_read_in_the_end(world: World) -> None:
+    for first in (0, 100, 200):
+        for number in range(3):
+            world.values("app.m", (first + number, f"n{number}", None))
+        many = pa.table({"id": range(first + 10, first + 60), "name": ["many"] * 50})
+        assert world.tables.insert(world.session, "app.m", many) == 50
+    assert len(everything(world)) == 3 * 53
+    world.values("app.m", (300, "late", 1))
+    assert everything(world)[-1] == (300, "late", 1)
 
 
 def test_values_of_another_type_are_cast_as_duckdb_casts_them(world: World) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llog.errors import ConstraintViolation
+from llog.topics.changes import table_of
 from llog.topics.events import Op
 from tests.unit.sql.tables_world import World
 
@@ -149,7 +150,7 @@ class _Both:
     def hear(self) -> None:
         for change in self.world.router.told:
             table = self.told[change.table.name]
-            rows = [tuple(row.values()) for row in change.rows.to_pylist()]
+            rows = [tuple(row.values()) for row in table_of(change.rows).to_pylist()]
             old = rows if change.op is Op.DELETE else None
             if change.op is Op.UPDATE:
                 assert change.old is not None
