@@ -26,6 +26,9 @@ COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 TIMESTAMP_MS_MAX: Final = (1 << 63) // 1000 - 1
 """Either way from 1970: readers that count microseconds in 64 bits, as Spark does, must be able to hold it."""
 
+FEW: Final = 16
+"""Records or rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while."""
+
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
@@ -62,7 +65,7 @@ def columns_of(records: Sequence[Record]) -> Columns:
     return Columns(
         values=_given_bytes("payload", [record.payload for record in records]),
         keys=_given_bytes("key", keys) if any(key is not None for key in keys) else None,
-        timestamps=_given_times(timestamps) if any(ms is not None for ms in timestamps) else None,
+        timestamps=times_of(timestamps) if any(ms is not None for ms in timestamps) else None,
         headers=_binary(headers) if any(headers) else None,
         append_runs=(),
     )
@@ -75,7 +78,7 @@ def stamped(columns: Columns, append_ms: int) -> Columns:
     """
     timestamps = columns.timestamps
     if timestamps is not None:
-        _check_times(timestamps)
+        check_times(timestamps)
         if timestamps.null_count:
             timestamps = None if timestamps.null_count == len(timestamps) else timestamps.fill_null(append_ms)
     return columns._replace(timestamps=timestamps, append_runs=((columns.count, append_ms),) if columns.count else ())
@@ -167,6 +170,23 @@ def binary_size(array: pa.BinaryArray) -> int:
 def binary_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
     """The n + 1 offsets of a non-empty binary array into its data; a slice's do not start at 0."""
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
+def binary_lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """Bytes of each value of a binary array; 0 where it is null."""
+    if len(array) == 0:
+        return np.zeros(0, np.int64)
+    if array.null_count:
+        found: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
+        return found.astype(np.int64)
+    return np.diff(binary_offsets(array)).astype(np.int64)
+
+
+def binary_rows(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
+    """The rows of a matrix of bytes as values of a binary array, without a copy."""
+    count, width = rows.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
 def records_of(columns: Columns, first_offset: int) -> list[Record]:
@@ -292,16 +312,18 @@ def _given_bytes(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
     return _binary(values)
 
 
-def _given_times(values: Sequence[int | None]) -> pa.Int64Array:
+def times_of(values: Sequence[int | None]) -> pa.Int64Array:
+    """Given timestamps, checked."""
     try:
         times = pa.array(values, pa.int64())
     except (OverflowError, pa.ArrowException) as error:
         raise InvalidArgument(f"a timestamp is not a number of milliseconds in 64 bits: {error}") from error
-    _check_times(times)
+    check_times(times)
     return times
 
 
-def _check_times(times: pa.Int64Array) -> None:
+def check_times(times: pa.Int64Array) -> None:
+    """`InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`."""
     bounds = pc.min_max(times)
     for ms in (bounds["min"].as_py(), bounds["max"].as_py()):
         if ms is not None and abs(ms) > TIMESTAMP_MS_MAX:

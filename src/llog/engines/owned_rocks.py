@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from llog.batch.columns import Columns, byte_size
+from llog.batch.columns import FEW, Columns, byte_size
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.model import TopicPartition
 from llog.partition.records import Topic, encode
 from llog.producers import Producer
+from llog.rocks.envelope import Cells, Times
 from llog.rocks.logs import RocksLogs, StagedAppend
 from llog.runtime import Runtime
 
@@ -151,7 +152,7 @@ class OpenRocks:
     def _write(self, together: Sequence[_Waiting]) -> list[StagedAppend | LlogError]:
         """One that fails does not keep the others; if the write fails, all do."""
         logs = self.logs()
-        prepared = [_lists(each.columns) for each in together]
+        prepared = [_prepared(each.columns) for each in together]
         answers: list[StagedAppend | LlogError] = []
         with logs.staged() as staged:
             for each, (values, keys, headers, timestamps) in zip(together, prepared, strict=True):
@@ -175,17 +176,20 @@ class OpenRocks:
         return answers
 
 
-class _Lists(NamedTuple):
-    values: list[bytes | None]
-    keys: list[bytes | None] | None
-    headers: list[bytes] | None
-    timestamps: list[int | None] | None
+class _Prepared(NamedTuple):
+    values: Cells
+    keys: Cells | None
+    headers: Cells | None
+    timestamps: Times | None
 
 
-def _lists(columns: Columns) -> _Lists:
-    return _Lists(
-        columns.values.to_pylist(),
-        None if columns.keys is None else columns.keys.to_pylist(),
-        None if columns.headers is None else [each or b"" for each in columns.headers.to_pylist()],
-        None if columns.timestamps is None else columns.timestamps.to_pylist(),
+def _prepared(columns: Columns) -> _Prepared:
+    values, keys, timestamps, headers, _ = columns
+    if columns.count > FEW:
+        return _Prepared(values, keys, headers, timestamps)
+    return _Prepared(
+        values.to_pylist(),
+        None if keys is None else keys.to_pylist(),
+        None if headers is None else [each or b"" for each in headers.to_pylist()],
+        None if timestamps is None else timestamps.to_pylist(),
     )

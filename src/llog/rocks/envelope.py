@@ -16,13 +16,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import count, pairwise, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from llog.batch.columns import TIMESTAMP_MS_MAX, Columns
+from llog.batch.columns import Columns, binary_lengths, binary_rows, check_times, times_of
 from llog.errors import CorruptBatch, InvalidArgument
 
 VERSION: Final = 1
@@ -45,6 +46,11 @@ _ROW: Final = np.dtype(
     ]
 )
 _ANY: Final = np.dtype(f"V{FIXED_BYTES}")
+
+
+Cells: TypeAlias = Sequence[bytes | None] | pa.BinaryArray
+Times: TypeAlias = Sequence[int | None] | pa.Int64Array
+"""Columns of records: all of one call are sequences, or all are Arrow arrays."""
 
 
 class Fixed(NamedTuple):
@@ -100,29 +106,26 @@ class Decoded(NamedTuple):
 
 
 def check_records(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    headers: Sequence[bytes] | None,
-    timestamps: Sequence[int | None] | None,
+    values: Cells,
+    keys: Cells | None,
+    headers: Cells | None,
+    timestamps: Times | None,
 ) -> None:
     """Before `encode`: that there are some, that the columns go together, and that the times can be stored."""
-    if not values:
+    if not len(values):
         raise InvalidArgument("an append has at least one record")
     for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
         if column is not None and len(column) != len(values):
             raise InvalidArgument(f"{len(values)} records have {len(column)} {name}: give each its own, or none at all")
-    for ms in timestamps or ():
-        if ms is not None and abs(ms) > TIMESTAMP_MS_MAX:
-            raise InvalidArgument(
-                f"a timestamp is {ms}: it is in milliseconds since 1970, and at most {TIMESTAMP_MS_MAX} either way"
-            )
+    if timestamps is not None:
+        check_times(timestamps if isinstance(timestamps, pa.Array) else times_of(timestamps))
 
 
 def encode(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    headers: Sequence[bytes] | None,
-    timestamps: Sequence[int | None] | None,
+    values: Cells,
+    keys: Cells | None,
+    headers: Cells | None,
+    timestamps: Times | None,
     *,
     first_offset: int,
     append_ms: int,
@@ -130,6 +133,8 @@ def encode(
     position: int,
 ) -> Encoded:
     """The envelopes of records that follow one another. `newest_ms` and `position` are those of the partition before them."""
+    if isinstance(values, pa.Array):
+        return _encode_arrays(values, keys, headers, timestamps, first_offset, append_ms, newest_ms, position)
     envelopes: list[bytes] = []
     add, pack, join = envelopes.append, _FIXED.pack, b"".join
     no_keys: Iterable[bytes | None] = repeat(None)
@@ -158,6 +163,44 @@ def encode(
         position += len(envelope)
         add(envelope)
     return Encoded(envelopes, newest_ms, position)
+
+
+def _encode_arrays(
+    values: pa.BinaryArray,
+    keys: pa.BinaryArray | None,
+    headers: pa.BinaryArray | None,
+    timestamps: pa.Int64Array | None,
+    first_offset: int,
+    append_ms: int,
+    newest_ms: int,
+    position: int,
+) -> Encoded:
+    """Without a loop over the records: four times as fast as `encode` with lists of a thousand, and slower with a few."""
+    number = len(values)
+    rows = np.zeros(number, _ROW)
+    lengths = np.full(number, FIXED_BYTES, np.int64) + binary_lengths(values)
+    rows["version"], rows["offset"], rows["append_ms"] = (
+        VERSION,
+        np.arange(first_offset, first_offset + number),
+        append_ms,
+    )
+    if values.null_count:
+        rows["flags"][values.is_null().to_numpy(zero_copy_only=False)] = _NO_PAYLOAD
+    if keys is not None:
+        rows["key"] = binary_lengths(keys)
+        rows["flags"] |= _KEY * keys.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    if headers is not None:
+        rows["headers"] = binary_lengths(headers)
+        rows["flags"] |= _HEADERS * (rows["headers"] > 0).astype(np.uint8)
+    times = append_ms if timestamps is None else timestamps.fill_null(append_ms).to_numpy()
+    rows["timestamp"] = times
+    rows["newest_ms"] = np.maximum.accumulate(np.maximum(rows["timestamp"], newest_ms))
+    ends = position + np.cumsum(lengths + rows["key"] + rows["headers"])
+    rows["position"] = np.concatenate(([position], ends[:-1]))
+    parts = [part.fill_null(b"") if part.null_count else part for part in (keys, headers, values) if part is not None]
+    fixed = binary_rows(rows.view(np.uint8).reshape(number, FIXED_BYTES))
+    envelopes = pc.binary_join_element_wise(fixed, *parts, pa.scalar(b"", pa.binary())).to_pylist()
+    return Encoded(envelopes, int(rows["newest_ms"][-1]), int(ends[-1]))
 
 
 def fixed_of(envelope: bytes) -> Fixed:

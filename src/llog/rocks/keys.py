@@ -49,8 +49,7 @@ def record_key(topic: str, partition: int, offset: int) -> bytes:
 
 
 def record_keys(topic: str, partition: int, offsets: range) -> list[bytes]:
-    prefix = record_prefix(topic, partition)
-    return [prefix + b"%020d" % offset for offset in offsets]
+    return _numbered(record_prefix(topic, partition), offsets)
 
 
 def record_prefix(topic: str, partition: int) -> bytes:
@@ -100,8 +99,7 @@ def outbox_key(topic: str, partition: int, sequence: int) -> bytes:
 
 
 def outbox_keys(topic: str, partition: int, sequences: range) -> list[bytes]:
-    prefix = outbox_prefix(topic, partition)
-    return [prefix + b"%020d" % sequence for sequence in sequences]
+    return _numbered(outbox_prefix(topic, partition), sequences)
 
 
 def outbox_prefix(topic: str, partition: int) -> bytes:
@@ -141,3 +139,15 @@ def prefixes_of(topic: str) -> tuple[tuple[str, bytes], ...]:
 def after(prefix: bytes) -> bytes:
     """The lowest key above every key that starts with `prefix`."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+_LAST_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
+
+
+def _numbered(prefix: bytes, numbers: range) -> list[bytes]:
+    """The prefix with each number in 20 digits, of which the first 17 are made once for a thousand."""
+    keys: list[bytes] = []
+    for thousand in range(numbers.start // 1000, -(-numbers.stop // 1000)):
+        front, zero = prefix + b"%017d" % thousand, thousand * 1000
+        keys += [front + last for last in _LAST_DIGITS[max(numbers.start - zero, 0) : numbers.stop - zero]]
+    return keys

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from llog.producers import Appended, Producer, check_producer, find_repeated, remembered
-from llog.rocks.envelope import check_records, encode
+from llog.rocks.envelope import Cells, Times, check_records, encode
 from llog.rocks.keys import COUNTERS, LOGS, counter_key, record_keys
 from llog.rocks.state import PartitionState, encode_state
 from llog.rocks.waking import Partition
@@ -48,11 +47,11 @@ class Staged:
         self,
         directory: str,
         partition: int,
-        values: Sequence[bytes | None],
+        values: Cells,
         *,
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[bytes] | None = None,
-        timestamps: Sequence[int | None] | None = None,
+        keys: Cells | None = None,
+        headers: Cells | None = None,
+        timestamps: Times | None = None,
         now_ms: int,
         producer: Producer | None = None,
         what: str,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from llog.batch.columns import FEW
 from llog.errors import ConstraintViolation, SqlError, TableExists, TransactionFailed
 from llog.rocks.keys import ROWS
 from llog.rocks.logs import RocksLogs
@@ -23,7 +24,7 @@ from llog.sql.mirror import Mirror, MirrorOptions, Params, registered
 from llog.sql.rows import Cells
 from llog.sql.statements import TableStatement
 from llog.sql.values import Columns, Defaults, from_arrow, from_values
-from llog.topics.changes import FEW, Change, FewRows
+from llog.topics.changes import Change, FewRows
 from llog.topics.events import Op
 from llog.topics.router import Router
 

@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llog.batch.columns import FEW
 from llog.errors import ConstraintViolation, SqlError
 from llog.runtime import Runtime
 from llog.sql.definitions import Column, TableDefinition
 from llog.sql.rows import Cells
-from llog.topics.changes import FEW
 
 Columns = dict[int, Cells]
 """By place in the table."""

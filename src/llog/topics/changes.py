@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from llog.topics.events import Op
-
-FEW: Final = 16
-"""Rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while."""
 
 
 class TableShape(NamedTuple):

@@ -13,6 +13,7 @@ Topic, partition, offset and time are the record's own.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from llog.batch.columns import binary_offsets, decode_headers, effective_timestamps
+from llog.batch.columns import binary_offsets, binary_rows, decode_headers, effective_timestamps
 from llog.ports import Batch
 
 HEADER: Final = "llog-event"
@@ -74,11 +75,25 @@ _VALUE: Final = len(_START) + 4
 _TABLE: Final = _VALUE + _FIXED.size
 
 
-def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: range) -> list[bytes]:
+def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: Iterable[int]) -> list[bytes]:
     """Encoded headers of events that differ in their message ids only."""
-    name = table.encode()
-    front = _START + (_FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0))
+    front, name = _around_id(op, mode, table)
     return [front + each.to_bytes(8, "little") + name for each in message_ids]
+
+
+def header_column(op: Op, mode: PayloadMode, table: str, message_ids: Sequence[range]) -> pa.BinaryArray:
+    """As `headers_of`, without a loop over them."""
+    front, name = _around_id(op, mode, table)
+    ids = np.concatenate([np.arange(each.start, each.stop, dtype="<i8") for each in message_ids])
+    rows = np.empty((len(ids), len(front) + 8 + len(name)), np.uint8)
+    rows[:] = np.frombuffer(front + bytes(8) + name, np.uint8)
+    rows[:, len(front) : len(front) + 8] = ids.view(np.uint8).reshape(-1, 8)
+    return binary_rows(rows)
+
+
+def _around_id(op: Op, mode: PayloadMode, table: str) -> tuple[bytes, bytes]:
+    name = table.encode()
+    return _START + (_FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0)), name
 
 
 def event_in(headers: bytes) -> Event | None:

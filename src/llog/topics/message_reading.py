@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from llog.batch.columns import Columns, binary_offsets, byte_size, slice_columns
+from llog.batch.columns import Columns, binary_lengths, byte_size, slice_columns
 from llog.errors import OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.records import Cleanup, Topic
@@ -145,17 +144,10 @@ def _fitting(columns: Columns, size: int) -> tuple[int, int]:
     sizes: npt.NDArray[np.int64] = np.zeros(columns.count, np.int64)
     for array in (columns.values, columns.keys, columns.headers):
         if array is not None:
-            sizes += _lengths(array)
+            sizes += binary_lengths(array)
     through = sizes.cumsum()
     count = int(np.searchsorted(through, size, side="right"))
     return count, int(through[count - 1]) if count else 0
-
-
-def _lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    if array.null_count:
-        found: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
-        return found.astype(np.int64)
-    return np.diff(binary_offsets(array)).astype(np.int64)
 
 
 def _consumed(messages: pa.Table, attempt: int) -> pa.Table:

@@ -31,8 +31,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llog.batch.columns import FEW
 from llog.errors import InvalidArgument
-from llog.topics.changes import FEW, FewRows, TableShape, table_of
+from llog.topics.changes import FewRows, TableShape, table_of
 
 _NULL: Final = pa.scalar("null")
 _NOTHING: Final = pa.scalar("")

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llog.batch.columns import FEW
 from llog.batch.partitioning import partitions_for_keys
 from llog.errors import InvalidArgument, PartitionNotInitialized
 from llog.partition.catalog import ROCKSDB
 from llog.runtime import Runtime
 from llog.topics.changes import Change, table_of
-from llog.topics.events import Op, headers_of
+from llog.topics.events import Op, header_column, headers_of
 from llog.topics.ids import MessageIds
 from llog.topics.outbox import OutboxWriter
 from llog.topics.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of
@@ -95,24 +96,26 @@ class Router:
         count = len(keys)
         ranges = self._ids.take(count, now_ms)
         op, mode, table = rows.change.op, route.mode, route.table
-        headers = list(chain.from_iterable(headers_of(op, mode, table, ids) for ids in ranges))
-        if route.partitions == 1:
-            parts = iter((_Part(0, _bytes(rows.payloads(route)), _bytes(keys), headers),))
+        payloads = rows.payloads(route)
+        if route.partitions == 1 and count <= FEW:
+            headers = headers_of(op, mode, table, chain(*ranges))
+            parts = iter((_Part(0, _bytes(payloads), _bytes(keys), headers),))
         else:
             keys = _array(keys)
-            partitions = partitions_for_keys(
-                keys if chosen_by is None else pc.fill_null(chosen_by, ""), route.partitions
-            )
-            parts = _by_partition(partitions, _array(rows.payloads(route)), keys, headers)
+            columns = _array(payloads), keys, header_column(op, mode, table, ranges)
+            parts = iter((_Part(0, *columns),))
+            if route.partitions > 1:
+                choosing = keys if chosen_by is None else pc.fill_null(chosen_by, "")
+                parts = _by_partition(partitions_for_keys(choosing, route.partitions), columns)
         for part in parts:
             if route.engine != ROCKSDB:
                 self._outbox.add(
                     staged.changes,
                     route.directory,
                     part.partition,
-                    part.values,
-                    keys=part.keys,
-                    headers=part.headers,
+                    _listed(part.values),
+                    keys=_listed(part.keys),
+                    headers=_listed(part.headers),
                     now_ms=now_ms,
                 )
                 continue
@@ -135,12 +138,12 @@ class Router:
 
 
 class _Part(NamedTuple):
-    """Events for one partition."""
+    """Events for one partition, as lists if they are few."""
 
     partition: int
-    values: list[bytes]
-    keys: list[bytes]
-    headers: list[bytes]
+    values: list[bytes] | pa.BinaryArray
+    keys: list[bytes] | pa.BinaryArray
+    headers: list[bytes] | pa.BinaryArray
 
 
 class _Rows:
@@ -179,25 +182,23 @@ class _Rows:
 
 
 def _bytes(texts: Texts) -> list[bytes]:
-    if isinstance(texts, list):
-        return [text.encode() for text in texts]
-    found: list[bytes] = texts.view(pa.binary()).to_pylist()
-    return found
+    return [text.encode() for text in _listed(texts)]
 
 
 def _array(texts: Texts) -> pa.BinaryArray:
     return (pa.array(texts, pa.string()) if isinstance(texts, list) else texts).view(pa.binary())
 
 
-def _by_partition(
-    partitions: npt.NDArray[np.int64], values: pa.BinaryArray, keys: pa.BinaryArray, headers: list[bytes]
-) -> Iterator[_Part]:
+def _listed(cells: Any) -> list[Any]:
+    found: list[Any] = cells if isinstance(cells, list) else cells.to_pylist()
+    return found
+
+
+def _by_partition(partitions: npt.NDArray[np.int64], columns: Sequence[pa.BinaryArray]) -> Iterator[_Part]:
     """The events of each partition, in their order."""
     order = np.argsort(partitions, kind="stable")
     ordered = partitions[order]
     starts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-    all_values, all_keys = values.take(pa.array(order)).to_pylist(), keys.take(pa.array(order)).to_pylist()
-    all_headers = [headers[row] for row in order.tolist()]
+    taken = [column.take(pa.array(order)) for column in columns]
     for start, stop in pairwise(starts):
-        each = slice(start, stop)
-        yield _Part(int(ordered[start]), all_values[each], all_keys[each], all_headers[each])
+        yield _Part(int(ordered[start]), *(column.slice(start, stop - start) for column in taken))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ APPEND_MS = 1_700_000_000_000
 some_headers = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3).map(
     encode_headers
 )
+KINDS = (pa.binary(), pa.binary(), pa.binary(), pa.int64())
 record = st.tuples(
     st.none() | st.binary(max_size=40),
     st.none() | st.binary(max_size=9),
@@ -49,9 +51,11 @@ def test_records_come_back_as_they_went_in(
     records: list[tuple[bytes | None, bytes | None, bytes, int | None]], first: int, newest: int, position: int
 ) -> None:
     values, keys, headers, times = map(list, zip(*records, strict=True))
+    arrays = [pa.array(each, kind) for each, kind in zip((values, keys, headers, times), KINDS, strict=True)]
     made = encode(
         values, keys, headers, times, first_offset=first, append_ms=APPEND_MS, newest_ms=newest, position=position
     )
+    assert made == encode(*arrays, first_offset=first, append_ms=APPEND_MS, newest_ms=newest, position=position)
     decoded = decode(made.envelopes)
     effective = [APPEND_MS if ms is None else ms for ms in times]
     assert found_in(decoded) == list(zip(values, keys, headers, effective, strict=True))

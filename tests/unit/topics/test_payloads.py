@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llog.batch.columns import FEW
 from llog.errors import InvalidArgument
-from llog.topics.changes import FEW, FewRows, TableShape
+from llog.topics.changes import FewRows, TableShape
 from llog.topics.payloads import diff_payloads, full_payloads, json_of, key_payloads, keys_of
 
 SHAPE = TableShape("chat.messages", ("id", "author", "text", "extra"), ("id",), frozenset({"extra"}))
