@@ -14,18 +14,29 @@ export class LlogError extends Error {
 }
 
 export class Consumer {
-  constructor(url, { topic, group, member, start = "Earliest", limit = 100, waitMs = 10_000, visibilityMs = 60_000 }) {
+  constructor(url, { topic, group, member = "js", start = "Earliest", limit = 100, waitMs = 10_000, visibilityMs = 60_000 }) {
     this.url = url.replace(/\/$/, "");
     this.topic = topic;
     this.group = group;
-    this.member = member ?? `js-${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
+    this.name = member;
+    this.rename();
     this.options = { start, limit, wait_ms: waitMs, visibility_ms: visibilityMs };
+  }
+
+  /** Goes on as a new member. An ack covers all that its member holds: what was not handled must be another's, and so comes again. */
+  rename() {
+    this.member = `${this.name}-${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
   }
 
   /** Messages that nobody else in the group holds; none if nothing came within `waitMs`. */
   async consume(signal) {
     const asked = { topic: this.topic, group_id: this.group, member: this.member, ...this.options };
-    return (await this.#post("/topics/consume", asked, signal)).messages;
+    try {
+      return (await this.#post("/topics/consume", asked, signal)).messages;
+    } catch (error) {
+      this.rename(); // the broker may have answered, with messages that nobody got
+      throw error;
+    }
   }
 
   /** Acknowledges a message, and all before it that this consumer was given of the same partition. */
@@ -56,6 +67,7 @@ export class Consumer {
       } catch (error) {
         if (signal?.aborted) return;
         if (error instanceof LlogError && error.status < 500 && error.status !== 429) throw error; // asking again will not help
+        this.rename(); // the rest of the batch is not handled
         onError(error); // the broker cannot be reached, or is overloaded: it may come back
         await new Promise((resolve) => setTimeout(resolve, retryMs));
       }

@@ -76,6 +76,37 @@ def test_a_message_whose_handler_throws_comes_again_and_all_are_acknowledged(bro
     assert broker.client.post("/topics/ack", json=asked).json() == {"committed": {"0": 4}}
 
 
+@pytest.mark.parametrize("path", ["/topics/consume", "/topics/ack"])
+def test_what_an_answer_that_was_lost_left_unhandled_is_delivered_again(broker: Running, path: str) -> None:
+    broker.produce("1", "2", "3", "4")
+    script = """
+    const [url, path] = process.argv.slice(1), real = fetch;
+    let lost = false;
+    globalThis.fetch = async (address, options) => {
+      const response = await real(address, options);
+      if (lost || !String(address).endsWith(path)) return response;
+      lost = true;
+      throw new TypeError("the answer is lost");
+    };
+    const stop = new AbortController(), seen = new Set();
+    const consumer = new Consumer(url, { topic: "t", group: "g", limit: 2, waitMs: 100, visibilityMs: 300 });
+    let empty = 0;
+    const consume = consumer.consume.bind(consumer);
+    consumer.consume = async (signal) => {
+      const found = await consume(signal);
+      empty = found.length ? 0 : empty + 1;
+      if (empty === 20) stop.abort();
+      return found;
+    };
+    await consumer.run((message) => {
+      seen.add(message.offset);
+      if (seen.size === 4) queueMicrotask(() => stop.abort());
+    }, { signal: stop.signal, retryMs: 1, onError: () => {} });
+    console.log(JSON.stringify([...seen].sort()));
+    """
+    assert run_module(script, str(broker.client.base_url), path) == [[1, 2, 3, 4]]
+
+
 def test_what_the_broker_refuses_is_an_error_with_its_code(broker: Running) -> None:
     script = """
     const consumer = new Consumer(process.argv[1], { topic: "none", group: "g" });

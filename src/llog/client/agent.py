@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from llog.client.backend import Backend, HasBackend, backend_of
 from llog.client.consumer import Message, messages_in, renamed
-from llog.errors import InvalidArgument, Overloaded, StoreUnavailable
+from llog.errors import InvalidArgument, OutcomeUnknown, Overloaded, StoreUnavailable
 from llog.topics.consuming import ConsumeCall, Start
 
 R = TypeVar("R")
@@ -26,7 +26,8 @@ _WAIT_MS: Final = 1_000
 """How long one call waits for a message, and so how long a stop may take while there is none."""
 _LAST_TRIES: Final = 5
 _LAST_WAIT_S: Final = 1.0
-_PASSING: Final = (StoreUnavailable, Overloaded)
+_PASSING: Final = (StoreUnavailable, Overloaded, OutcomeUnknown)
+"""A broker that goes while it is asked leaves the outcome unknown; all that an agent asks for may be asked for again."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):

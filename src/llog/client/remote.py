@@ -1,7 +1,7 @@
 """A broker as a backend: consume and acknowledge over HTTP, messages as Arrow.
 
-Consuming, acknowledging and releasing may be repeated, and are if the broker did not answer: what a lost answer carried is delivered
-again after its visibility time.
+Acknowledging and releasing may be repeated, and are if the broker did not answer. What a group consumes is not asked for again: that is
+for the caller to do, under another name.
 """
 
 from __future__ import annotations

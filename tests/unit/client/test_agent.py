@@ -12,7 +12,7 @@ import pytest
 from llog.client.agent import Backoff, run_agent
 from llog.client.backend import Backend
 from llog.client.consumer import Message
-from llog.errors import InvalidArgument, StoreUnavailable, TopicNotFound
+from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, Overloaded, StoreUnavailable, TopicNotFound
 from llog.topics.consuming import ConsumeCall
 from tests.unit.client.backends import Place, embedded
 
@@ -126,14 +126,22 @@ def test_several_agents_share_the_work(place: Place) -> None:
     assert (place.committed(), place.committed(partition=1)) == (21, 21)
 
 
-def test_an_agent_waits_for_a_store_that_is_away_and_raises_what_will_not_pass(place: Place) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable, Overloaded, OutcomeUnknown])
+def test_an_agent_waits_for_what_is_away_also_if_it_went_while_it_was_asked(
+    place: Place, error: type[LlogError]
+) -> None:
     place.create()
     place.append("1")
     handled = Handled(1)
-    flaky = _Flaky(place.backend, failures=2)
+    flaky = _Flaky(place.backend, failures=2, error=error)
     run_agent(flaky, "t", "g", handled, stop=handled.stop, backoff=FAST)
     assert handled.offsets == [1]
     assert place.committed() == 2
+
+
+def test_an_agent_raises_what_will_not_pass(place: Place) -> None:
+    place.create()
+    handled = Handled(1)
     with pytest.raises(TopicNotFound):
         run_agent(place.backend, "none", "g", handled)
     with pytest.raises(InvalidArgument):
@@ -161,9 +169,10 @@ def test_a_backoff_doubles_up_to_its_limit_with_jitter(failures: int, full: floa
 class _Flaky:
     """Fails each call some times before it works."""
 
-    def __init__(self, backend: Backend, failures: int) -> None:
+    def __init__(self, backend: Backend, failures: int, error: type[LlogError]) -> None:
         self._backend = backend
         self._failures = failures
+        self._error = error
         self._left: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
@@ -173,7 +182,7 @@ class _Flaky:
         def call(*arguments: Any, **options: Any) -> Any:
             self._left[name] += 1
             if self._left[name] <= self._failures:
-                raise StoreUnavailable("away")
+                raise self._error("away")
             return getattr(self._backend, name)(*arguments, **options)
 
         return call
