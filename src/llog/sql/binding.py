@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -22,9 +24,12 @@ from llog.sql.statements import (
     Statement,
     TableStatement,
 )
+from llog.sql.wire import from_numpy, is_numpy
 
 Params = Sequence[Any] | Mapping[str, Any]
 
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime})
+"""What most parameters are, and goes on as it is."""
 _FIELDS: Final = {
     "group": "GROUP",
     "member": "MEMBER",
@@ -83,18 +88,18 @@ def bind(statement: Statement, params: Params | None = None) -> Statement:
 def given_values(params: Params) -> Params:
     """With lists and dictionaries as the JSON text that they are: DuckDB would make one type of all that a list has, `[1, "x"]` text.
 
-    A list of numbers of one type, or of texts, stays one, for `unnest(?)` and the like.
+    A list of numbers of one type, or of texts, stays one, for `unnest(?)` and the like. Scalars of numpy become Python's.
     """
     if isinstance(params, Mapping):
         return {name: _value_or_json(value) for name, value in params.items()}
-    if isinstance(params, str | bytes | bytearray) or not any(isinstance(each, dict | list | tuple) for each in params):
+    if isinstance(params, str | bytes | bytearray) or _PLAIN.issuperset(map(type, params)):
         return params
     return [_value_or_json(value) for value in params]
 
 
 def _value_or_json(value: Any) -> Any:
     if not isinstance(value, dict | list | tuple):
-        return value
+        return from_numpy(value) if is_numpy(value) else value
     if not isinstance(value, dict) and len({*map(type, value)}) == 1 and not isinstance(value[0], dict | list | tuple):
         return value
     try:

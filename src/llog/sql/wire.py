@@ -1,8 +1,8 @@
 """Statements and results between a broker and its clients: parameters as JSON, results as Arrow. No I/O.
 
 A parameter is null, a boolean, a number, text, or an object with one field that says what its value is: `{"base64": …}`,
-`{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"float": "nan"}`, or `{"json": …}`, any JSON
-value as it is.
+`{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"interval": "P1DT2H"}`, `{"uuid": …}`,
+`{"integer": …}` for those of more than 64 bits, `{"float": "nan"}`, or `{"json": …}`, any JSON value as it is.
 
 Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and `llog.rows`, which is 0 for
 a statement that gives no rows.
@@ -14,11 +14,13 @@ import base64
 import binascii
 import json
 import math
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal, DecimalException
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from llog.errors import InvalidArgument
@@ -33,6 +35,9 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "timestamp": datetime.fromisoformat,
     "date": date.fromisoformat,
     "time": time.fromisoformat,
+    "interval": lambda text: msgspec.convert(text, timedelta),
+    "uuid": uuid.UUID,
+    "integer": int,
     "float": float,
 }
 
@@ -51,11 +56,13 @@ def params_in(params: Sequence[Any] | Mapping[str, Any]) -> list[Any] | dict[str
 
 def param_out(value: Any) -> Any:
     """As JSON that `param_in` makes the same value of."""
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
     match value:
+        case str():
+            return str(value)
         case int():
-            return int(value) if -(1 << 63) <= value < 1 << 63 else {"decimal": str(int(value))}
+            return int(value) if -(1 << 63) <= value < 1 << 63 else {"integer": str(int(value))}
         case float():
             return value if math.isfinite(value) else {"float": str(value)}
         case Decimal():
@@ -68,12 +75,26 @@ def param_out(value: Any) -> Any:
             return {"date": value.isoformat()}
         case time():
             return {"time": value.isoformat()}
+        case timedelta():
+            return {"interval": msgspec.to_builtins(value)}
+        case uuid.UUID():
+            return {"uuid": str(value)}
         case dict() | list() | tuple():
             return {"json": value}
-        case _ if hasattr(value, "item"):  # a scalar of numpy
-            return param_out(value.item())
+        case _ if is_numpy(value):
+            return param_out(from_numpy(value))
         case _:
             raise InvalidArgument(f"a parameter is a {type(value).__name__}, which no statement takes")
+
+
+def is_numpy(value: Any) -> bool:
+    """A scalar of numpy, which need not be installed."""
+    return hasattr(value, "dtype") and getattr(value, "ndim", None) == 0
+
+
+def from_numpy(value: Any) -> Any:
+    """As Python has it: times to the microsecond, for those of a nanosecond would be numbers."""
+    return (value.astype(f"{value.dtype.kind}8[us]") if value.dtype.kind in "mM" else value).item()
 
 
 def param_in(value: Any) -> Any:
@@ -93,7 +114,7 @@ def param_in(value: Any) -> Any:
         )
     try:
         return _READ[name](inner)
-    except (ValueError, DecimalException, binascii.Error):
+    except (ValueError, DecimalException, binascii.Error, msgspec.ValidationError):
         raise InvalidArgument(f"a parameter is no {name}: {inner[:80]!r}") from None
 
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -276,6 +278,7 @@ def test_a_broker_that_is_not_there_is_an_operational_error(monkeypatch: pytest.
         True,
         7,
         2**70,
+        -(2**127),
         1.5,
         float("inf"),
         "x",
@@ -284,6 +287,8 @@ def test_a_broker_that_is_not_there_is_an_operational_error(monkeypatch: pytest.
         datetime(2026, 1, 31, 12, tzinfo=UTC),
         datetime(2026, 1, 31).date(),
         datetime(2026, 1, 31, 12, 1).time(),
+        timedelta(days=-2, seconds=3, microseconds=1),
+        UUID(int=7),
         {"a": [1]},
         [1, {"base64": "x"}],
     ],
@@ -293,9 +298,28 @@ def test_a_parameter_comes_to_a_broker_as_it_was(value: Any) -> None:
     assert param_in(param_out(value)) == value
 
 
-def test_what_is_no_value_is_no_parameter() -> None:
-    with pytest.raises(errors.InvalidArgument, match="object"):
-        param_out(object())
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        (np.int64(3), 3),
+        (np.float32(1.5), 1.5),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.datetime64("2026-01-31T12:00:00.000001", "ns"), datetime(2026, 1, 31, 12, 0, 0, 1)),
+    ],
+    ids=repr,
+)
+def test_a_scalar_of_numpy_is_the_value_that_it_stands_for(tmp_path: Path, scalar: Any, value: Any) -> None:
+    assert param_in(param_out(scalar)) == value
+    with llog.connect(data_dir=tmp_path) as connection:
+        assert connection.execute("SELECT ?", [scalar]).fetchall() == [(value,)]
+        assert connection.execute("SELECT $x", {"x": scalar}).fetchall() == [(value,)]
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([1, 2])], ids=lambda value: type(value).__name__)
+def test_what_is_no_value_is_no_parameter(value: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match=type(value).__name__):
+        param_out(value)
 
 
 # --- on the real database
