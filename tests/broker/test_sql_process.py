@@ -56,6 +56,8 @@ def test_errors_come_back_as_they_were(connection: Connection) -> None:
     with pytest.raises(dbapi.ProgrammingError) as raised:
         connection.execute("SELECT 1;\nSELECT * FORM nowhere")
     assert raised.value.line == 2
+    with pytest.raises(dbapi.ProgrammingError, match=r"\n  SELECT nothing\n +\^"):
+        connection.execute("SELECT nothing")
     with pytest.raises(dbapi.ProgrammingError) as raised:
         connection.execute("SELECT * FROM app.nowhere")
     assert "nowhere" in str(raised.value)

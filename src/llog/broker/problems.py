@@ -110,5 +110,9 @@ def _more(error: LlogError) -> dict[str, Any]:
     if isinstance(error, OffsetOutOfRange):
         return {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
     if isinstance(error, SqlError):
-        return {name: getattr(error, name) for name in ("message", "line", "column", "hint") if getattr(error, name)}
+        return {
+            name: getattr(error, name)
+            for name in ("message", "line", "column", "hint", "shown")
+            if getattr(error, name)
+        }
     return {}

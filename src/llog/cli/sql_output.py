@@ -13,6 +13,7 @@ from typing import Final, Literal
 import click
 import msgspec
 import pyarrow as pa
+from rich.cells import cell_len
 
 from llog.cli.common import note
 from llog.cli.sql_script import Piece
@@ -23,7 +24,9 @@ from llog.sql.result import Result
 _ROWS_AT_A_TIME: Final = 4096
 _ROWS_DRAWN_MAX: Final = 1000
 """On a terminal: nobody reads more, and drawing them takes longer than finding them."""
-_COLUMN_CHARS_MIN: Final = 8
+_VALUE_CHARS_MIN: Final = 12
+_NAME_CHARS_MIN: Final = 24
+"""What must be seen of a long value, and of a long name, for a table to be worth drawing."""
 _GAP_CHARS: Final = 3
 _LINE_CHARS_MAX: Final = 200
 _NULL: Final = "NULL"
@@ -84,11 +87,7 @@ def _table(table: pa.Table) -> None:
     if not sys.stdout.isatty():
         _plain(table)
         return
-    if table.num_columns * _COLUMN_CHARS_MIN > shutil.get_terminal_size().columns:
-        _expanded(table)
-        return
     from rich import box
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -96,10 +95,13 @@ def _table(table: pa.Table) -> None:
     part = table.slice(0, _ROWS_DRAWN_MAX)
     names, rows = _names(table), _cells(part)
     nulls = [column.is_null().to_pylist() for column in part.columns]
-    widths = _fitting(
-        [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)],
-        shutil.get_terminal_size().columns - _GAP_CHARS * len(names),
-    )
+    whole = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    room = shutil.get_terminal_size().columns - _GAP_CHARS * len(names)
+    least = [max(_VALUE_CHARS_MIN, min(cell_len(name), _NAME_CHARS_MIN)) for name in names]
+    if sum(map(min, whole, least)) > room:
+        _expanded(table)
+        return
+    widths = _fitting(whole, room)
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name, field, width in zip(names, table.schema, widths, strict=True):
         justify: Literal["left", "right"] = "right" if is_number(field.type) else "left"
@@ -202,12 +204,15 @@ def show_place(error: LlogError, piece: Piece, source: str | None) -> None:
     within = min(line - piece.line, len(lines) - 1)
     text = lines[within].translate(_HARMLESS | {9: " "})
     front = f"{source}:{line}: " if source else ""
-    if source or column:
-        note(f"{front}{text[:_LINE_CHARS_MAX]}")
-    if column:
-        indent = column - 1 - (piece.column - 1 if within == 0 else 0)
-        if indent <= min(len(text), _LINE_CHARS_MAX):
-            note(" " * (len(front) + indent) + "^")
+    if not column:
+        if source:
+            note(f"{front}{text[:_LINE_CHARS_MAX]}")
+        return
+    indent = column - 1 - (piece.column - 1 if within == 0 else 0)
+    first = max(0, indent - _LINE_CHARS_MAX // 2)
+    note(f"{front}{text[first : first + _LINE_CHARS_MAX]}")
+    if indent <= len(text):
+        note(" " * cell_len(front + text[first:indent]) + "^")
 
 
 def message_of(error: LlogError) -> str:

@@ -42,6 +42,8 @@ _SHOWS: Final = {
     r"\dr": "SHOW ROUTES",
 }
 _DESCRIBES: Final = {r"\d": "DESCRIBE", r"\dt": "DESCRIBE TOPIC"}
+_LEAVING: Final = ("exit", "quit")
+_HELPING: Final = "help"
 _NAME: Final = re.compile(r'[\w."-]+')
 _KEYWORDS: Final = tuple(
     re.findall(
@@ -109,7 +111,7 @@ class Shell:
 
     def take(self, text: str) -> bool:
         """Whether there is to be another line."""
-        if text.lstrip().startswith("\\"):
+        if _is_meta(text):
             return self._meta(text.split())
         script = split(text)
         pieces = [*script.pieces, *([] if script.rest is None else [script.rest])]
@@ -124,7 +126,7 @@ class Shell:
 
     def _meta(self, words: list[str]) -> bool:
         command, names = words[0], words[1:]
-        if command in (r"\q", r"\quit"):
+        if command.lower() in (r"\q", r"\quit", *_LEAVING):
             return False
         if command == r"\timing":
             self._output.timing = not self._output.timing
@@ -138,7 +140,9 @@ class Shell:
         elif command in _SHOWS and not names:
             self._run(Piece(_SHOWS[command], 1, 1, "SHOW"))
         else:
-            note(HELP if command == r"\?" else f"{' '.join(words)} is unknown or incomplete.\n{HELP}")
+            note(
+                HELP if command.lower() in (r"\?", _HELPING) else f"{' '.join(words)} is unknown or incomplete.\n{HELP}"
+            )
         return True
 
     def _run(self, piece: Piece) -> bool:
@@ -166,8 +170,12 @@ class Shell:
 
 def is_complete(text: str) -> bool:
     """Whether Enter ends the input: after a semicolon, for a command of the shell, or if there is nothing."""
-    stripped = text.strip()
-    return not stripped or stripped.startswith("\\") or split(text).rest is None
+    return not text.strip() or _is_meta(text) or split(text).rest is None
+
+
+def _is_meta(text: str) -> bool:
+    """Also for the words that people try in every shell."""
+    return text.lstrip().startswith("\\") or text.strip().lower() in (*_LEAVING, _HELPING)
 
 
 class NameCompleter(Completer):

@@ -39,6 +39,7 @@ class _Problem(msgspec.Struct):
     line: int = 0
     column: int = 0
     hint: str = ""
+    shown: str = ""
 
 
 class Answer(NamedTuple):
@@ -166,7 +167,7 @@ def _refusal(where: str, status: int, body: bytes) -> LlogError:
         made.args = (problem.detail,)
         return made
     if problem.code == SqlError.code:
-        return SqlError(problem.message or problem.detail, problem.line, problem.column, problem.hint)
+        return SqlError(problem.message or problem.detail, problem.line, problem.column, problem.hint, problem.shown)
     kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
     refusal: LlogError = kind(problem.detail)
     return refusal

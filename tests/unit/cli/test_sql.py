@@ -155,6 +155,18 @@ def test_the_column_counts_from_the_beginning_of_the_line_that_the_statement_is_
     ]
 
 
+def test_the_caret_is_under_the_place_also_behind_wide_characters_and_far_to_the_right(
+    llog: Llog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(self: StandInSession, sql: str, params: Any = ()) -> Any:
+        raise SqlError("bad", line=1, column=sql.index("?!") + 1)
+
+    monkeypatch.setattr(StandInSession, "execute", wrong)
+    assert llog("-c", "SELECT '日本' ?!", code=2).stderr.splitlines()[:2] == ["SELECT '日本' ?!", " " * 14 + "^"]
+    text, caret = llog("-c", f"SELECT '{'x' * 1000}' ?!", code=2).stderr.splitlines()[:2]
+    assert text[caret.index("^") :] == "?!"
+
+
 def test_a_script_that_ends_in_a_transaction_is_an_error(llog: Llog, opened: list[StandIn]) -> None:
     assert "COMMIT" in llog("-c", "BEGIN; SELECT 1", code=2).stderr
     assert opened[-1].sessions[0].closed
@@ -278,6 +290,18 @@ def test_enter_ends_a_statement_only_after_its_semicolon() -> None:
     assert not any(sql_shell.is_complete(text) for text in ["SELECT 1", "SELECT ';", "SELECT 1 /* ; */", "a; b"])
 
 
+@pytest.mark.parametrize("word", ["exit", "QUIT", r"\q"])
+def test_the_words_that_leave_other_shells_leave_this_one(shell: sql_shell.Shell, word: str) -> None:
+    assert sql_shell.is_complete(word)
+    assert not shell.take(word)
+
+
+def test_help_helps(shell: sql_shell.Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sql_shell.is_complete("help")
+    assert shell.take("help")
+    assert capsys.readouterr().err == sql_shell.HELP + "\n"
+
+
 def test_the_shell_goes_on_after_an_error(shell: sql_shell.Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert shell.take("SELECT 1 AS a; FAIL here; SELECT 2 AS b;")
     shown = capsys.readouterr()
@@ -354,6 +378,23 @@ def test_on_a_terminal_long_values_are_cut_and_rows_counted(
     assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in shown.out.splitlines()) <= 60
     assert "1 more rows" in shown.err
     assert "3 rows" in shown.err
+
+
+@pytest.mark.parametrize(("columns", "is_table"), [("60", False), ("200", True)])
+def test_a_table_whose_columns_would_be_cut_to_nothing_is_shown_value_by_value(
+    shell: sql_shell.Shell,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+    is_table: bool,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", columns)
+    names = [f"retention_{number}" for number in range(7)]
+    shell.take(f"SELECT {', '.join(f'repeat({number}::VARCHAR, 15) AS {name}' for number, name in enumerate(names))};")
+    shown = capsys.readouterr().out
+    assert "6" * 15 in shown
+    assert ("-- row 1" not in shown) == is_table
 
 
 def _completed(text: str) -> list[str]:
