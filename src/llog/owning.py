@@ -32,7 +32,7 @@ def take_lock(directory: Path, what: str) -> int:
             owner = owner_of(directory)
             named = f"process {owner.pid} ({owner.command})" if owner else "another process"
             raise LogOwned(
-                f"{what} in {directory} is open for writing in {named}, and nobody else may change it: go through that process, or stop it"
+                f"{what} in {directory} can only be changed by {named}, which has the lock: go through that process, or stop it"
             ) from None
         owner = Owner(os.getpid(), " ".join(sys.orig_argv)[:_COMMAND_CHARS_MAX])
         try:

@@ -107,6 +107,41 @@ def test_the_command_goes_through_the_broker_that_owns_the_log(broker: Running, 
     assert "stdin, line 3" in wrong
 
 
+def test_groups_are_listed_moved_and_deleted_through_the_broker_that_owns_their_topic(
+    broker: Running, connection: Connection, tmp_path: Path
+) -> None:
+    connection.execute("CREATE TOPIC app.changes PARTITIONS 2")
+    connection.execute(
+        "INSERT INTO TOPIC app.changes (partition, payload) VALUES (0, '1'), (0, '2'), (0, '3'), (1, '4')"
+    )
+    connection.execute("CONSUME FROM app.changes GROUP 'g' MEMBER 'm' PARTITION 0 LIMIT 2")
+    assert "--url" in _llog(tmp_path, "groups", "describe", "g", code=1).stderr
+
+    def groups(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return _llog(tmp_path, "groups", *arguments, "--url", str(broker.client.base_url), code=code)
+
+    [listed] = json.loads(groups("list", "--json").stdout)
+    assert listed == {
+        "group": "g",
+        "topics": ["app.changes"],
+        "partitions": 2,
+        "lag": 4,
+        "outstanding": 2,
+        "members": ["m"],
+    }
+    [share, _] = json.loads(groups("describe", "g", "--json").stdout)
+    assert (share["offset"], share["next_offset"], share["lag"], share["holders"]) == (1, 4, 3, ["m"])
+    assert "in use by 'm'" in groups("delete", "g", "--yes", code=2).stderr
+    assert groups("reset", "g", "app.changes", "--to", "latest").stdout.splitlines() == [
+        "group g is at offset 4 of app.changes/0",
+        "group g is at offset 2 of app.changes/1",
+    ]
+    assert "9" in groups("reset", "g", "app.changes", "--partition", "0", "--to", "9", code=2).stderr
+    assert groups("delete", "g", "--yes").stdout == "deleted group g: 2 positions\n"
+    assert "no group 'g'" in groups("describe", "g", code=2).stderr
+    assert json.loads(groups("list", "--json").stdout) == []
+
+
 def test_a_wait_does_not_hold_up_the_end_of_the_broker(broker: Running, connection: Connection) -> None:
     connection.execute("CREATE TOPIC app.quiet")
     ends: list[BaseException] = []

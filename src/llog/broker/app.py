@@ -24,6 +24,7 @@ from llog.broker.batching import BatchingProducer, Buffer
 from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
+from llog.broker.groups import GroupRoutes
 from llog.broker.keyed import Keyed
 from llog.broker.messages import (
     ConsumeRequest,
@@ -53,6 +54,8 @@ from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.runtime import uuid7
 from llog.topics.consuming import Consuming
+from llog.topics.group_listing import GroupListing
+from llog.topics.groups import Groups
 
 BODY_SECONDS: Final = 60.0
 HEALTH_SECONDS: Final = 5.0
@@ -91,6 +94,7 @@ class Broker:
         self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, self.stopping)
         consuming = Consuming(log, self._reader, appender, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
+        self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
         self._buffer = Buffer(settings.batch_max_buffer_bytes, self.metrics)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
         self._sql = Sql(log, settings, self.stopping, self._body)
@@ -117,6 +121,7 @@ class Broker:
             ("read", "GET", _RECORDS, self._fetch_arrow),
             ("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset),
             *self._topic_groups.routes(),
+            *self._groups.routes(),
             ("all", "GET", "/topics", self._topics),
             ("all", "GET", "/topics/{name}", self._topic),
             ("all", "GET", "/health", self._health),

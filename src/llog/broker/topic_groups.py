@@ -113,13 +113,13 @@ class TopicGroups:
         self._metrics.consumed_bytes += sum(_byte_size(found.column(name)) for name in ("key", "payload"))
         if MEDIA_TYPE in request.headers.get("accept", ""):
             return Response(memoryview(_stream(found)), headers={MEMBER_HEADER: asked.member}, media_type=MEDIA_TYPE)
-        return _answer({"messages": messages_out(found), "member": asked.member})
+        return answer({"messages": messages_out(found), "member": asked.member})
 
     async def _ack(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(AckRequest, body)
         committed = await self._consuming.ack(asked.topic, asked.group_id, _upto(asked), asked.member)
-        return _answer({"committed": {str(partition): offset for partition, offset in sorted(committed.items())}})
+        return answer({"committed": {str(partition): offset for partition, offset in sorted(committed.items())}})
 
     async def _release(self, request: Request) -> Response:
         async with self._body(request) as body:
@@ -132,13 +132,13 @@ class TopicGroups:
             member=asked.member,
             delay_ms=asked.delay_ms,
         )
-        return _answer({"released": released})
+        return answer({"released": released})
 
     async def _leave(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(LeaveRequest, body)
         await self._consuming.leave(asked.topic, asked.group_id, asked.member)
-        return _answer({})
+        return answer({})
 
 
 def messages_out(table: pa.Table) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def _call(asked: ConsumeRequest) -> ConsumeCall:
         group=asked.group_id,
         member=asked.member,
         partition=asked.partition_id,
-        start=_start(asked.start),
+        start=start_of(asked.start),
         limit=asked.limit,
         wait_ms=asked.wait_ms,
         visibility_ms=asked.visibility_ms,
@@ -193,7 +193,7 @@ def _call(asked: ConsumeRequest) -> ConsumeCall:
     )
 
 
-def _start(start: str | StartAt | None) -> Start | None:
+def start_of(start: str | StartAt | None) -> Start | None:
     match start:
         case None:
             return None
@@ -261,5 +261,5 @@ def _stream(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _answer(value: object) -> Response:
+def answer(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)

@@ -9,11 +9,13 @@ import click
 import msgspec
 
 from llog.cli.common import Invocation, json_option, note, partitions_of, print_json, print_table, with_log
-from llog.errors import InvalidArgument
+from llog.errors import InvalidArgument, LlogError
+from llog.model import TopicPartition
 
 if TYPE_CHECKING:
     from llog.config import Settings
     from llog.partition.log import Log
+    from llog.topics.calls import Start
     from llog.topics.group_listing import GroupListing, GroupShare
 
 
@@ -22,22 +24,27 @@ def groups() -> None:
     """List, describe, reset and delete consumer groups.
 
     A group's position in a partition is the next offset it wants. Reading with a group, by `llog consume --group` or SQL, makes one and
-    moves it on.
+    moves it on. While a broker owns topics of engine rocksdb, their groups are reached through it: --url.
     """
+
+
+url_option = click.option("--url", metavar="URL", help="Go through the broker at http://host:port.")
 
 
 @groups.command("list")
 @json_option
+@url_option
 @click.pass_obj
-def list_groups(invocation: Invocation, as_json: bool) -> None:
+def list_groups(invocation: Invocation, as_json: bool, url: str | None) -> None:
     """List all groups, how many records they have yet to acknowledge, and how many of those are delivered."""
 
     async def found(log: Log, _: Settings) -> dict[str, list[GroupShare]]:
         listing = _listing(log)
-        await _tell_what_is_missing(listing)
+        _tell_what_is_missing(await listing.unreachable())
         return {name: await listing.describe(name) for name in await listing.names()}
 
-    rows = [_summary(name, shares) for name, shares in with_log(invocation, found).items()]
+    shares_of = with_log(invocation, found) if url is None else _listed(url)
+    rows = [_summary(name, shares) for name, shares in shares_of.items()]
     if as_json:
         print_json(rows)
         return
@@ -51,8 +58,9 @@ def list_groups(invocation: Invocation, as_json: bool) -> None:
 @groups.command()
 @click.argument("group")
 @json_option
+@url_option
 @click.pass_obj
-def describe(invocation: Invocation, group: str, as_json: bool) -> None:
+def describe(invocation: Invocation, group: str, as_json: bool, url: str | None) -> None:
     """Show where GROUP is in every partition, how far behind the end, and which members are at work.
 
     OUTSTANDING counts the records that are delivered and not acknowledged; EXPIRED those of them that are delivered again to whoever comes.
@@ -60,13 +68,13 @@ def describe(invocation: Invocation, group: str, as_json: bool) -> None:
 
     async def found(log: Log, _: Settings) -> list[GroupShare]:
         listing = _listing(log)
-        await _tell_what_is_missing(listing)
+        _tell_what_is_missing(await listing.unreachable())
         shares = await listing.describe(group)
         if not shares:
-            await _check_there(listing, group)
+            await listing.check_there(group)
         return shares
 
-    shares = with_log(invocation, found)
+    shares = with_log(invocation, found) if url is None else _listed(url, group)[group]
     if as_json:
         print_json(shares)
         return
@@ -99,8 +107,9 @@ def describe(invocation: Invocation, group: str, as_json: bool) -> None:
     required=True,
     help="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
+@url_option
 @click.pass_obj
-def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str) -> None:
+def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str, url: str | None) -> None:
     """Move GROUP in TOPIC, back or forward, and forget its claims. Stop its consumers first: they would commit over it."""
     from llog.cli.consume import start_offset
     from llog.engines.routing import EngineReader
@@ -113,7 +122,13 @@ def reset(invocation: Invocation, group: str, topic: str, partition: int | None,
             await Groups(log, reader).reset(group, tp, offset)
             click.echo(f"group {group} is at offset {offset} of {tp}")
 
-    with_log(invocation, moved)
+    if url is None:
+        with_log(invocation, moved)
+        return
+    from llog.client.remote_groups import RemoteGroups
+
+    for each, offset in RemoteGroups(url).reset(group, topic, _start(where), partition).items():
+        click.echo(f"group {group} is at offset {offset} of {TopicPartition(topic, each)}")
 
 
 @groups.command()
@@ -121,8 +136,9 @@ def reset(invocation: Invocation, group: str, topic: str, partition: int | None,
 @click.option("--topic", help="Only on this topic. Default: on all of them.")
 @click.option("--force", is_flag=True, help="Even if members are at work: they go on as a new group.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@url_option
 @click.pass_obj
-def delete(invocation: Invocation, group: str, topic: str | None, force: bool, yes: bool) -> None:
+def delete(invocation: Invocation, group: str, topic: str | None, force: bool, yes: bool, url: str | None) -> None:
     """Forget GROUP: its positions, claims and members. Refused while members are at work."""
     where = "" if topic is None else f" on topic {topic}"
     if not yes:
@@ -131,15 +147,14 @@ def delete(invocation: Invocation, group: str, topic: str | None, force: bool, y
         click.confirm(f"Delete group {group}{where} and its positions?", abort=True)
 
     async def deleted(log: Log, _: Settings) -> int:
-        listing = _listing(log)
-        await _check_there(listing, group)
-        if topic is None:
-            missing = await listing.unreachable()
-            if missing is not None:
-                raise missing  # half of a group must not be left behind
-        return await listing.delete(group, topic, force=force)
+        return await _listing(log).delete_whole(group, topic, force=force)
 
-    count = with_log(invocation, deleted)
+    if url is None:
+        count = with_log(invocation, deleted)
+    else:
+        from llog.client.remote_groups import RemoteGroups
+
+        count = RemoteGroups(url).delete(group, topic, force=force)
     click.echo(f"deleted group {group}{where}: {count} position{'' if count == 1 else 's'}")
 
 
@@ -159,16 +174,30 @@ def _listing(log: Log) -> GroupListing:
     return GroupListing(Groups(log))
 
 
-async def _tell_what_is_missing(listing: GroupListing) -> None:
-    missing = await listing.unreachable()
+def _listed(url: str, group: str | None = None) -> dict[str, list[GroupShare]]:
+    from llog.client.remote_groups import RemoteGroups
+
+    found = RemoteGroups(url).list(group)
+    _tell_what_is_missing(found.missing)
+    return found.groups
+
+
+def _tell_what_is_missing(missing: LlogError | str | None) -> None:
     if missing is not None:
         note(f"llog: groups on topics of engine 'rocksdb' are not shown: {missing}")
 
 
-async def _check_there(listing: GroupListing, group: str) -> None:
-    if group not in await listing.names():
-        missing = await listing.unreachable()  # the group may be there
-        raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
+def _start(where: str) -> Start:
+    from llog.cli.consume import parse_time_ms
+    from llog.topics.calls import Start
+
+    match where:
+        case "earliest":
+            return Start("earliest")
+        case "latest":
+            return Start("latest")
+        case _:
+            return Start("offset", int(where)) if where.isdecimal() else Start("timestamp", parse_time_ms(where))
 
 
 def _summary(name: str, shares: list[GroupShare]) -> _Summary:

@@ -56,7 +56,7 @@ class RemoteBackend:
             "group_id": call.group,
             "member": call.member,
             "partition_id": call.partition,
-            "start": _start(call.start),
+            "start": start_out(call.start),
             "limit": call.limit,
             "wait_ms": wait_ms,
             "visibility_ms": call.visibility_ms,
@@ -131,7 +131,8 @@ class RemoteBackend:
         return StoreUnavailable(f"{self._http.url} did not answer as a broker does: {str(error)[:200]}")
 
 
-def _start(start: Start | None) -> str | dict[str, int | None] | None:
+def start_out(start: Start | None) -> str | dict[str, int | None] | None:
+    """As the broker's JSON has it."""
     if start is None:
         return None
     if start.kind in ("latest", "earliest"):

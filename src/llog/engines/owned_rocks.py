@@ -120,7 +120,8 @@ class OpenRocks:
             return RocksStore.open(self._directory)
         except LogOwned as error:
             raise LogOwned(
-                f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql): what it owns is read through it, too"
+                f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql), llog.connect('http://host:port'), or "
+                "--url where a command has it: what it owns is read through it, too"
             ) from None
 
     async def _write_all(self) -> None:

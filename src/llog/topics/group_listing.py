@@ -14,6 +14,7 @@ import msgspec
 from llog.errors import (
     ConfigurationError,
     GroupConflict,
+    InvalidArgument,
     LlogError,
     LogOwned,
     MissingExtra,
@@ -91,6 +92,12 @@ class GroupListing:
                     continue
         return None
 
+    async def check_there(self, group: str) -> None:
+        """`InvalidArgument` if there is no such group; if it may be where nobody can look from here, why that is so."""
+        if group not in await self.names():
+            missing = await self.unreachable()
+            raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
+
     async def lag(self, group: str) -> list[GroupLag]:
         """Where the group is in every partition in which it has a position, by directory and partition."""
         return [
@@ -124,6 +131,15 @@ class GroupListing:
                 continue  # deleted just now, or not to be had here
             shares.append(self._share(topic, key, found[key], assigned.get(key.directory, Members()), bounds))
         return shares
+
+    async def delete_whole(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
+        """As `delete`, of a group that is there. Refused if some of it is out of reach: half of a group must not be left behind."""
+        await self.check_there(group)
+        if topic is None:
+            missing = await self.unreachable()
+            if missing is not None:
+                raise missing
+        return await self.delete(group, topic, force=force)
 
     async def delete(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
         """Forgets the group, on one topic or everywhere; returns in how many partitions it had a position.
