@@ -107,6 +107,17 @@ async def test_start_positions(session: Session) -> None:
     assert [row["offset"] for row in found] == [12_401, 12_402, 12_403]
 
 
+async def test_a_group_that_begins_with_the_earliest_message(session: Session) -> None:
+    await run(
+        session,
+        TABLE + "CREATE TOPIC app.new_messages; ALTER TOPIC app.new_messages ADD SOURCE chat.messages ON INSERT",
+    )
+    await write(session, 250)
+    earliest = "CONSUME FROM app.new_messages\nGROUP 'ai-service'\nFROM EARLIEST\nLIMIT 100;"
+    pages = [[row["offset"] for row in await run(session, earliest)] for _ in range(4)]
+    assert pages == [list(range(1, 101)), list(range(101, 201)), list(range(201, 251)), []]
+
+
 async def write_more(session: Session, first: int, count: int) -> None:
     rows = ", ".join(f"('late', 1, {number})" for number in range(first, first + count))
     await session.execute(f"INSERT INTO chat.messages (user_id, thread_id, seq) VALUES {rows}")
