@@ -51,12 +51,14 @@ def rows(frame: DataFrame) -> list[Any]:
 def test_topics_of_every_engine_are_read_as_if_there_were_no_broker(spark: SparkSession, broker: Running) -> None:
     create(broker, "disk", engine="disk", partitions=2, timestamp_type="append")
     create(broker, "object")
+    create(broker, "rocksdb", engine="rocksdb")
     full = {"value": "v", "key": "k", "timestamp": 5, "headers": [["h", "x"]]}
-    for topic in ("disk", "object"):
+    topics = ("disk", "object", "rocksdb")
+    for topic in topics:
         produce(broker, topic, 0, *map(str, range(10)), full)
     produce(broker, "disk", 1, "other")
-    found = sorted(rows(read(spark, broker, subscribe="disk,object", minPartitions="7")))
-    expected = [(topic, 0, n + 1, f"{n}" if n < 10 else "v") for topic in ("disk", "object") for n in range(11)]
+    found = sorted(rows(read(spark, broker, subscribe="disk,object,rocksdb", minPartitions="7")))
+    expected = [(topic, 0, n + 1, f"{n}" if n < 10 else "v") for topic in topics for n in range(11)]
     assert found == sorted([*expected, ("disk", 1, 1, "other")])
     frame = read(spark, broker, subscribePattern="disk|object", includeHeaders="true").where("offset = 11")
     by_topic = {row.topic: row for row in frame.collect()}

@@ -47,11 +47,11 @@ def warn_if_open(settings: Settings) -> None:
 @listen_options
 @click.pass_obj
 def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> None:
-    """Serve produce, consume and topics over HTTP, until it is interrupted or terminated.
+    """Serve produce, consume, topics, groups and SQL over HTTP, until it is interrupted or terminated.
 
-    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Disk topics that it owns it
-    keeps up itself; compaction, retention and collection of all others are not its business: `llog up` runs them beside a broker,
-    `llog pipeline run` anywhere.
+    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Topics on disk and in
+    RocksDB that it owns it keeps up itself; compaction, retention and collection of all others are not its business: `llog up` runs them
+    beside a broker, `llog pipeline run` anywhere.
 
     Brokers of one machine that write and that read may be processes of their own (--role): with LLOG_TAIL_CACHE_DIR, readers get what
     was just written from there.

@@ -129,7 +129,7 @@ def list_topics(invocation: Invocation, as_json: bool) -> None:
                 topic.partitions,
                 _engine(topic),
                 _for_ever(topic.retention_ms),
-                "all" if topic.retention_bytes is None else format_size(topic.retention_bytes),
+                _all(topic.retention_bytes),
                 topic.timestamp_type,
                 shown_time(topic.created_ms),
             ]
@@ -164,7 +164,8 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
         print_json({**_as_dict(topic), "bounds": partitions})
         return
     click.echo(
-        f"topic {topic.name}: {_partitions(topic.partitions)}, engine {_engine(topic)}, retention {_for_ever(topic.retention_ms)}, "
+        f"topic {topic.name}: {_partitions(topic.partitions)}, engine {_engine(topic)}, "
+        f"retention {_for_ever(topic.retention_ms)}, bytes kept {_all(topic.retention_bytes)}, "
         f"timestamps by {topic.timestamp_type}, created {shown_time(topic.created_ms)}"
     )
     print_table(
@@ -260,6 +261,10 @@ def delete(invocation: Invocation, name: str, yes: bool) -> None:
 
 def _partitions(count: int) -> str:
     return f"{count} partition{'' if count == 1 else 's'}"
+
+
+def _all(size: int | None) -> str:
+    return "all" if size is None else format_size(size)
 
 
 def _for_ever(retention_ms: int | None) -> str:

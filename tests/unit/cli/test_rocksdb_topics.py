@@ -50,6 +50,16 @@ def test_lines_are_produced_consumed_trimmed_verified_and_deleted(llog: Llog) ->
     assert "there is no topic" in llog("consume", "t", code=2).stderr
 
 
+def test_so_much_of_each_partition_is_kept(llog: Llog) -> None:
+    llog("topics", "create", "t", "--engine", "rocksdb", "--retention-bytes", "1KiB")
+    llog("produce", "t", stdin="\n".join(map(str, range(500))))
+    assert "bytes kept 1 KiB" in llog("topics", "describe", "t").stdout
+    llog("retain")
+    kept = llog("consume", "t").stdout.splitlines()
+    assert kept == [str(number) for number in range(500 - len(kept), 500)]
+    assert 0 < len(kept) < 100
+
+
 def test_the_newest_of_each_key_is_kept(llog: Llog) -> None:
     llog("topics", "create", "t", "--engine", "rocksdb", "--cleanup", "compact")
     llog("produce", "t", "--key-separator", "=", stdin="\n".join(f"k{number % 3}={number}" for number in range(30)))
