@@ -131,7 +131,7 @@ CONSUME_OPTIONS: Final[dict[str, Check]] = {
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is nearly a known one, else none."""
-    found = difflib.get_close_matches(word[:80], list(known), n=1, cutoff=0.76)
+    found = difflib.get_close_matches(word[:80], list(known), n=1, cutoff=0.75)
     return f"did you mean {found[0]}?" if found else ""
 
 

@@ -141,17 +141,21 @@ class Cursor:
     def topic(self) -> str:
         """`t`, `ns.t` or `"any-name"`, as written: names of topics know upper and lower case."""
         first = self.token
-        parts = [self.name("the name of a topic")]
+        try:
+            return check_topic_name(self.table_or_topic("a topic"))
+        except InvalidArgument as error:
+            raise self.error(str(error), token=first) from None
+
+    def table_or_topic(self, what: str = "a table or a topic") -> str:
+        """As written."""
+        parts = [self.name(f"the name of {what}")]
         while self.accept("."):
             if self.token.kind not in (Kind.WORD, Kind.NAME):
-                raise self.expected("the rest of the topic's name")
+                raise self.expected(f"the rest of the name of {what}")
             parts.append(self.take().value)
         if self.token.value == "-" and self.token.start == self.tokens[self.at - 1].end:
             raise self.error("a name with '-' needs double quotes", f'write "{".".join(parts)}-…"')
-        try:
-            return check_topic_name(".".join(parts))
-        except InvalidArgument as error:
-            raise self.error(str(error), token=first) from None
+        return ".".join(parts)
 
     def table(self) -> str:
         """`schema.name` in lower case; `main` is the schema if none is written."""

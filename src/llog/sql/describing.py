@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from llog.errors import TableNotFound, TopicNotFound
+from llog.errors import InvalidArgument, TableNotFound, TopicNotFound
 from llog.sql import statements as sql
 from llog.sql.topic_tables import SYSTEM, partition_rows, topic_rows
 
@@ -47,7 +47,7 @@ async def describe(database: Database, statement: sql.Describe) -> pa.Table:
         except TableNotFound as error:
             try:
                 return await _topic(database, statement.name)
-            except TopicNotFound:
+            except (TopicNotFound, InvalidArgument):
                 raise error from None
     return await _topic(database, statement.name)
 

@@ -19,6 +19,7 @@ from sqlglot import exp
 from llog.errors import SqlError
 from llog.sql.definitions import TableDefinition
 from llog.sql.mirror import Cursor, Mirror, quoted, registered
+from llog.topics.routes import asked
 
 _ROW: Final = "llog_row"
 _AS_TEXT: Final = {
@@ -153,13 +154,17 @@ class Expressions:
                         f"table {definition.name!r} has no column {name!r}, which {text!r} reads",
                         hint=f"its columns are {', '.join(definition.codec.names)}",
                     )
-        if where is not None:
-            kind = self._kind_of(definition, where)
-            if kind != "BOOLEAN":
-                raise SqlError(f"WHERE {where!r} is {kind}, not true or false")
-        self.select(definition.name, definition.codec.schema.empty_table(), where, partition_by)
-        if partition_by is not None:
-            self._kind_of(definition, partition_by)
+        nothing = pa.table([pa.nulls(1, kind) for kind in definition.codec.kinds], definition.codec.schema)
+        try:
+            kind = "BOOLEAN" if where is None else self._kind_of(definition, where)
+            self.select(definition.name, nothing, where, partition_by)
+            if partition_by is not None:
+                self._kind_of(definition, partition_by)
+        except SqlError as error:
+            said = f"{asked(where, partition_by)} cannot be asked of rows of table {definition.name!r}: {error.message}"
+            raise SqlError(said, hint=error.hint) from error
+        if kind != "BOOLEAN":
+            raise SqlError(f"WHERE {where!r} is {kind}, not true or false")
 
     def _kind_of(self, definition: TableDefinition, text: str) -> str:
         parsed = _parsed(text, definition.name)

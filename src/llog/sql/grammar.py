@@ -7,6 +7,8 @@ carry them as values, and DuckDB gets them beside the text.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from llog.errors import SqlError
@@ -16,10 +18,10 @@ from llog.sql.cursor import Cursor
 from llog.sql.lexing import Kind, Token, tokens_of
 from llog.sql.literals import plain_rows
 from llog.sql.statements import InsertTopic, Statement
-from llog.sql.table_statements import query_statement, table_statement
+from llog.sql.table_statements import pointed_at, query_statement, table_statement
 from llog.sql.topic_statements import FIRST_WORDS, own_statement
 
-__all__ = ["bind", "parameters_of", "parse", "prepare", "shares"]
+__all__ = ["bind", "parameters_of", "parse", "placed", "prepare", "shares"]
 
 _CACHED_CHARACTERS_MAX: Final = 10_000
 _TABLE_WORDS: Final = ("SELECT", "WITH", "VALUES", "FROM", "INSERT", "UPDATE", "DELETE", "TRUNCATE")
@@ -28,16 +30,7 @@ _KNOWN: Final = (*FIRST_WORDS, *_TABLE_WORDS)
 
 def parse(sql: str) -> list[Statement]:
     """The statements of the text, in order; none if it has only comments."""
-    statements: list[Statement] = []
-    tokens = tokens_of(sql)
-    begin = 0
-    for number, token in enumerate(tokens):
-        if token.kind is Kind.END or (token.kind is Kind.SYMBOL and token.value == ";"):
-            if number > begin:
-                end = Token(Kind.END, "", token.start, token.start)
-                statements.append(_statement(Cursor(sql, [*tokens[begin:number], end])))
-            begin = number + 1
-    return statements
+    return [_statement(cursor) for cursor in _cursors(sql)]
 
 
 def prepare(sql: str) -> tuple[Statement, ...]:
@@ -45,9 +38,32 @@ def prepare(sql: str) -> tuple[Statement, ...]:
     return _prepared(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
 
 
+def placed(sql: str, number: int, error: SqlError) -> SqlError:
+    """What running the statement of this number (from 0) raised, at its place in the text, if DuckDB said where."""
+    if error.line or not error.shown:
+        return error
+    cursor = next(islice(_cursors(sql), number, None))
+    if _is_insert_topic(cursor):
+        _into_topic(cursor)
+    position = pointed_at(cursor, cursor.at, str(error.__cause__))
+    return error if position is None else SqlError.at(sql, position, error.message, error.hint)
+
+
 @functools.lru_cache(maxsize=512)
 def _prepared(sql: str) -> tuple[Statement, ...]:
     return tuple(parse(sql))
+
+
+def _cursors(sql: str) -> Iterator[Cursor]:
+    """Of each statement."""
+    tokens = tokens_of(sql)
+    begin = 0
+    for number, token in enumerate(tokens):
+        if token.kind is Kind.END or (token.kind is Kind.SYMBOL and token.value == ";"):
+            if number > begin:
+                end = Token(Kind.END, "", token.start, token.start)
+                yield Cursor(sql, [*tokens[begin:number], end])
+            begin = number + 1
 
 
 def _statement(cursor: Cursor) -> Statement:
@@ -56,7 +72,7 @@ def _statement(cursor: Cursor) -> Statement:
         if statement is not None:
             return statement
         first, second = cursor.token, cursor.ahead()
-        if first.upper == "INSERT" and cursor.ahead(2).upper == "TOPIC" and cursor.is_name(3):
+        if _is_insert_topic(cursor):
             return _insert_topic(cursor)
         if first.upper not in _TABLE_WORDS and first.upper != "(" and (first.upper, second.upper) not in _PAIRS:
             raise _unknown(cursor, first, second)
@@ -68,7 +84,12 @@ def _statement(cursor: Cursor) -> Statement:
 _PAIRS: Final = (("CREATE", "TABLE"), ("DROP", "TABLE"))
 
 
-def _insert_topic(cursor: Cursor) -> InsertTopic:
+def _is_insert_topic(cursor: Cursor) -> bool:
+    return cursor.token.upper == "INSERT" and cursor.ahead(2).upper == "TOPIC" and cursor.is_name(3)
+
+
+def _into_topic(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
+    """The topic and the columns; the query is next."""
     if cursor.ahead().upper != "INTO":
         raise cursor.error("expected INSERT INTO TOPIC", token=cursor.ahead())
     cursor.at += 3
@@ -84,20 +105,25 @@ def _insert_topic(cursor: Cursor) -> InsertTopic:
             if not cursor.accept(","):
                 break
         cursor.expect(")")
+    return topic, tuple(columns)
+
+
+def _insert_topic(cursor: Cursor) -> InsertTopic:
+    topic, columns = _into_topic(cursor)
     first = cursor.at
     if cursor.token.upper not in ("VALUES", "SELECT", "WITH", "FROM", "("):
         raise cursor.expected("VALUES or a query", ("VALUES", "SELECT"))
     rows = plain_rows(cursor, len(columns)) if cursor.accept("VALUES") else None
     ends = cursor.token.kind is Kind.END
     select = query_statement(cursor, first, rows if ends else None)
-    return InsertTopic(topic=topic, columns=tuple(columns), query=select.sql, select=select)
+    return InsertTopic(topic=topic, columns=columns, query=select.sql, select=select)
 
 
 def _unknown(cursor: Cursor, first: Token, second: Token) -> SqlError:
     if first.upper in ("CREATE", "DROP", "ALTER", "CLEAR"):
         what = f"{first.upper} {second.upper}".strip()
         known = {"CREATE": ("TABLE", "TOPIC"), "DROP": ("TABLE", "TOPIC")}.get(first.upper, ("TOPIC",))
-        hint = did_you_mean(second.upper, known) or f"there are {' and '.join(f'{first.upper} {w}' for w in known)}"
+        hint = did_you_mean(second.upper, known) or f"write {' or '.join(f'{first.upper} {w}' for w in known)}"
         return cursor.error(f"{what[:80]} is not supported", hint, second)
     hint = did_you_mean(first.upper, _KNOWN) or f"statements begin with {', '.join(_KNOWN)}"
     return cursor.error(

@@ -29,7 +29,7 @@ _PENDING_ROWS_MAX: Final = 50_000
 _BATCH_ROWS: Final = 50_000
 _AT: Final = re.compile(r"\n\nLINE (\d+): (.*)\n( *)\^", re.DOTALL)
 _HINT: Final = re.compile(r"\n((?:Candidate|Did you mean)[^\n]*)")
-_KIND: Final = re.compile(r"^[A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*)* Error: ")
+_KIND: Final = re.compile(r"^[A-Z][A-Za-z]*(?: [A-Za-z]+)* Error: ")
 
 # `sql()`, which DuckDB would have us call instead, is slower for small statements, and its errors do not say where.
 warnings.filterwarnings("ignore", message="Arrow output on a DB-API result", category=UserWarning)
@@ -304,7 +304,7 @@ class Mirror:
             raise SqlError(f"DuckDB failed, and was started anew: {error}", hint="try again") from error
         except duckdb.Error as error:
             raise explain(error) from error
-        except (UnicodeError, RuntimeError) as error:  # what its Python layer raises
+        except (UnicodeError, RuntimeError, OSError, pa.ArrowException) as error:  # what Python's layers raise
             raise SqlError(f"DuckDB cannot take the statement or one of its values: {error}") from error
 
 
@@ -315,7 +315,7 @@ def explain(error: Any) -> LlogError:
     found = _HINT.search(text)
     message = _KIND.sub("", text[: at.start()] if at else text)
     if found is not None:
-        message = message.replace(found[0], "")
+        message = message.replace(found[0], "").rstrip()
     hint = found[1] if found else ""
     if isinstance(error, duckdb.ConstraintException):
         return ConstraintViolation(message)

@@ -15,7 +15,7 @@ from llog.errors import InvalidArgument, SqlError
 from llog.sql import changing, describing
 from llog.sql import statements as sql
 from llog.sql.binding import bind, given_values, shares
-from llog.sql.grammar import prepare
+from llog.sql.grammar import placed, prepare
 from llog.sql.mirror import registered
 from llog.sql.result import Names, Result
 from llog.sql.threads import Use
@@ -56,15 +56,17 @@ class Session:
         statements = await self._prepared(text)
         async with self._lock:
             was_open = self.in_transaction
+            results: list[Result] = []
             try:
-                return [
-                    await self._run(bind(each, share), share)
-                    for each, share in zip(statements, shares(statements, given_values(params)), strict=True)
-                ]
-            except BaseException:
+                for each, share in zip(statements, shares(statements, given_values(params)), strict=True):
+                    results.append(await self._run(bind(each, share), share))
+            except BaseException as error:
                 if self.in_transaction and not was_open:
                     await self._transaction(sql.Rollback())
+                if isinstance(error, SqlError):
+                    raise await self._placed(text, len(results), error) from error.__cause__
                 raise
+            return results
 
     async def execute_many(self, text: str, rows: Sequence[Params]) -> Result:
         """One statement once for each of `rows`: as one change, if it is about tables; at once, if it is an INSERT of plain values."""
@@ -252,6 +254,9 @@ class Session:
 
     async def _prepared(self, text: str) -> tuple[sql.Statement, ...]:
         return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: prepare(text))
+
+    async def _placed(self, text: str, number: int, error: SqlError) -> SqlError:
+        return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: placed(text, number, error))
 
     async def _apart(self, is_small: bool, work: Callable[[], R]) -> R:
         """On a thread, unless it is done at once: others wait for the loop."""

@@ -19,7 +19,7 @@ from sqlglot.errors import SqlglotError
 from llog.errors import SqlError
 from llog.sql.clauses import did_you_mean
 from llog.sql.creating import check_create
-from llog.sql.cursor import Cursor, table_name
+from llog.sql.cursor import RESERVED, Cursor, table_name
 from llog.sql.lexing import Kind, Token
 from llog.sql.literals import plain_insert
 from llog.sql.rendering import Names, Rendered, offset_pieces, quoted, render, topic_pieces
@@ -241,12 +241,7 @@ def _at_token(cursor: Cursor, rendered: Rendered, error: SqlglotError) -> SqlErr
     lines = rendered.text.split("\n")
     line, column = (details[0].get("line") or 1, details[0].get("col") or 0) if details else (1, 0)
     token = _token_at(cursor, rendered, lines, line - 1, column - 1)
-    number = cursor.tokens.index(token)
-    near = cursor.tokens[
-        max(number - 1, 0) : number + 1
-    ]  # a misspelt keyword is read as an alias, and what follows is the error
-    hint = next(filter(None, (did_you_mean(each.upper, _KEYWORDS) for each in near if each.upper not in _KEYWORDS)), "")
-    return cursor.error(message.rstrip("."), hint, token)
+    return cursor.error(message.rstrip("."), _hint_at(cursor, token), token)
 
 
 def _kind(cursor: Cursor, tree: exp.Expr) -> tuple[str, bool]:
@@ -333,19 +328,48 @@ def _check_with_duckdb(
         raise SqlError("the parameters can be read in two ways", hint="write them as $1, $2 or $name")
 
 
+def pointed_at(cursor: Cursor, first: int, said: str) -> int | None:
+    """Where in the text that was written DuckDB's error about the statement from token `first` on points; None if it points elsewhere."""
+    try:
+        found = find(cursor, first)
+    except SqlError:
+        return None
+    token = _pointed_at(said, cursor, render(cursor, found.pieces, first))
+    return None if token is None else token.start
+
+
 def _from_duckdb(said: str, cursor: Cursor | None, rendered: Rendered | None) -> SqlError:
     """DuckDB's error, at the token that it points at in the text it was given."""
     message = "DuckDB does not understand it: " + said.partition("\n")[0].removeprefix("Parser Error: ")[:300]
-    shown = _SHOWN.search(said)
-    if cursor is None or rendered is None or shown is None:
+    token = None if cursor is None or rendered is None else _pointed_at(said, cursor, rendered)
+    if cursor is None or token is None:
         return SqlError(message)
+    return cursor.error(message, _hint_at(cursor, token), token)
+
+
+def _pointed_at(said: str, cursor: Cursor, rendered: Rendered) -> Token | None:
+    """The token below which DuckDB, which shows a part of a line, has put its caret."""
+    shown = _SHOWN.search(said)
     lines = rendered.text.split("\n")
-    line = min(int(shown[2]), len(lines)) - 1
+    if shown is None or int(shown[2]) > len(lines):
+        return None
+    line = int(shown[2]) - 1
     text = shown[3].removeprefix("...")
-    column = (
-        len(shown[4]) - len(shown[1]) - (len(shown[3]) - len(text)) + max(lines[line].find(text.removesuffix("...")), 0)
-    )
-    return cursor.error(message, token=_token_at(cursor, rendered, lines, line, column))
+    begin = lines[line].find(text.removesuffix("..."))
+    if begin < 0:
+        return None
+    indent = len(shown[1]) + len(shown[3]) - len(text)
+    return _token_at(cursor, rendered, lines, line, begin + len(shown[4]) - indent)
+
+
+def _hint_at(cursor: Cursor, token: Token) -> str:
+    """A misspelt keyword is read as an alias, and what follows is the error; a keyword is no name."""
+    number = cursor.tokens.index(token)
+    for near in cursor.tokens[max(number - 1, 0) : number + 1]:
+        hint = "" if near.upper in _KEYWORDS else did_you_mean(near.upper, _KEYWORDS)
+        if hint:
+            return hint
+    return f"{token.value} is a keyword: as a name, it needs double quotes" if token.upper in RESERVED else ""
 
 
 def _token_at(cursor: Cursor, rendered: Rendered, lines: list[str], line: int, column: int) -> Token:

@@ -21,6 +21,7 @@ from llog.partition.log import Log
 from llog.partition.records import Cleanup, Topic
 from llog.ports import AppendResult, Group
 from llog.sql import statements as sql
+from llog.sql.clauses import time_ms
 from llog.sql.result import Result
 from llog.sql.topic_tables import as_text
 from llog.topics.consuming import ConsumeCall, Consuming, Start
@@ -186,12 +187,21 @@ def _given(statement: sql.InsertTopic, rows: pa.Table) -> dict[str, Any]:
     found = {}
     for name, column in zip(names, rows.columns, strict=True):
         try:
+            if name == "ts" and pa.types.is_string(column.type):
+                column = pa.chunked_array(
+                    [[None if each is None else time_ms(each) for each in column.to_pylist()]], pa.int64()
+                )
             if _COLUMNS[name] == pa.binary():
                 column = column if pa.types.is_binary(column.type) else column.cast(pa.string())
             is_exact = not pa.types.is_timestamp(column.type)  # records have times in whole milliseconds
             cast = column.cast(_COLUMNS[name], safe=is_exact).combine_chunks()
+        except InvalidArgument as error:
+            raise SqlError(f"column ts of INSERT INTO TOPIC {error}") from error
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SqlError(f"column {name} of INSERT INTO TOPIC has values of type {column.type}: {error}") from error
+            raise SqlError(
+                f"column {name} of INSERT INTO TOPIC has values of type {column.type}: {error}",
+                hint="make it text: …::JSON" if pa.types.is_nested(column.type) else "",
+            ) from error
         found[name] = cast.cast(pa.int64()) if name == "ts" else cast
     return found
 

@@ -237,7 +237,8 @@ def _show(cursor: Cursor) -> Statement:
         if cursor.accept(*shown.value.upper().split()):
             return Show(what=shown)
     known = [shown.value.upper() for shown in Shown]
-    raise cursor.expected(", ".join(known), [*known, "CONSUMER"])
+    hint = "write SHOW CONSUMER GROUPS" if cursor.token.upper == "CONSUMER" else ""
+    raise cursor.expected(", ".join(known), [*known, "CONSUMER"], hint)
 
 
 def _describe(cursor: Cursor) -> Statement:
@@ -246,7 +247,7 @@ def _describe(cursor: Cursor) -> Statement:
         kind = cursor.take().upper
     if kind == "TABLE":
         return Describe(name=cursor.table())
-    return Describe(name=cursor.topic(), is_topic=kind == "TOPIC")
+    return Describe(name=cursor.topic(), is_topic=True) if kind else Describe(name=cursor.table_or_topic())
 
 
 def _begin(cursor: Cursor) -> Statement:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from llog.batch.columns import FEW
 from llog.batch.partitioning import partitions_for_keys
-from llog.errors import InvalidArgument, PartitionNotInitialized
+from llog.errors import InvalidArgument, PartitionNotInitialized, SqlError
 from llog.partition.catalog import ROCKSDB
 from llog.runtime import Runtime
 from llog.topics.changes import Change, table_of
@@ -26,7 +26,7 @@ from llog.topics.events import Op, header_column, headers_of
 from llog.topics.ids import MessageIds
 from llog.topics.outbox import OutboxWriter
 from llog.topics.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of
-from llog.topics.routes import Route, Routes
+from llog.topics.routes import Route, Routes, asked
 
 if TYPE_CHECKING:
     from llog.rocks.logs import Staged
@@ -87,7 +87,7 @@ class Router:
         chosen_by: pa.StringArray | None = None
         choose_by = route.partition_by if route.partitions > 1 else None
         if route.where is not None or choose_by is not None:
-            kept, chosen_by = self._evaluator.select(route.table, table_of(rows.change.rows), route.where, choose_by)
+            kept, chosen_by = self._select(route, table_of(rows.change.rows), choose_by)
             if not len(kept):
                 return False
             if len(kept) < rows.change.rows.num_rows:
@@ -135,6 +135,18 @@ class Router:
                     raise
                 return False  # the topic was deleted, and this route with it
         return True
+
+    def _select(
+        self, route: Route, rows: pa.Table, choose_by: str | None
+    ) -> tuple[npt.NDArray[np.int64], pa.StringArray | None]:
+        try:
+            return self._evaluator.select(route.table, rows, route.where, choose_by)
+        except SqlError as error:
+            raise SqlError(
+                f"topic {route.topic!r} takes {route.op} of {route.table} {asked(route.where, choose_by)}, which fails for a "
+                f"changed row: {error.message}",
+                hint="change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, coalesce",
+            ) from error
 
 
 class _Part(NamedTuple):

@@ -44,6 +44,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return PayloadMode[self.payload.upper()]
 
 
+def asked(where: str | None, partition_by: str | None) -> str:
+    """What a route asks of every row, as it is written in ALTER TOPIC."""
+    clauses = (where and f"WHERE {where}", partition_by and f"PARTITION BY ({partition_by})")
+    return " ".join(clause for clause in clauses if clause)
+
+
 class Routes:
     """All routes of one store."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from llog.config import Settings
-from llog.errors import ConstraintViolation, OffsetOutOfRange, SqlError
+from llog.errors import ConstraintViolation, OffsetOutOfRange, SqlError, TableNotFound
 from llog.opening import opened_log
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
@@ -212,3 +212,76 @@ async def test_a_table_without_a_schema_is_in_main_everywhere(session: Session) 
     await session.insert("t", pa.table({"id": [1], "v": ["a"]}))
     assert [row[0] for row in await rows(session, "DESCRIBE t")] == ["id", "v"]
     assert await rows(session, "SELECT count(*) FROM main.t") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("SELECT 1;\nSELECT id,\n  nope FROM t -- a comment", 3, 3),
+        ("SELECT /* a comment */ '日本', nope FROM t", 1, 30),
+        ("UPDATE t SET v = nope", 1, 18),
+        ("DELETE FROM t WHERE nope > 1", 1, 21),
+        ("INSERT INTO t SELECT 'x', 'y'", 1, 22),
+        ("INSERT INTO TOPIC x (payload)\n SELECT nope FROM TOPIC x", 2, 9),
+        ("SELECT t.id, nope FROM system.topics, t", 1, 14),
+        ("CREATE TABLE u (id BIGINT PRIMARY KEY, v NOPE)", 1, 42),
+    ],
+)
+async def test_what_duckdb_does_not_know_is_shown_where_it_was_written(
+    session: Session, text: str, line: int, column: int
+) -> None:
+    await session.execute("CREATE TOPIC x")
+    with pytest.raises(SqlError) as caught:
+        await session.execute(text)
+    assert (caught.value.line, caught.value.column) == (line, column)
+    assert "main." not in str(caught.value)
+    assert "topic_1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("SELECT * FORM t", "FROM"),
+        ("INSERT INTO t VALUE (1, 'a')", "VALUES"),
+        ("CREATE TABLE u (id BIGINT PRIMARY KEY, order INT)", "double quotes"),
+        ("SHOW CONSUMER GROUP", "CONSUMER GROUPS"),
+    ],
+)
+async def test_a_hint_says_what_was_meant(session: Session, text: str, hint: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        await session.execute(text)
+    assert caught.value.line == 1
+    assert hint in caught.value.hint
+
+
+async def test_tables_whose_names_no_topic_could_have_are_described(session: Session) -> None:
+    await session.execute('CREATE TABLE "My Table" (id BIGINT PRIMARY KEY)')
+    assert [row[0] for row in await rows(session, 'DESCRIBE "My Table"')] == ["id"]
+    with pytest.raises(TableNotFound, match="my table"):
+        await session.execute('DESCRIBE "My Tables"')
+
+
+async def test_a_row_that_a_route_cannot_be_asked_of_is_refused_by_the_name_of_its_topic(session: Session) -> None:
+    await session.execute("CREATE TOPIC x; ALTER TOPIC x ADD SOURCE t ON INSERT WHERE v::INT > 5")
+    with pytest.raises(SqlError, match=r"topic 'x' takes INSERT of main\.t WHERE v::INT > 5.*'abc'") as caught:
+        await session.execute("INSERT INTO t VALUES (1, 'abc')")
+    assert "llog_changed" not in str(caught.value)
+    assert await rows(session, "SELECT * FROM t") == []
+
+
+@pytest.mark.parametrize("clause", ["WHERE id = 'x'", "PARTITION BY (id, 'x'::INT)", "WHERE nope(id)"])
+async def test_a_route_that_no_row_could_pass_is_refused(session: Session, clause: str) -> None:
+    await session.execute("CREATE TOPIC x PARTITIONS 2")
+    with pytest.raises(SqlError, match=r"cannot be asked of rows of table 'main\.t'") as caught:
+        await session.execute(f"ALTER TOPIC x ADD SOURCE t ON INSERT {clause}")
+    assert "llog_changed" not in str(caught.value)
+
+
+async def test_times_of_records_may_be_text(session: Session) -> None:
+    await session.execute("CREATE TOPIC x")
+    await session.execute(
+        "INSERT INTO TOPIC x (ts, payload) VALUES ('2024-01-02', 'a'), ('2024-01-02T00:00:00+02:00', 'b')"
+    )
+    assert await rows(session, "SELECT epoch_ms(ts) FROM TOPIC x") == [(1704153600000,), (1704146400000,)]
+    with pytest.raises(SqlError, match="must be a time like"):
+        await session.execute("INSERT INTO TOPIC x (ts, payload) VALUES ('soon', 'a')")

@@ -276,6 +276,11 @@ def test_errors_of_queries_say_what_and_where(world: World) -> None:
         world.rows("SELECT '\ud800' FROM app.m")
 
 
+def test_what_arrow_cannot_carry_is_an_error_of_sql(world: World) -> None:
+    with pytest.raises(SqlError, match="total string size"), world.tables._mirror.explained():
+        raise OSError("Arrow Appender: the maximum total string size is exceeded")
+
+
 def test_results_are_bounded(tmp_path: Path) -> None:
     world = World(tmp_path / "db", options=MirrorOptions(max_rows=100, max_bytes=10_000))
     assert len(world.rows("SELECT * FROM range(100)")) == 100
