@@ -19,6 +19,7 @@ from sqlglot import exp
 from llog.errors import SqlError
 from llog.sql.definitions import TableDefinition
 from llog.sql.mirror import Cursor, Mirror, quoted, registered
+from llog.sql.rendering import separate
 from llog.topics.routes import asked
 
 _ROW: Final = "llog_row"
@@ -42,9 +43,11 @@ _FORBIDDEN: Final = (exp.AggFunc, exp.Query, exp.Window, exp.Placeholder, exp.Pa
 
 class _Expressions(NamedTuple):
     sql: tuple[str, ...]
-    """In DuckDB's dialect, columns without the table's schema."""
+    """As written, columns without the table's schema."""
     columns: frozenset[str]
-    """Names that are used, in lower case."""
+    """Names of columns, in lower case."""
+    used: frozenset[str]
+    """And those that may be: to sqlglot, `j -> 'a'` in the brackets of a function is a lambda, and `j` its variable."""
     plain: str | None
     """The one column that the whole is, in lower case."""
 
@@ -63,22 +66,11 @@ def _parsed(text: str, table: str) -> _Expressions:
                 f"{found.sql('duckdb')!r} in {text!r} cannot be asked of one row",
                 hint="use columns of the row, constants and functions of them; no aggregates, subqueries, windows or parameters",
             )
-    schema, _, name = table.rpartition(".")
-    columns = list(select.find_all(exp.Column))
-    for column in columns:
-        if (
-            column.args.get("db") is not None
-            and column.db.lower() == schema.lower()
-            and column.table.lower() == name.lower()
-        ):
-            column.set("db", None)
+    columns = frozenset(each.name.lower() for each in select.find_all(exp.Column))
+    variables = {each.name.lower() for found in select.find_all(exp.Lambda) for each in found.expressions}
     whole = select.expressions[0]
     plain = whole.name.lower() if len(select.expressions) == 1 and isinstance(whole, exp.Column) else None
-    return _Expressions(
-        tuple(each.sql("duckdb") for each in select.expressions),
-        frozenset(each.name.lower() for each in columns),
-        plain,
-    )
+    return _Expressions(tuple(separate(text, table)), columns, columns | variables, plain)
 
 
 def rows_as(definition: TableDefinition, source: str, alias: str, columns: frozenset[str] | None = None) -> str:
@@ -114,7 +106,7 @@ class Expressions:
             if place is not None and definition.columns[place].type in _AS_TEXT:
                 return np.arange(rows.num_rows, dtype=np.int64), rows.column(place).combine_chunks().cast(pa.string())
         filtered = None if where is None else _parsed(where, definition.name)
-        used = (filtered.columns if filtered else frozenset()) | (keys.columns if keys else frozenset())
+        used = (filtered.used if filtered else frozenset()) | (keys.used if keys else frozenset())
         numbered = rows.select([each for each in rows.column_names if each.lower() in used]).append_column(
             _ROW, pa.array(np.arange(rows.num_rows, dtype=np.int64))
         )

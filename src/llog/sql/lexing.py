@@ -10,6 +10,7 @@ Bounds: text 16 MiB, 1,000,000 tokens, brackets, CASE and comments 200 deep,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -115,6 +116,19 @@ def tokens_of(sql: str) -> list[Token]:
     tokens.append(Token(Kind.END, "", len(sql), len(sql)))
     _check_depth(sql, tokens)
     return tokens
+
+
+def outside_brackets(tokens: Sequence[Token]) -> Iterator[int]:
+    """The numbers of the tokens that no brackets are around. The brackets themselves are not outside."""
+    depth = 0
+    for number, token in enumerate(tokens):
+        is_symbol = token.kind is Kind.SYMBOL
+        if is_symbol and token.value in _OPEN:
+            depth += 1
+        elif is_symbol and token.value in _OPEN.values():
+            depth -= 1
+        elif not depth:
+            yield number
 
 
 def _size(sql: str) -> int:

@@ -10,14 +10,15 @@ import sqlglot
 from sqlglot import exp
 
 from llog.errors import SqlError
+from llog.sql.lexing import Kind, Token, outside_brackets, tokens_of
 from llog.sql.mirror import Params, full_name, quoted
+from llog.sql.rendering import separate
 from llog.sql.statements import TableStatement
 
 _ROWS_AT_ONCE: Final = 500
 _TEXT_MAX: Final = 256 << 10
 """sqlglot takes about 10 µs a token."""
 _CACHED_TEXT_MAX: Final = 10_000
-_MARK: Final = "llog_values_go_here"
 
 
 class Plan(NamedTuple):
@@ -62,32 +63,35 @@ def _planned(sql: str) -> Plan:
     if isinstance(statement, exp.Update):
         assigned += statement.expressions
     changed = frozenset(column.name.lower() for each in assigned for column in each.this.find_all(exp.Column))
-    asked = statement.args.get("returning")
-    listed = None
-    whole = f"{sql.rstrip().rstrip(';')}\nRETURNING *"
-    if asked is not None:
-        if _parameters(asked):
+    tokens = tokens_of(sql)
+    outside = [tokens[number] for number in outside_brackets(tokens)]
+    parameters = [token.start for token in tokens if token.kind is Kind.PARAMETER]
+    end, listed = outside[-1].start, None
+    if statement.args.get("returning") is not None:
+        asked = next(token for token in reversed(outside) if token.upper == "RETURNING")
+        if any(start > asked.start for start in parameters):
             raise SqlError("RETURNING has a parameter", hint="use constants there")
-        listed = ", ".join(each.sql("duckdb") for each in asked.expressions)
-        asked.set("expressions", [exp.Star()])
-        whole = statement.sql("duckdb")
-    has_parameters = _parameters(statement)
+        end, listed = asked.start, ", ".join(separate(sql[asked.end :], f"{target.db}.{target.name}"))
+    whole = f"{sql[:end]}\nRETURNING *"
     values = statement.args.get("expression")
     rows, template = 0, None
     if isinstance(statement, exp.Insert) and isinstance(values, exp.Values):
         rows = len(values.expressions)
-        values.set("expressions", [exp.Tuple(expressions=[exp.column(_MARK)])])
-        if not _parameters(statement):
-            before, _, after = statement.sql("duckdb").partition(f"({_MARK})")
-            template = (before, after if asked is not None else f"{after}\nRETURNING *")
-    return Plan(whole, listed, target.alias_or_name, changed, template, rows, has_parameters)
+        first, stop = _extent(outside)
+        if all(first < start < stop for start in parameters):
+            template = (sql[:first], whole[stop:])
+    return Plan(whole, listed, target.alias_or_name, changed, template, rows, bool(parameters))
 
 
 _cached: Final = lru_cache(maxsize=512)(_planned)
 
 
-def _parameters(node: exp.Expr) -> bool:
-    return any(node.find_all(exp.Placeholder, exp.Parameter))
+def _extent(outside: Sequence[Token]) -> tuple[int, int]:
+    """Where the rows of VALUES begin and end: what is outside of brackets there are the commas between them."""
+    words = [token.upper for token in outside]
+    first = words.index("VALUES") if "VALUES" in words else len(words) - 1
+    after = next(token for token in outside[first + 1 :] or outside[-1:] if token.upper != ",")
+    return outside[first].end, after.start
 
 
 def spread(plan: Plan, values: Sequence[tuple[Any, ...]] | None, params: Params) -> Iterator[tuple[str, Params]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from llog.sql.cursor import Cursor
-from llog.sql.lexing import Kind
+from llog.sql.lexing import Kind, outside_brackets, tokens_of
 from llog.sql.statements import Parameter
 
 _ENDS_FROM: Final = frozenset(
@@ -84,6 +84,23 @@ def render(
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def separate(text: str, table: str) -> Iterator[str]:
+    """Each of several expressions, without the schema where it stands before the table's name."""
+    tokens = tokens_of(text)
+    names = [token.value.lower() if token.kind in (Kind.WORD, Kind.NAME) else token.upper for token in tokens]
+    schema, _, name = table.lower().rpartition(".")
+    before = [schema, ".", name, "."]
+    outside = set(outside_brackets(tokens))
+    begin, written = 0, ""
+    for number, token in enumerate(tokens):
+        if token.kind is Kind.END or (number in outside and token.upper == ","):
+            yield (written + text[begin : tokens[number - 1].end]).strip()
+            begin, written = token.end, ""
+        elif names[number : number + 4] == before and names[number - 1 : number] != ["."]:
+            written += text[begin : token.start]
+            begin = tokens[number + 1].end
 
 
 class Names:

@@ -238,6 +238,7 @@ def _at_token(cursor: Cursor, rendered: Rendered, error: SqlglotError) -> SqlErr
     message = str(details[0].get("description") or "not understood") if details else "not understood"
     if message.startswith("Required keyword"):  # it names its own classes
         message = "an expression is missing before this"
+    message = message.partition(" but got <Token")[0]
     lines = rendered.text.split("\n")
     line, column = (details[0].get("line") or 1, details[0].get("col") or 0) if details else (1, 0)
     token = _token_at(cursor, rendered, lines, line - 1, column - 1)

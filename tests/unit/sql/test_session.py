@@ -285,3 +285,15 @@ async def test_times_of_records_may_be_text(session: Session) -> None:
     assert await rows(session, "SELECT epoch_ms(ts) FROM TOPIC x") == [(1704153600000,), (1704146400000,)]
     with pytest.raises(SqlError, match="must be a time like"):
         await session.execute("INSERT INTO TOPIC x (ts, payload) VALUES ('soon', 'a')")
+
+
+async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session: Session) -> None:
+    await session.execute("CREATE TABLE s.d (id BIGINT PRIMARY KEY, j JSON, n BIGINT); CREATE TOPIC x")
+    await session.execute("ALTER TOPIC x ADD SOURCE s.d ON INSERT WHERE json_array_length(j->'a') > 1")
+    many = "INSERT INTO s.d (id, j) VALUES (?, ?) ON CONFLICT DO UPDATE SET n = json_array_length(excluded.j->'a')"
+    await session.execute_many(many, [(1, '{"a":[1]}'), (2, '{"a":[1,2]}')])
+    await session.execute_many(many, [(2, '{"a":[1,2,3]}')])
+    assert await rows(session, "SELECT key FROM TOPIC x") == [("2",)]
+    returning = "UPDATE s.d SET n = json_array_length(j->'a') WHERE id = 1 RETURNING s.d.n, upper(j->'a') AS a"
+    assert await rows(session, returning) == [(1, "[1]")]
+    assert await rows(session, "SELECT id, n FROM s.d ORDER BY id") == [(1, 1), (2, 3)]
