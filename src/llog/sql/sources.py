@@ -27,24 +27,24 @@ class Sources:
         topic = await self._catalog.get(statement.topic)
 
         def work() -> None:
-            table = self._tables.definition(statement.table).name
-            self._tables.check_route(table, statement.where, statement.partition_by)
-            routes = [
-                Route(
-                    topic=topic.name,
-                    directory=topic.directory,
-                    engine=topic.engine,
-                    partitions=topic.partitions,
-                    table=table,
-                    op=op.name,  # type: ignore[arg-type]  # the names of `Op`
-                    payload=statement.options.get("payload", "key"),
-                    preview=statement.options.get("preview", 0),
-                    where=statement.where,
-                    partition_by=statement.partition_by,
-                )
-                for op in statement.ops
-            ]
-            with self._tables.exclusively("ALTER TOPIC"):
+            with self._tables.exclusively("ALTER TOPIC"):  # so that the table is not dropped meanwhile
+                table = self._tables.definition(statement.table).name
+                self._tables.check_route(table, statement.where, statement.partition_by)
+                routes = [
+                    Route(
+                        topic=topic.name,
+                        directory=topic.directory,
+                        engine=topic.engine,
+                        partitions=topic.partitions,
+                        table=table,
+                        op=op.name,  # type: ignore[arg-type]  # the names of `Op`
+                        payload=statement.options.get("payload", "key"),
+                        preview=statement.options.get("preview", 0),
+                        where=statement.where,
+                        partition_by=statement.partition_by,
+                    )
+                    for op in statement.ops
+                ]
                 self._change(lambda changes: self.routes.put(changes, routes))
 
         await self._threads.run(Use.CHANGE, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,22 @@ async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session:
     returning = "UPDATE s.d SET n = json_array_length(j->'a') WHERE id = 1 RETURNING s.d.n, upper(j->'a') AS a"
     assert await rows(session, returning) == [(1, "[1]")]
     assert await rows(session, "SELECT id, n FROM s.d ORDER BY id") == [(1, 1), (2, 3)]
+
+
+async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
+    database: Database, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.execute("CREATE TOPIC x")
+    tables = (await database.held()).tables
+    checked, loop, dropping = tables.check_route, asyncio.get_running_loop(), list[asyncio.Future[Any]]()
+
+    def slowly(*given: Any) -> None:
+        checked(*given)
+        future = asyncio.run_coroutine_threadsafe(database.session().execute("DROP TABLE t"), loop)
+        dropping.append(asyncio.wrap_future(future, loop=loop))
+        wait([future], timeout=0.2)
+
+    monkeypatch.setattr(tables, "check_route", slowly)
+    await session.execute("ALTER TOPIC x ADD SOURCE t ON INSERT")
+    with pytest.raises(SqlError, match="is the source of a topic"):
+        await dropping[0]
