@@ -39,14 +39,14 @@ def prepare(sql: str) -> tuple[Statement, ...]:
 
 
 def placed(sql: str, number: int, error: SqlError) -> SqlError:
-    """What running the statement of this number (from 0) raised, at its place in the text, if DuckDB said where."""
+    """What running the statement of this number (from 0) raised, where DuckDB said; at its beginning, if that was in text of ours."""
     if error.line or not error.shown:
         return error
     cursor = next(islice(_cursors(sql), number, None))
     if _is_insert_topic(cursor):
         _into_topic(cursor)
     position = pointed_at(cursor, cursor.at, str(error.__cause__))
-    return error if position is None else SqlError.at(sql, position, error.message, error.hint)
+    return SqlError.at(sql, cursor.tokens[0].start if position is None else position, error.message, error.hint)
 
 
 @functools.lru_cache(maxsize=512)

@@ -78,22 +78,30 @@ class Session:
         rows = await self._apart(is_small, lambda: [given_values(row) for row in rows])
         bound = await self._apart(is_small, lambda: [bind(statement, row) for row in rows])
         async with self._lock:
-            if not isinstance(statement, sql.TableStatement) or not bound:
-                return await self._run_all(bound, rows)
-            if statement.values is not None:
-                values = [row for each in bound if isinstance(each, sql.TableStatement) for row in each.values or ()]
-                return await self._run(msgspec.structs.replace(statement, values=tuple(values)), ())
-            if self.in_transaction:
-                return await self._run_all(bound, rows)
             try:
-                await self._transaction(sql.Begin())
-                result = await self._run_all(bound, rows)
-            except BaseException:
-                if self.in_transaction:  # also if the caller went away while it was begun
-                    await self._transaction(sql.Rollback())
-                raise
-            await self._transaction(sql.Commit())
-            return result
+                return await self._run_as_one(statement, bound, rows)
+            except SqlError as error:
+                raise await self._placed(text, 0, error) from error.__cause__
+
+    async def _run_as_one(
+        self, statement: sql.Statement, bound: Sequence[sql.Statement], rows: Sequence[Params]
+    ) -> Result:
+        if not isinstance(statement, sql.TableStatement) or not bound:
+            return await self._run_all(bound, rows)
+        if statement.values is not None:
+            values = [row for each in bound if isinstance(each, sql.TableStatement) for row in each.values or ()]
+            return await self._run(msgspec.structs.replace(statement, values=tuple(values)), ())
+        if self.in_transaction:
+            return await self._run_all(bound, rows)
+        try:
+            await self._transaction(sql.Begin())
+            result = await self._run_all(bound, rows)
+        except BaseException:
+            if self.in_transaction:  # also if the caller went away while it was begun
+                await self._transaction(sql.Rollback())
+            raise
+        await self._transaction(sql.Commit())
+        return result
 
     async def _run_all(self, bound: Sequence[sql.Statement], rows: Sequence[Params]) -> Result:
         results = [await self._run(each, row) for each, row in zip(bound, rows, strict=True)]

@@ -226,6 +226,8 @@ async def test_a_table_without_a_schema_is_in_main_everywhere(session: Session) 
         ("INSERT INTO TOPIC x (payload)\n SELECT nope FROM TOPIC x", 2, 9),
         ("SELECT t.id, nope FROM system.topics, t", 1, 14),
         ("CREATE TABLE u (id BIGINT PRIMARY KEY, v NOPE)", 1, 42),
+        ("SELECT 1; INSERT INTO t VALUES ('x', 'y')", 1, 11),
+        ("SELECT 1;\nDELETE FROM t RETURNING nope", 2, 1),
     ],
 )
 async def test_what_duckdb_does_not_know_is_shown_where_it_was_written(
@@ -317,3 +319,10 @@ async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
     await session.execute("ALTER TOPIC x ADD SOURCE t ON INSERT")
     with pytest.raises(SqlError, match="is the source of a topic"):
         await dropping[0]
+
+
+async def test_a_statement_that_is_run_with_many_parameters_fails_at_its_place(session: Session) -> None:
+    with pytest.raises(SqlError) as caught:
+        await session.execute_many("UPDATE t SET v = nope\nWHERE id = ?", [(1,), (2,)])
+    assert (caught.value.line, caught.value.column) == (1, 18)
+    assert not session.in_transaction
