@@ -124,6 +124,8 @@ def _unknown(cursor: Cursor, first: Token, second: Token) -> SqlError:
         what = f"{first.upper} {second.upper}".strip()
         known = {"CREATE": ("TABLE", "TOPIC"), "DROP": ("TABLE", "TOPIC")}.get(first.upper, ("TOPIC",))
         hint = did_you_mean(second.upper, known) or f"write {' or '.join(f'{first.upper} {w}' for w in known)}"
+        if what == "CREATE SCHEMA":
+            hint = "a schema is there with its first table: CREATE TABLE schema.name (…)"
         return cursor.error(f"{what[:80]} is not supported", hint, second)
     hint = did_you_mean(first.upper, _KNOWN) or f"statements begin with {', '.join(_KNOWN)}"
     return cursor.error(

@@ -28,7 +28,7 @@ _ENDS_FROM: Final = frozenset(
         "VALUES",
     }
 )
-_BEFORE_COLUMN: Final = frozenset(
+BEFORE_COLUMN: Final = frozenset(
     {
         *",(.=<>+-/%|[",
         *("SELECT", "DISTINCT", "BY", "WHERE", "HAVING", "QUALIFY", "ON", "AND", "OR", "NOT", "BETWEEN", "IN", "LIKE"),
@@ -123,7 +123,7 @@ def offset_pieces(cursor: Cursor, first: int) -> dict[int, str]:
     return {
         number: quoted("offset")
         for number in range(first + 1, len(tokens))
-        if tokens[number].upper == "OFFSET" and tokens[number - 1].upper in _BEFORE_COLUMN
+        if tokens[number].upper == "OFFSET" and tokens[number - 1].upper in BEFORE_COLUMN
     }
 
 

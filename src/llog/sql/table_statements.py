@@ -22,7 +22,7 @@ from llog.sql.creating import check_create
 from llog.sql.cursor import RESERVED, Cursor, table_name
 from llog.sql.lexing import Kind, Token
 from llog.sql.literals import plain_insert
-from llog.sql.rendering import Names, Rendered, offset_pieces, quoted, render, topic_pieces
+from llog.sql.rendering import BEFORE_COLUMN, Names, Rendered, offset_pieces, quoted, render, topic_pieces
 from llog.sql.statements import TableStatement
 
 SQLGLOT_TOKENS_MAX: Final = 250_000
@@ -364,13 +364,14 @@ def _pointed_at(said: str, cursor: Cursor, rendered: Rendered) -> Token | None:
 
 
 def _hint_at(cursor: Cursor, token: Token) -> str:
-    """A misspelt keyword is read as an alias, and what follows is the error; a keyword is no name."""
+    """A misspelt keyword is read as an alias, and what follows is the error; a keyword where a name can stand is no name."""
     number = cursor.tokens.index(token)
     for near in cursor.tokens[max(number - 1, 0) : number + 1]:
         hint = "" if near.upper in _KEYWORDS else did_you_mean(near.upper, _KEYWORDS)
         if hint:
             return hint
-    return f"{token.value} is a keyword: as a name, it needs double quotes" if token.upper in RESERVED else ""
+    is_name = number > 0 and token.upper in RESERVED and cursor.tokens[number - 1].upper in (*BEFORE_COLUMN, "TABLE")
+    return f"{token.value} is a keyword: as a name, it needs double quotes" if is_name else ""
 
 
 def _token_at(cursor: Cursor, rendered: Rendered, lines: list[str], line: int, column: int) -> Token:

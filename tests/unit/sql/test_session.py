@@ -248,6 +248,7 @@ async def test_what_duckdb_does_not_know_is_shown_where_it_was_written(
         ("INSERT INTO t VALUE (1, 'a')", "VALUES"),
         ("CREATE TABLE u (id BIGINT PRIMARY KEY, order INT)", "double quotes"),
         ("SHOW CONSUMER GROUP", "CONSUMER GROUPS"),
+        ("CREATE SCHEMA app", "first table"),
     ],
 )
 async def test_a_hint_says_what_was_meant(session: Session, text: str, hint: str) -> None:
@@ -326,3 +327,9 @@ async def test_a_statement_that_is_run_with_many_parameters_fails_at_its_place(s
         await session.execute_many("UPDATE t SET v = nope\nWHERE id = ?", [(1,), (2,)])
     assert (caught.value.line, caught.value.column) == (1, 18)
     assert not session.in_transaction
+
+
+async def test_a_keyword_where_no_name_can_stand_is_not_said_to_be_one(session: Session) -> None:
+    with pytest.raises(SqlError) as caught:
+        await session.execute("DELETE FROM t LIMIT 1")
+    assert caught.value.hint == ""
