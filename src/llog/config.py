@@ -309,6 +309,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 64 << 20
+    sql_memory_max_bytes: Annotated[
+        int,
+        Meta(
+            description="Most memory for the copies of tables that SQL reads, and for what statements compute: those that need more fail.",
+            ge=64 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 1 << 30
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():

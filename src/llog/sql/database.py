@@ -52,6 +52,7 @@ class Database:
         self.groups = GroupListing(Groups(log, self.reader))
         self.topics = TopicCommands(log, self.reader, self.appender, stopping)
         self.threads = Threads()
+        self._options = MirrorOptions(memory_max_bytes=settings.sql_memory_max_bytes)
         self._opening = asyncio.Lock()
         self._held: Held | None = None
         self._loose: Mirror | None = None
@@ -99,7 +100,7 @@ class Database:
     def loose(self) -> Mirror:
         """For queries that read no tables."""
         if self._loose is None:
-            self._loose = Mirror(MirrorOptions(), lambda _: ())
+            self._loose = Mirror(self._options, lambda _: ())
         return self._loose
 
     async def close(self) -> None:
@@ -121,7 +122,7 @@ class Database:
         logs = await rocks.opened()
         store, runtime = logs.store, self.log.runtime
         relay = Relay(RocksOutbox(store, runtime), self.appender, self.reader, runtime)
-        tables = await asyncio.to_thread(Tables, store, logs, runtime)
+        tables = await asyncio.to_thread(lambda: Tables(store, logs, runtime, options=self._options))
         sources = Sources(tables, self.catalog, self.threads)
         await sources.follow()
         return Held(tables, sources, relay, asyncio.ensure_future(relay.run()))

@@ -36,7 +36,7 @@ warnings.filterwarnings("ignore", message="Arrow output on a DB-API result", cat
 
 
 class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    memory_limit: str = "1GB"
+    memory_max_bytes: int = 1 << 30
     threads: int = 1
     """More than one slows small statements down."""
     max_rows: int = 1_000_000
@@ -85,7 +85,7 @@ class Mirror:
                     "autoinstall_known_extensions": "false",
                     "autoload_known_extensions": "false",
                     "enable_external_access": "false",
-                    "memory_limit": self.options.memory_limit,
+                    "memory_limit": f"{self.options.memory_max_bytes}B",
                     "python_enable_replacements": "false",
                     "temp_directory": "",
                     "threads": str(self.options.threads),
@@ -320,7 +320,7 @@ def explain(error: Any) -> LlogError:
     if isinstance(error, duckdb.ConstraintException):
         return ConstraintViolation(message)
     if isinstance(error, duckdb.OutOfMemoryException):
-        hint = "ask for less at a time, or allow more memory"
+        hint = "ask for less at a time, or set LLOG_SQL_MEMORY_MAX_BYTES higher"
     if at is None:
         return SqlError(message, hint=hint)
     caret = " " * (len(at[3]) - len(f"LINE {at[1]}: ")) + "^"

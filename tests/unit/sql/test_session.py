@@ -333,3 +333,15 @@ async def test_a_keyword_where_no_name_can_stand_is_not_said_to_be_one(session: 
     with pytest.raises(SqlError) as caught:
         await session.execute("DELETE FROM t LIMIT 1")
     assert caught.value.hint == ""
+
+
+async def test_memory_for_sql_is_a_setting_that_the_error_names(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path), sql_memory_max_bytes=64 << 20)
+    async with opened_log(settings) as log:
+        database = Database(log, settings)
+        opened = database.session()
+        with pytest.raises(SqlError) as caught:
+            await opened.execute("SELECT list(repeat('x', 100000) || i) FROM range(10000) r(i)")
+        assert "LLOG_SQL_MEMORY_MAX_BYTES" in caught.value.hint
+        await opened.close()
+        await database.close()
