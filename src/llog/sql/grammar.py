@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+import duckdb
+
 from llog.errors import SqlError
 from llog.sql.binding import bind, parameters_of, shares
 from llog.sql.clauses import did_you_mean
@@ -40,12 +42,14 @@ def prepare(sql: str) -> tuple[Statement, ...]:
 
 def placed(sql: str, number: int, error: SqlError) -> SqlError:
     """What running the statement of this number (from 0) raised, where DuckDB said; at its beginning, if that was in text of ours."""
-    if error.line or not error.shown:
+    if error.line or not isinstance(error.__cause__, duckdb.Error):
         return error
     cursor = next(islice(_cursors(sql), number, None))
     if _is_insert_topic(cursor):
         _into_topic(cursor)
     position = pointed_at(cursor, cursor.at, str(error.__cause__))
+    if position is None and not error.shown:
+        return error
     return SqlError.at(sql, cursor.tokens[0].start if position is None else position, error.message, error.hint)
 
 

@@ -34,6 +34,10 @@ TABLE_FUNCTIONS: Final = frozenset(
 _FOREIGN_SCHEMAS: Final = frozenset({"information_schema", "pg_catalog", "temp", "memory"})
 _CHANGES: Final = (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Into, exp.Command)
 _SHOWN: Final = re.compile(r"^(LINE (\d+): )(.*)\n( *)\^", re.MULTILINE)
+_COLUMN: Final = re.compile(
+    r'(?:update column|a column with name|Duplicate column name) "?([^"\n]+?)"?(?: not found| in |\n|$)'
+)
+"""Columns that INSERT and UPDATE name: DuckDB does not say where."""
 _DUCKDB_KINDS: Final = {"CREATE TABLE": "CREATE", "DROP TABLE": "DROP"}
 
 _KEYWORDS: Final = (
@@ -331,6 +335,9 @@ def _check_with_duckdb(
 
 def pointed_at(cursor: Cursor, first: int, said: str) -> int | None:
     """Where in the text that was written DuckDB's error about the statement from token `first` on points; None if it points elsewhere."""
+    column = _COLUMN.search(said)
+    if column is not None:
+        return next((token.start for token in cursor.tokens if token.value.lower() == column[1].lower()), None)
     try:
         found = find(cursor, first)
     except SqlError:
