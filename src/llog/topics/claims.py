@@ -17,6 +17,8 @@ from llog.topics.group_records import NOBODY, Claim, GroupRecord
 
 CLAIMS_MAX: Final = 10_000
 """In one partition: a record with so many stays well below what a store takes."""
+GIVEN_BACK_MAX: Final = 11_000
+"""What was not handed out must not stay its member's: for that there is some room more."""
 
 
 def claim(
@@ -86,7 +88,7 @@ def settle(record: GroupRecord, member: str, start: int, end: int) -> GroupRecor
 def give_back(record: GroupRecord, member: str, start: int, end: int) -> GroupRecord:
     """These did not get to `member`: whoever comes next gets those of them that it holds, and this delivery does not count.
 
-    If there is no room to remember that, they stay claimed until they expire.
+    `TooManyClaims` if there is no room to remember that, never for claims as they were given.
     """
     claims = _changed(
         record.claims,
@@ -98,8 +100,7 @@ def give_back(record: GroupRecord, member: str, start: int, end: int) -> GroupRe
     offset = record.offset
     while claims and claims[-1].attempt == 0 and claims[-1].end == offset - 1:
         offset = claims.pop().start
-    merged = _merged(claims)
-    return record if len(merged) > CLAIMS_MAX else replace(record, offset=offset, claims=merged)
+    return replace(record, offset=offset, claims=_bounded(_merged(claims), record, GIVEN_BACK_MAX))
 
 
 def release(record: GroupRecord, member: str, start: int, end: int, due_ms: int) -> GroupRecord:
@@ -145,8 +146,8 @@ def outstanding(record: GroupRecord, log_start_offset: int) -> int:
     return sum(each.count for each in _between(record.claims, log_start_offset, record.offset - 1))
 
 
-def _bounded(claims: tuple[Claim, ...], record: GroupRecord) -> tuple[Claim, ...]:
-    if len(claims) > max(CLAIMS_MAX, len(record.claims)):
+def _bounded(claims: tuple[Claim, ...], record: GroupRecord, most: int = CLAIMS_MAX) -> tuple[Claim, ...]:
+    if len(claims) > max(most, len(record.claims)):
         raise _too_many()
     return claims
 

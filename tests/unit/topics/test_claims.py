@@ -241,7 +241,8 @@ def test_too_many_claims_stop_new_deliveries_and_splits_but_not_whole_redeliveri
         claims.release(wide, "a", 2 * many, 2 * many, 0)
     with pytest.raises(TooManyClaims):
         claims.settle(wide, "a", 2 * many, 2 * many)
-    assert claims.give_back(wide, "a", 2 * many, 2 * many) == wide
+    back = claims.give_back(wide, "a", 2 * many, 2 * many)
+    assert back.claims[many:] == (Claim(2 * many, 2 * many, NOBODY, 0, 0), Claim(2 * many + 1, 2 * many + 1, "a", 0, 1))
     again, given = claims.claim(record, "b", 3, bounds, 4, VISIBILITY_MS)
     assert [(each.start, each.end, each.attempt) for each in given] == [(1, 2, 2)]
     assert len(again.claims) == many
@@ -251,9 +252,18 @@ def test_too_many_claims_stop_new_deliveries_and_splits_but_not_whole_redeliveri
     )
 
 
+def test_claims_are_given_back_whole_even_where_there_is_no_room_for_parts() -> None:
+    many = claims.GIVEN_BACK_MAX
+    pairs = tuple(Claim(start, start + 1, "a", start, 1) for start in range(1, 2 * many, 2))
+    record = GroupRecord(offset=2 * many + 1, updated_ms=0, claims=pairs)
+    with pytest.raises(TooManyClaims):
+        claims.give_back(record, "a", 2, 2)
+    assert claims.give_back(record, "a", 1, 2).claims == (Claim(1, 2, NOBODY, 0, 0), *pairs[1:])
+
+
 def test_the_largest_record_fits_into_a_metadata_store() -> None:
     claim = Claim(1 << 62, 1 << 62, check_member_name('"' * MEMBER_BYTES_MAX), 1 << 50, 1 << 31)
-    record = GroupRecord(offset=1 << 62, updated_ms=1 << 50, claims=(claim,) * claims.CLAIMS_MAX)
+    record = GroupRecord(offset=1 << 62, updated_ms=1 << 50, claims=(claim,) * claims.GIVEN_BACK_MAX)
     assert len(encode(record)) < VALUE_BYTES_MAX
 
 

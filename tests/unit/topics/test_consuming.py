@@ -235,6 +235,20 @@ async def test_what_does_not_fit_into_max_bytes_is_not_kept_from_others(world: W
     assert set(found.column("attempt").to_pylist()) == {1}
 
 
+async def test_what_does_not_fit_is_not_its_members_however_many_claims_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llog.topics.claims.CLAIMS_MAX", 2)
+    await world.create()
+    await world.append(*("x" * 100 for _ in range(9)))
+    for member, count in (("a", 5), ("b", 4)):
+        assert len(await world.offsets(member, limit=count)) == count
+    world.clock.ahead_ms = 60_001
+    assert await world.offsets("c", limit=5, max_bytes=250) == [1, 2]
+    assert await world.ack(9, "c") == 3, "what c was never given is acknowledged"
+    assert await world.offsets("c", limit=3) == [3, 4, 5]
+
+
 async def test_a_message_larger_than_max_bytes_comes_alone(world: World) -> None:
     await world.create()
     await world.append("x" * 100, "y" * 1000, "z")
