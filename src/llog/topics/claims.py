@@ -39,7 +39,7 @@ def claim(
     """
     known = _between(record.claims, bounds.log_start_offset, record.offset - 1)
     if in_order:
-        if any(each.member == NOBODY and each.deadline_ms > now_ms for each in known):
+        if held_up_until(known, now_ms) is not None:
             return replace(record, claims=tuple(known)), ()
         known = _expired_from_first(known, member, now_ms)
     deadline_ms = now_ms + visibility_ms
@@ -118,6 +118,12 @@ def is_released(record: GroupRecord, offset: int, due_ms: int) -> bool:
         each.member == NOBODY and each.deadline_ms == due_ms and each.start <= offset <= each.end
         for each in record.claims
     )
+
+
+def held_up_until(claims: Iterable[Claim], now_ms: int) -> int | None:
+    """Where the order is kept: until when nothing is delivered, because one that was released has to wait."""
+    waiting = (each.deadline_ms for each in claims if each.member == NOBODY and each.deadline_ms > now_ms)
+    return max(waiting, default=None)
 
 
 def commit(record: GroupRecord, offset: int) -> GroupRecord:

@@ -13,6 +13,7 @@ from llog.partition.records import Topic
 from llog.ports import Bounds, LogReader
 from llog.topics.assignment import Membership
 from llog.topics.calls import ConsumeCall, Start
+from llog.topics.claims import held_up_until
 from llog.topics.dead_letters import DeadLetters
 from llog.topics.group_records import Claim, GroupMode
 from llog.topics.groups import Groups
@@ -178,9 +179,12 @@ class Delivering:
             offset = read.next_offset
 
     async def watch(self, call: ConsumeCall, topic: Topic, tp: TopicPartition, bounds: Bounds) -> Watch:
-        """What would give the group something here: a new record, or the end of somebody's claim."""
+        """What would give the group something here: a new record, the end of somebody's claim, or of what holds up all others."""
         assert call.group is not None
         record = await self._groups.record(call.group, tp, topic=topic)
         if record is None:
             return Watch(tp, bounds.next_offset)
+        held_up_ms = held_up_until(record.claims, self._groups.log.runtime.now_ms())
+        if call.mode == "assigned" and held_up_ms is not None:
+            return Watch(None, 0, held_up_ms)
         return Watch(tp, record.offset, min((claim.deadline_ms for claim in record.claims), default=None))

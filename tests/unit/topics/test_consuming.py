@@ -480,6 +480,25 @@ async def test_an_assigned_member_that_waits_takes_over_from_one_that_died(
     assert places(await asyncio.wait_for(waiting, 20)) == [(1, 1)]
 
 
+async def test_a_member_that_waits_for_what_it_released_sleeps_until_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create()
+    await world.append(*numbers(1, 6))
+    assert await world.offsets("a", mode="assigned", limit=2) == [1, 2]
+    assert await world.consuming.release("t", "g", 0, 1, member="a", delay_ms=500)
+    real, claims = Groups.claim, 0
+
+    async def claim(self: Groups, *arguments: Any, **options: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return await real(self, *arguments, **options)
+
+    monkeypatch.setattr(Groups, "claim", claim)
+    assert await world.offsets("a", mode="assigned", wait_ms=30_000, limit=2) == [1, 2]
+    assert claims < 10, "it looked again and again"
+
+
 async def test_a_member_whose_partitions_change_under_it_looks_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
