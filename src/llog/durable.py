@@ -1,9 +1,10 @@
-"""Directories of this machine whose names survive a power cut, and what to do when its file system refuses."""
+"""Directories whose names survive a power cut, whether there may have been one, and what to do when a file system refuses."""
 
 from __future__ import annotations
 
 import errno
 import os
+import uuid
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,17 @@ REMEDIES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
 }
+
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """The same as long as the machine runs, and with it what was written and not synced; where no system tells, never the same."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return str(uuid.uuid4())
 
 
 def sync_directory(directory: Path) -> None:

@@ -114,11 +114,9 @@ def the_first_position_is_not_stored(patch: pytest.MonkeyPatch) -> None:
 def the_first_position_is_put_over_that_of_others(patch: pytest.MonkeyPatch) -> None:
     shipped = groups.Groups._change
 
-    async def change(
-        self: groups.Groups, home: groups.Home, decide: groups.Decision, *, durable: bool = True
-    ) -> GroupRecord | None:
+    async def change(self: groups.Groups, home: groups.Home, decide: groups.Decision) -> GroupRecord | None:
         first = decide(None) if "begin" in decide.__qualname__ else None
-        return await shipped(self, home, decide if first is None else lambda _: first, durable=durable)
+        return await shipped(self, home, decide if first is None else lambda _: first)
 
     patch.setattr(groups.Groups, "_change", change)
 

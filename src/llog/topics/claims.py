@@ -75,8 +75,14 @@ def claim(
 
 
 def ack(record: GroupRecord, member: str, upto: int) -> GroupRecord:
-    """Everything up to `upto` is done, as far as `member` can tell: what it holds, expired or not, and what nobody was given yet."""
+    """Everything up to `upto` is done, as far as `member` can tell: what it holds, expired or not, and what nobody was given yet.
+
+    What somebody may have been given, as far as a power cut has left that open, is delivered again.
+    """
     claims = _without(record.claims, member, 0, upto)
+    doubtful = min(upto, record.doubtful - 1)
+    if doubtful >= record.offset:
+        claims = _merged((*claims, Claim(record.offset, doubtful, NOBODY, 0, 0)))
     return replace(record, offset=max(record.offset, upto + 1), claims=claims)
 
 
@@ -133,7 +139,7 @@ def commit(record: GroupRecord, offset: int) -> GroupRecord:
 
 def reset(record: GroupRecord, offset: int) -> GroupRecord:
     """All from `offset` on is to be delivered, as if for the first time; nothing below it."""
-    return replace(record, offset=offset, claims=())
+    return replace(record, offset=offset, claims=(), ahead=0, doubtful=0)
 
 
 def still_held(record: GroupRecord, wanted: Iterable[Claim]) -> tuple[Claim, ...]:

@@ -59,6 +59,12 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     mode: GroupMode = GroupMode.PLAIN
     claims: tuple[Claim, ...] = ()
     generation: int = 0
+    ahead: int = 0
+    """Where a power cut may undo claims: offsets below this one may be claimed, and the cut leaves no trace of it."""
+    boot: str = ""
+    """The machine's, since when that may have been."""
+    doubtful: int = 0
+    """Offsets below this one may have been claimed before a power cut."""
 
     @property
     def committed(self) -> int:

@@ -2,7 +2,8 @@
 
 - A committed position never goes back but by a reset, and never passes a record that somebody was given and nobody acknowledged.
 - One member's acknowledgement drops no other's claim, live or expired.
-- What is delivered was recorded before. A power cut may undo a claim: then its records are delivered again. Positions are durable.
+- What is delivered was recorded before. A power cut may undo a claim: then its records are delivered again, whatever others acknowledge.
+  Everything else is durable.
 
 Each call changes one small record by compare-and-swap, tries again when others were faster, and looks again when an answer was lost. The
 catalog entry of a topic and the bounds of a partition may be handed in by those who have them.
@@ -178,8 +179,7 @@ class Groups:
         self, group: str, tp: TopicPartition, member: str, ranges: Ranges, *, topic: Topic | None = None
     ) -> None:
         """These ranges, ends included, did not get to `member`: whoever comes next gets them, as if they had not been claimed."""
-        decide = _each_range(claims.give_back, member, ranges)
-        await self._change(await self._home(group, tp, topic), decide, durable=False)
+        await self._change(await self._home(group, tp, topic), _each_range(claims.give_back, member, ranges))
 
     async def release(
         self,
@@ -278,8 +278,8 @@ class Groups:
         check_partition(topic, tp.partition)
         return Home(topic, await self.stores.of(topic), GroupKey(group, topic.directory, tp.partition))
 
-    async def _change(self, home: Home, decide: Decision, *, durable: bool = True) -> GroupRecord | None:
-        """The record as it is then. To decide twice does no harm: an answer that was lost is followed by another try."""
+    async def _change(self, home: Home, decide: Decision) -> GroupRecord | None:
+        """The record as it is then, durably. To decide twice does no harm: an answer that was lost is followed by another try."""
         number, unknown = 0, None
         while True:
             await before_try(self.log.runtime, number, str(home), unknown)
@@ -291,7 +291,7 @@ class Groups:
             new = replace(new, updated_ms=self.log.runtime.now_ms())
             try:
                 version = ABSENT if found is None else found.version
-                await home.store.put(home.key, new, expected=version, durable=durable)
+                await home.store.put(home.key, new, expected=version, durable=True)
                 return new
             except VersionMismatch:
                 number, unknown = number + 1, None
