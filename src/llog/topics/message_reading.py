@@ -113,14 +113,15 @@ class MessageReader:
         return Read(found, wholes, rows - rows_left, size - size_left, offset)
 
     async def _wholes(self, topic: Topic, tp: TopicPartition, offset: int, stop: int, size: int) -> list[_Whole]:
+        if topic.cleanup is Cleanup.COMPACT:  # what was read may be gone by now
+            return [_Whole(batch) for batch in await self._reader.read(tp, offset, size, stop=stop)]
         for directory, whole in self._kept:
             batch = whole.batch
             if directory == topic.directory and batch.tp == tp and batch.start_offset <= offset <= batch.end_offset:
                 return [whole]
-        keeps = topic.cleanup is not Cleanup.COMPACT
-        ahead = offset + _AHEAD * (stop - offset) if keeps else stop
+        ahead = offset + _AHEAD * (stop - offset)
         wholes = [_Whole(batch) for batch in await self._reader.read(tp, offset, size, stop=ahead)]
-        for whole in wholes if keeps else ():
+        for whole in wholes:
             if whole.batch.end_offset >= stop:
                 self._keep(topic.directory, whole)
         return wholes

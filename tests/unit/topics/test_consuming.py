@@ -13,6 +13,7 @@ import pytest
 from llog.batch.columns import columns_of, records_of
 from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
+from llog.engines.upkeep import clean_all
 from llog.errors import (
     GroupConflict,
     InvalidArgument,
@@ -434,6 +435,19 @@ async def test_small_reads_do_not_fetch_a_large_batch_again_and_again(world: Wor
     assert counting.reads == (4 if world.engine == "rocksdb" else 1), (
         "RocksDB reads four times as much as it is asked for"
     )
+
+
+async def test_what_was_read_ahead_is_not_delivered_once_key_compaction_took_it(world: World) -> None:
+    if world.engine == "object":
+        pytest.skip("keeps every record of a key")
+    await world.create()
+    await world.append(*numbers(1, 8), key=b"k")
+    assert await world.offsets(limit=2) == [1, 2]
+    await Catalog(world.log).set_options("t", cleanup=Cleanup.COMPACT)
+    await world.append("9", key=b"k")
+    (cleaned,) = (await clean_all(world.log, topic="t")).values()
+    assert not isinstance(cleaned, LlogError)
+    assert await world.offsets() == [9]
 
 
 async def test_topics_on_disk_have_groups_too(tmp_path: Path) -> None:
