@@ -147,6 +147,17 @@ async def test_a_member_that_leaves_gives_its_partitions_to_the_others(served: S
     assert [each["attempt"] for each in await consumed(served, member="n", mode="assigned")] == [2]
 
 
+async def test_a_heartbeat_keeps_a_member_and_tells_its_partitions(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 2})
+    await consumed(served, member="m", mode="assigned")
+    asked = {"topic": "t", "group_id": "g", "member": "m"}
+    assert (await post(served, "heartbeat", **asked, visibility_ms=5)).json() == {"partitions": [0, 1]}
+    await asyncio.sleep(0.01)
+    await consumed(served, member="n", mode="assigned")
+    gone = await post(served, "heartbeat", **asked)
+    assert (gone.status_code, "Join again" in gone.json()["detail"]) == (409, True)
+
+
 async def test_a_time_that_text_does_not_have_is_a_number(served: Served) -> None:
     await served.produce("t", {"value": "far", "timestamp": 9_000_000_000_000_000}, {"value": "old", "timestamp": -1})
     assert [each["ts"] for each in await consumed(served)] == [9_000_000_000_000_000, "1969-12-31T23:59:59.999Z"]

@@ -1,4 +1,4 @@
-"""`POST /topics/consume`, `/topics/ack`, `/topics/release` and `/topics/leave`: topics for consumer groups, as JSON or Arrow.
+"""`POST /topics/consume`, `/ack`, `/release`, `/heartbeat` and `/leave`: topics for consumer groups, as JSON or Arrow.
 
 Message ids do not fit into a JavaScript number, so JSON has them as text. A payload is the JSON value itself if its bytes are JSON, else
 text, else `{"base64": …}`.
@@ -84,6 +84,13 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     delay_ms: Annotated[int, Meta(ge=0, le=VISIBILITY_MS_MAX)] = 0
 
 
+class HeartbeatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    topic: str
+    group_id: str
+    member: str
+    visibility_ms: Annotated[int, Meta(ge=1, le=VISIBILITY_MS_MAX)] = 60_000
+
+
 class LeaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     topic: str
     group_id: str
@@ -102,6 +109,7 @@ class TopicGroups:
             ("read", "POST", "/topics/consume", self._consume),
             ("read", "POST", "/topics/ack", self._ack),
             ("read", "POST", "/topics/release", self._release),
+            ("read", "POST", "/topics/heartbeat", self._heartbeat),
             ("read", "POST", "/topics/leave", self._leave),
         ]
 
@@ -133,6 +141,14 @@ class TopicGroups:
             delay_ms=asked.delay_ms,
         )
         return answer({"released": released})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        async with self._body(request) as body:
+            asked = decoded(HeartbeatRequest, body)
+        partitions = await self._consuming.heartbeat(
+            asked.topic, asked.group_id, asked.member, visibility_ms=asked.visibility_ms
+        )
+        return _answer({"partitions": partitions})
 
     async def _leave(self, request: Request) -> Response:
         async with self._body(request) as body:

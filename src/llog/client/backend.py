@@ -38,6 +38,10 @@ class Backend(Protocol):
         """Gives one message back, which is delivered again after `delay_ms`; nothing if the member does not hold it any more."""
         ...
 
+    def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
+        """Keeps a member of an assigned group alive for so long; `StaleMember` if it is none any more."""
+        ...
+
     def leave(self, topic: str, group: str, member: str) -> None:
         """Gives the partitions that a member of an assigned group has to the others."""
         ...

@@ -91,6 +91,9 @@ class Consumer:
     delivered again. Without it, `ack` and `ack_all` do, and raise `StaleMember` in an assigned group if another member has the partition by
     now. The iteration ends when nothing came for `timeout` seconds; never, if that is None. `member` is how the name begins under which it
     holds messages: a name that was used before could hold what nobody was given.
+
+    A member of an assigned group that is silent for `visibility_ms` loses its partitions. Asking for the next message and `ack` are signs
+    of life; whoever takes longer over one message calls `heartbeat`.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class Consumer:
         self._finished: dict[int | None, int] = {}
         """By partition: up to where the messages are finished and not acknowledged."""
         self._delivered: dict[int | None, int] = {}
-        self._acked_at = time.monotonic()
+        self._acked_at = self._heard_at = time.monotonic()
         self._closed = False
 
     def __iter__(self) -> Iterator[Message]:
@@ -144,6 +147,8 @@ class Consumer:
 
     def __next__(self) -> Message:
         self._finish()
+        if self._buffered:
+            self._stay()
         if not self._buffered:
             self._buffered.extend(self._polled(self._timeout))
         if not self._buffered:
@@ -166,11 +171,17 @@ class Consumer:
 
     def ack(self, message: Message) -> None:
         """Acknowledges this message and all before it that this consumer was given of its partition."""
+        self._stay()
         self._acked({message.partition: message.offset})
 
     def ack_all(self) -> None:
         """Acknowledges every message that was handed out."""
         self._acked(dict(self._delivered))
+
+    def heartbeat(self) -> None:
+        """Says that this member of an assigned group is at work; `StaleMember` if its partitions were given to others."""
+        self._backend.heartbeat(self.topic, self.group, self.member, visibility_ms=self._call.visibility_ms)
+        self._heard_at = time.monotonic()
 
     def close(self) -> None:
         """Acknowledges what is finished, with `auto_ack`. Idempotent. What was fetched and not handed out is delivered again later.
@@ -202,6 +213,18 @@ class Consumer:
         self._current = None
         if not self._buffered or time.monotonic() - self._acked_at >= _ACK_S:
             self._flush()
+
+    def _stay(self) -> None:
+        """A heartbeat when it is time for one. What a member holds that was dropped all the same goes to others."""
+        due_s = self._heard_at + self._call.visibility_ms / 3000
+        if self._call.mode != "assigned" or time.monotonic() < due_s:
+            return
+        try:
+            self.heartbeat()
+        except StaleMember:
+            self._buffered.clear()
+        except (StoreUnavailable, OutcomeUnknown):
+            pass  # the next call tells
 
     def _flush(self) -> None:
         """What is of a partition that another member of an assigned group has by now is dropped: that one gets it anew."""
@@ -236,6 +259,7 @@ class Consumer:
         while True:
             left = _WAIT_MS if deadline is None else int((deadline - time.monotonic()) * 1000)
             call = msgspec.structs.replace(self._call, wait_ms=min(max(left, 0), _WAIT_MS))
+            self._heard_at = time.monotonic()
             try:
                 found = messages_in(self._backend.consume(call))
             except BaseException as error:

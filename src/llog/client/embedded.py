@@ -128,6 +128,9 @@ class EmbeddedBackend:
             lambda parts: parts.consuming.release(topic, group, partition, offset, member=member, delay_ms=delay_ms)
         )
 
+    def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
+        self._shared.call(lambda parts: parts.consuming.heartbeat(topic, group, member, visibility_ms=visibility_ms))
+
     def leave(self, topic: str, group: str, member: str) -> None:
         self._shared.call(lambda parts: parts.consuming.leave(topic, group, member))
 

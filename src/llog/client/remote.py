@@ -97,6 +97,10 @@ class RemoteBackend:
         }
         self._posted("/topics/release", asked)
 
+    def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
+        asked = {"topic": topic, "group_id": group, "member": member, "visibility_ms": visibility_ms}
+        self._posted("/topics/heartbeat", asked)
+
     def leave(self, topic: str, group: str, member: str) -> None:
         self._posted("/topics/leave", {"topic": topic, "group_id": group, "member": member})
 

@@ -131,6 +131,15 @@ class Consuming:
         tp = TopicPartition(topic, partition)
         return await self._groups.release(group, tp, member, offset, delay_ms=delay_ms, topic=found)
 
+    async def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int = 60_000) -> tuple[int, ...]:
+        """Keeps a member of an assigned group alive for so long while it does not consume; the partitions it has.
+
+        `StaleMember` if it was silent for too long: what it holds is delivered to others.
+        """
+        if not 1 <= visibility_ms <= VISIBILITY_MS_MAX:
+            raise InvalidArgument(f"visibility_ms is {visibility_ms}: it is from 1 to {VISIBILITY_MS_MAX}")
+        return (await self._groups.heartbeat(group, topic, member, session_ms=visibility_ms)).partitions
+
     async def leave(self, topic: str, group: str, member: str) -> None:
         """Gives the partitions that a member of an assigned group has to the others, at once."""
         await self._groups.leave(group, topic, member)

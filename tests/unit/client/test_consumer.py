@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from llog.errors import (
     InvalidArgument,
     OffsetOutOfRange,
     OutcomeUnknown,
+    StaleMember,
     StoreUnavailable,
     TopicNotFound,
 )
@@ -143,6 +145,31 @@ def test_the_partitions_of_an_assigned_consumer_that_is_closed_go_to_the_others_
     place.append("c")
     assert next(other).payload in (b"a", b"c")
     other.close()
+
+
+def test_an_assigned_consumer_that_works_through_a_batch_keeps_its_partitions(place: Place) -> None:
+    place.create()
+    place.append("1", "2", "3", "4", "5")
+    with consumer(place, member="a", mode="assigned", visibility_ms=1_500) as slow:
+        for _ in range(4):
+            next(slow)
+            time.sleep(0.6)
+        with consumer(place, member="b", mode="assigned") as other:
+            assert other.poll() == []
+    assert place.committed() == 4
+
+
+def test_a_consumer_that_was_silent_for_too_long_is_told_so(place: Place) -> None:
+    place.create()
+    place.append("1", "2")
+    silent = consumer(place, member="a", mode="assigned", visibility_ms=1)
+    assert next(silent).offset == 1
+    other = consumer(place, member="b", mode="assigned")
+    assert [message.offset for message in other.poll()] == [1, 2]
+    with pytest.raises(StaleMember):
+        silent.heartbeat()
+    other.close()
+    assert [message.offset for message in silent] == [2]
 
 
 def test_a_year_that_python_does_not_know_stops_nobody(place: Place) -> None:
