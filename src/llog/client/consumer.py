@@ -154,7 +154,7 @@ class Consumer:
         if not self._buffered:
             raise StopIteration
         self._current = self._buffered.popleft()
-        self._delivered[self._current.partition] = self._current.offset
+        self._handed_out(self._current)
         return self._current
 
     def poll(self, timeout: float = 0.0) -> list[Message]:
@@ -163,7 +163,7 @@ class Consumer:
         found = list(self._buffered) or self._polled(timeout)
         self._buffered.clear()
         for message in found:
-            self._delivered[message.partition] = message.offset
+            self._handed_out(message)
         if self._auto_ack:
             self._finished |= {message.partition: message.offset for message in found[:-1]}
             self._current = found[-1] if found else None
@@ -213,6 +213,10 @@ class Consumer:
         self._current = None
         if not self._buffered or time.monotonic() - self._acked_at >= _ACK_S:
             self._flush()
+
+    def _handed_out(self, message: Message) -> None:
+        """One that is delivered again may be below those that came before it."""
+        self._delivered[message.partition] = max(message.offset, self._delivered.get(message.partition, 0))
 
     def _stay(self) -> None:
         """A heartbeat when it is time for one. What a member holds that was dropped all the same goes to others."""

@@ -172,6 +172,19 @@ def test_a_consumer_that_was_silent_for_too_long_is_told_so(place: Place) -> Non
     assert [message.offset for message in silent] == [2]
 
 
+def test_all_that_was_handed_out_is_acknowledged_whatever_came_last(place: Place) -> None:
+    place.create()
+    place.append(*map(str, range(1, 7)))
+    dead = consumer(place, batch=3, auto_ack=False, visibility_ms=1)
+    assert [message.offset for message in dead.poll()] == [1, 2, 3]
+    place.backend.release("t", "g", 0, 1, member=dead.member, delay_ms=300)
+    live = consumer(place, batch=10, auto_ack=False)
+    assert [message.offset for message in live.poll()] == [2, 3, 4, 5, 6]
+    assert [message.offset for message in live.poll(10)] == [1]
+    live.ack_all()
+    assert place.committed() == 7
+
+
 def test_a_year_that_python_does_not_know_stops_nobody(place: Place) -> None:
     place.create()
     far = Record(payload=b"x", timestamp=9_000_000_000_000_000)
