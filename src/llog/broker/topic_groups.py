@@ -148,7 +148,7 @@ class TopicGroups:
         partitions = await self._consuming.heartbeat(
             asked.topic, asked.group_id, asked.member, visibility_ms=asked.visibility_ms
         )
-        return _answer({"partitions": partitions})
+        return answer({"partitions": partitions})
 
     async def _leave(self, request: Request) -> Response:
         async with self._body(request) as body:

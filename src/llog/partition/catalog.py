@@ -25,7 +25,7 @@ from llog.errors import (
 )
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
 from llog.partition.directories import make_directories, remove_directories, rocks_of, segments_directory
-from llog.partition.keys import TOPICS, PartitionKeys, directory_name, topic_key
+from llog.partition.keys import GROUPS, TOPICS, PartitionKeys, directory_name, topic_key
 from llog.partition.log import Log
 from llog.partition.records import (
     DELETE_RETENTION_MS,
@@ -37,7 +37,7 @@ from llog.partition.records import (
     decode,
     encode,
 )
-from llog.stores.meta import ABSENT, Put, after, scan
+from llog.stores.meta import ABSENT, Put, after, scan, scan_names
 
 OBJECT = "object"
 DISK = "disk"
@@ -173,7 +173,7 @@ class Catalog:
                 return changed
 
     async def delete(self, name: str) -> None:
-        """Deletes the topic. Its name may be used again at once.
+        """Deletes the topic, with its consumer groups. Its name may be used again at once.
 
         Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone. A topic of
         engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned` otherwise.
@@ -245,6 +245,9 @@ class Catalog:
             await self._log.meta.delete_range(keys.index, after(keys.index))
             for key in (keys.compaction, keys.cursor):
                 await self._log.meta.delete(key)
+        async for group in scan_names(self._log.meta, GROUPS):
+            prefix = f"{GROUPS}{group}/{tombstone.directory}/"
+            await self._log.meta.delete_range(prefix, after(prefix))
         await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
 
     async def _close(self, keys: PartitionKeys) -> None:

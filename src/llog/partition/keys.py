@@ -12,8 +12,8 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `{dir}/partitions/{p:010}/meta/compactor-claim` | ephemeral: who compacts now | compactors | while they do |
 | `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
 | `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
-| `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | from its first position on, but for rocksdb topics |
-| `groups/{group}/{dir}/members` | `Members`, in `topics/` | members of assigned groups (CAS) | from the first one on, for all engines |
+| `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
+| `groups/{group}/{dir}/members` | `Members`, in `topics/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,

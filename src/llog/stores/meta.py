@@ -150,3 +150,12 @@ async def scan_keys(store: MetaStore, prefix: str, *, page: int = 5000) -> Async
         if len(keys) < page:
             return
         start = keys[-1] + "\x00"
+
+
+async def scan_names(store: MetaStore, prefix: str) -> AsyncIterator[str]:
+    """What comes right below `prefix` and has keys below it: one lookup each, however many those are."""
+    start, end = prefix, after(prefix)
+    while found := await store.keys(start, end, 1):
+        name = found[0].removeprefix(prefix).split("/", 1)[0]
+        yield name
+        start = after(f"{prefix}{name}/")

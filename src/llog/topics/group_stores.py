@@ -25,7 +25,7 @@ from llog.partition.records import Topic, decode, encode
 from llog.rocks.keys import OFFSETS, group_key, group_prefix
 from llog.rocks.keys import after as rocks_after
 from llog.runtime import Runtime
-from llog.stores.meta import ABSENT, MetaStore, after, mismatch, scan
+from llog.stores.meta import ABSENT, MetaStore, mismatch, scan, scan_names
 from llog.topics.group_records import GroupMode, GroupRecord
 
 if TYPE_CHECKING:
@@ -96,14 +96,7 @@ class MetaGroups:
         return found
 
     async def names(self, directories: Iterable[str]) -> list[str]:
-        """One lookup each, however many partitions they have."""
-        names: list[str] = []
-        start, end = GROUPS, after(GROUPS)
-        while found := await self._meta.keys(start, end, 1):
-            name = found[0].removeprefix(GROUPS).split("/", 1)[0]
-            names.append(name)
-            start = after(f"{GROUPS}{name}/")
-        return names
+        return [name async for name in scan_names(self._meta, GROUPS)]
 
 
 class RocksGroups:

@@ -35,6 +35,7 @@ from llog.runtime import SystemRuntime
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.topics.consuming import ConsumeCall, Consuming, Start
+from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
 
 
@@ -361,6 +362,18 @@ async def test_a_topic_that_was_created_again_is_begun_anew(world: World) -> Non
     await world.create(partitions=2)
     await world.append("new", partition=1)
     assert places(await world.consume()) == [(1, 1)]
+
+
+async def test_a_deleted_topic_takes_its_groups_along(world: World) -> None:
+    for topic in ("t", "u"):
+        await world.create(topic)
+        await world.consume(topic=topic)
+    await world.consume(group="assigned", mode="assigned")
+    listing = GroupListing(world.groups)
+    assert await listing.names() == ["assigned", "g"]
+    await Catalog(world.log).delete("t")
+    assert await listing.names() == ["g"]
+    assert [(each.topic, each.offset) for each in await listing.describe("g")] == [("u", 1)]
 
 
 async def test_a_wait_ends_when_a_claim_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
