@@ -30,7 +30,7 @@ from llog.segment.index import IndexRule, Maxima
 from llog.segment.log import Fsync, SegmentLog, SegmentOptions, encode_body
 from llog.segment.reader import SegmentReader
 from llog.segment.segments import Segment
-from llog.segment.tail import open_tail, write_tail
+from llog.segment.tail import boot, open_tail, pack_tail, write_tail
 
 RECORDS = 1000
 RECORD_BYTES = 100
@@ -196,7 +196,7 @@ def lookups(directory: Path, report: Report, rounds: int) -> None:
         chosen = [source.randrange(1, end) for _ in range(300)]
         fill(path, chosen, body)
         tail = open_tail(path)
-        write_tail(tail, Bounds(1, end))
+        write_tail(tail, pack_tail(Bounds(1, end), boot()))
         os.close(tail)
         readers.append(SegmentReader.open(path))
         offsets.append(chosen)

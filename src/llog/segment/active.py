@@ -6,11 +6,14 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from llog.batch.columns import Buffer
 from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
 from llog.segment.index import PENDING_BYTES, IndexFile, IndexRule, Maxima
 from llog.segment.options import SegmentOptions
+
+_NEVER: Final = 1 << 63
 
 
 class ActiveSegment:
@@ -22,7 +25,9 @@ class ActiveSegment:
         self.base = base
         self.path = directory / name_of(base, LOG)
         self.position = 0
-        self.first_append_ms: int | None = None
+        self.old_ms = _NEVER
+        """When it is to be sealed: as long after its first append as segments are written to."""
+        self._segment_ms = options.segment_ms
         self.rule = IndexRule(base, options.index_interval_bytes, options.index_interval_records)
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -40,10 +45,14 @@ class ActiveSegment:
         """Writes behind the last frame, which they only follow once `accept` says so; how many bytes."""
         return write_at(self.descriptor, parts, self.position)
 
+    def begin(self, append_ms: int) -> None:
+        """Its first append was at this time."""
+        self.old_ms = append_ms + self._segment_ms
+
     def accept(self, length: int, base_offset: int, append_ms: int, before: Maxima) -> None:
         """One frame of what was written is part of the log now. `before` are the highest times before it."""
-        if self.first_append_ms is None:
-            self.first_append_ms = append_ms
+        if self.old_ms == _NEVER:
+            self.begin(append_ms)
         entry, time_entry = self.rule.entries(self.position, base_offset, before)
         if entry:
             self.index.add(entry)

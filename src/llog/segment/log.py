@@ -96,7 +96,8 @@ class SegmentLog:
         """Appends bodies that were encoded before, as one group, on this thread: for programs without an event loop."""
         results = self._writer.commit([Append(body) for body in bodies], self._runtime.now_ms())
         self._append_ms = max(self._append_ms, self._writer.state.maxima.append_ms)
-        self._wake()
+        if self._waiting:
+            self._wake()
         return results
 
     async def sync(self) -> None:

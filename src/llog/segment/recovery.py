@@ -100,7 +100,8 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
     active.index.add(left)
     active.timeindex.add(time_left)
     active.position = found.position
-    active.first_append_ms = found.first_append_ms
+    if found.first_append_ms is not None:
+        active.begin(found.first_append_ms)
     active.rule.resume(_last_entry(found.entries), _last_time_entry(found.time_entries))
     return Recovered(active, state, min(log_start, found.next_offset))
 

@@ -55,8 +55,8 @@ def open_tail(directory: Path) -> int:
     return os.open(directory / TAIL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def write_tail(descriptor: int, bounds: Bounds) -> None:
-    os.pwrite(descriptor, pack_tail(bounds, boot()), 0)
+def write_tail(descriptor: int, packed: bytes) -> None:
+    os.pwrite(descriptor, packed, 0)
 
 
 def read_tail(descriptor: int) -> Bounds | None:

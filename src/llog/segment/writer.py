@@ -1,8 +1,8 @@
 """The one writer of a log, without an event loop: appends in groups, rolls, and goes on after errors.
 
-A group of appends is one `pwritev` and one `fdatasync`; after that, index entries and the tail file follow. A group that fails is cut off
-again before its appends are told so. If a sync failed, nobody knows what reached the disk: the segment is cut back to what was
-durable, opened and checked again.
+A group of appends is one `pwritev` and one `fdatasync`; index entries are made while the disk works, the tail file follows. A group that
+fails is cut off again before its appends are told so. If a sync failed, nobody knows what reached the disk: the segment is cut back to
+what was durable, opened and checked again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from llog.batch.columns import Buffer
 from llog.durable import make_directory, sync_directory
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
@@ -21,7 +23,8 @@ from llog.owning import take_lock
 from llog.ports import Bounds
 from llog.producers import Producer, find_repeated
 from llog.segment import replace, tail
-from llog.segment.files import UNSYNCED, explained, put_small, unavailable
+from llog.segment.active import ActiveSegment
+from llog.segment.files import UNSYNCED, begin_writing, explained, put_small, unavailable
 from llog.segment.frames import SPAN_MAX, Body, frame_parts
 from llog.segment.index import Maxima
 from llog.segment.options import Fsync, SegmentOptions, check_options
@@ -31,7 +34,7 @@ from llog.segment.state import LogState, put_snapshot
 GROUP_BYTES_MAX: Final = 64 << 20
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """A body that waits to be appended."""
 
     body: Body
@@ -46,7 +49,7 @@ class Result(NamedTuple):
     repeated: bool = False
 
 
-class _Group(NamedTuple):
+class _Group(msgspec.Struct, frozen=True, gc=False):
     """Appends that are written together, and the log's state after each of their frames."""
 
     parts: list[Buffer]
@@ -65,6 +68,7 @@ class SegmentWriter:
         self.options = options
         self.what = what
         self.closed = False
+        self._durably = options.fsync is Fsync.ALWAYS
         self.mutex = threading.RLock()
         self._broken: OSError | None = None
         """The sync that failed, until the segment was opened and checked again."""
@@ -80,7 +84,7 @@ class SegmentWriter:
             self._mark_unsynced()
             self._tail = tail.open_tail(directory)
             opened.callback(os.close, self._tail)
-            tail.write_tail(self._tail, self.bounds)
+            tail.write_tail(self._tail, tail.pack_tail(self.bounds, tail.boot()))
             opened.pop_all()
         self._unsynced = False
 
@@ -100,10 +104,10 @@ class SegmentWriter:
 
     def commit(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
         """One result or error each, in order. With fsync `always`, what is not an error is durable."""
-        results: list[Result | LlogError] = []
         with self.mutex:
+            results = self._commit_group(appends, now_ms)
             while len(results) < len(appends):
-                results += self._commit_group(appends, len(results), now_ms)
+                results += self._commit_group(appends[len(results) :], now_ms)
         return results
 
     def sync(self) -> None:
@@ -132,12 +136,12 @@ class SegmentWriter:
         with self.mutex:
             tail.put_log_start(self.directory, offset)
             self.log_start = offset
-            self.publish()
+            self._tell(tail.pack_tail(self.bounds, tail.boot()))
 
-    def publish(self) -> None:
-        """Tells readers in other processes. If that fails the next commit does: they only hear of it later."""
+    def _tell(self, news: bytes) -> None:
+        """Readers in other processes, by the tail file. If that fails the next commit does: they only hear of it later."""
         try:
-            tail.write_tail(self._tail, self.bounds)
+            tail.write_tail(self._tail, news)
         except OSError:
             pass
 
@@ -159,71 +163,82 @@ class SegmentWriter:
                 os.close(self._tail)
                 os.close(self._lock)
 
-    def _commit_group(self, appends: Sequence[Append], first: int, now_ms: int) -> list[Result | LlogError]:
-        """The outcome of the appends from `first` on that went together: at least one."""
+    def _commit_group(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
+        """The outcome of the first ones, which went together: at least one."""
         active = self.active
         try:
-            self.check_open()
-            self._heal()
-            if self._is_old(now_ms):
-                self._roll()
-            group = self._gathered(appends, first)
+            if self.closed or self._ragged or self._broken is not None or now_ms >= active.old_ms:
+                self._make_ready(now_ms)
+            group = self._gathered(appends)
             if not group.results:
                 self._roll()
-                group = self._gathered(appends, first)
+                group = self._gathered(appends)
             active = self.active
             if group.parts:
                 self._ragged = True
-                active.write(group.parts)
-                if self.options.fsync is Fsync.ALWAYS:
-                    try:
-                        active.sync()
-                    except OSError as error:
-                        self._broken = error
-                        raise
-                active.check_there()
+                news = self._write(active, group)
         except LlogError as error:
             return [error]
         except OSError as error:
-            return self._failed(appends, first, unavailable("append to", active.path, error))
+            return self._failed(len(appends), unavailable("append to", active.path, error))
         if group.parts:
-            for frame in group.frames:
-                active.accept(*frame)
             self._ragged = False
-            self._unsynced = self.options.fsync is not Fsync.ALWAYS
+            self._unsynced = not self._durably
             self.state = group.state
-            self.publish()
-            active.flush_indexes()
+            self._tell(news)
         return group.results
 
-    def _gathered(self, appends: Sequence[Append], first: int) -> _Group:
+    def _write(self, active: ActiveSegment, group: _Group) -> bytes:
+        """Makes the group part of the segment, durably if it must be; what to tell readers then.
+
+        All that need not wait for the disk is done while it works.
+        """
+        start = active.position
+        length = active.write(group.parts)
+        if self._durably:
+            begin_writing(active.descriptor, start, length)
+        active.check_there()
+        active.flush_indexes()
+        for frame in group.frames:
+            active.accept(*frame)
+        news = tail.pack_tail(Bounds(self.log_start, group.state.next_offset), tail.boot())
+        if self._durably:
+            try:
+                active.sync()
+            except OSError as error:
+                active.position = start
+                self._broken = error
+                raise
+        return news
+
+    def _gathered(self, appends: Sequence[Append]) -> _Group:
         """Frames for as many appends as fit into this segment, judged one after the other; none if it is full."""
-        state, room = self.state, self.options.segment_bytes - self.active.position
-        base, size = self.active.base, 0
+        state, active = self.state, self.active
+        room, base, size = self.options.segment_bytes - active.position, active.base, 0
         parts: list[Buffer] = []
         frames: list[tuple[int, int, int, Maxima]] = []
         results: list[Result | LlogError] = []
-        for body, producer in appends[first:]:
-            try:
-                repeated = None
-                if producer is not None:
-                    repeated = find_repeated(
-                        state.producers, state.evicted_through, state.next_offset, producer, self.what
-                    )
-            except LlogError as error:
-                results.append(error)
-                continue
-            if repeated is not None:
-                results.append(Result(repeated.start_offset, repeated.end_offset, True))
-                continue
-            start = state.next_offset
+        for append in appends:
+            body, producer = append.body, append.producer
+            name, sequence, start = None, 0, state.next_offset
+            if producer is not None:
+                name, sequence = producer.id, producer.sequence
+                try:
+                    found = find_repeated(state.producers, state.evicted_through, start, producer, self.what)
+                except LlogError as error:
+                    results.append(error)
+                    continue
+                if found is not None:
+                    results.append(Result(found.start_offset, found.end_offset, True))
+                    continue
             before = state.maxima
-            maxima = Maxima(max(before.append_ms, body.append_ms_max), max(before.timestamp_ms, body.timestamp_max))
-            name, sequence = (None, 0) if producer is None else (producer.id, producer.sequence)
+            maxima = before
+            if body.append_ms_max > before.append_ms or body.timestamp_max > before.timestamp_ms:
+                maxima = Maxima(max(before.append_ms, body.append_ms_max), max(before.timestamp_ms, body.timestamp_max))
             made = frame_parts(body, start, *maxima, producer=name, sequence=sequence)
-            length = sum(map(len, made))
+            length = len(made[0]) + body.length + -body.length % 8
             following = start + body.records
-            if (frames or self.active.position) and (size + length > room or following - base > SPAN_MAX):
+            if (frames or active.position) and (size + length > room or following - base > SPAN_MAX):
                 break
             parts += made
             size += length
@@ -234,9 +249,12 @@ class SegmentWriter:
                 break
         return _Group(parts, frames, state, results)
 
-    def _is_old(self, now_ms: int) -> bool:
-        first_ms = self.active.first_append_ms
-        return first_ms is not None and now_ms - first_ms >= self.options.segment_ms
+    def _make_ready(self, now_ms: int) -> None:
+        """For an append: after an error, or when the newest segment is old enough to be sealed."""
+        self.check_open()
+        self._heal()
+        if now_ms >= self.active.old_ms:
+            self._roll()
 
     def _roll(self) -> None:
         sealed = self.active
@@ -250,7 +268,7 @@ class SegmentWriter:
         self.active = create(self.directory, self.state.next_offset, self.options)
         sealed.close()
 
-    def _failed(self, appends: Sequence[Append], first: int, error: StoreUnavailable) -> list[Result | LlogError]:
+    def _failed(self, count: int, error: StoreUnavailable) -> list[Result | LlogError]:
         """Cuts off what the failed group has written. Until that is done, nobody knows whether it is there after a crash."""
         try:
             self._heal()
@@ -258,8 +276,8 @@ class SegmentWriter:
             unknown = OutcomeUnknown(
                 f"{error}. Whether these records are in {self.what} after a restart cannot be told"
             )
-            return [unknown] * (len(appends) - first)
-        return [error] * (len(appends) - first)
+            return [unknown] * count
+        return [error] * count
 
     def _heal(self) -> None:
         """Brings the newest segment back to its last whole frame, if anything has gone wrong."""
@@ -289,7 +307,7 @@ class SegmentWriter:
 
     def _mark_unsynced(self) -> None:
         path = self.directory / UNSYNCED
-        if self.options.fsync is Fsync.ALWAYS:
+        if self._durably:
             path.unlink(missing_ok=True)
             sync_directory(self.directory)
         elif not path.exists():
