@@ -96,9 +96,8 @@ class Staged:
         return StagedAppend(start, end, False)
 
     def commit(self, *, sync: bool = True) -> None:
-        """Writes all of it or nothing. From then on it can be read, and those who wait are woken; with `sync`, it survives a power cut."""
+        """Writes all of it or nothing, once. Then it can be read, and those who wait are woken; with `sync`, it survives a power cut."""
         for (directory, partition), state in self._new.items():
             self.changes.put(COUNTERS, counter_key(directory, partition), encode_state(state))
         self._store.write(self.changes, sync=sync)
-        new, self._new, self.changes = self._new, {}, self._store.changes()
-        self._logs.publish(new)
+        self._logs.publish(self._new)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from llog.durable import make_directory
-from llog.errors import CorruptBatch, MissingExtra, StoreUnavailable
+from llog.errors import CorruptBatch, LlogError, MissingExtra, StoreUnavailable
 from llog.owning import take_lock
 from llog.rocks.keys import FAMILIES, after
 
@@ -59,8 +60,8 @@ class RocksStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.mutex = threading.RLock()
-        self._lock = -1
-        with _explained("open", directory):
+        self.closed = False
+        with self.using("open"):
             make_directory(directory)
             self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'")
             try:
@@ -73,7 +74,6 @@ class RocksStore:
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self._durable = rocksdict.WriteOptions()
         self._durable.sync = True
-        self.closed = False
 
     @classmethod
     def open(cls, directory: Path) -> RocksStore:
@@ -83,7 +83,7 @@ class RocksStore:
         """What RocksDB calls it."""
         found = self._handles.get(family)
         if found is None:
-            raise self._closed()
+            raise self.closed_error()
         return found
 
     def get(self, family: str, key: bytes) -> bytes | None:
@@ -187,11 +187,12 @@ class RocksStore:
                 return
             self.closed = True
             try:
-                with _explained("close", self.directory):
-                    self._db.flush_wal(True)
-                    self._families.clear()
-                    self._handles.clear()
-                    self._db.close()
+                self._db.flush_wal(True)
+                self._families.clear()
+                self._handles.clear()
+                self._db.close()
+            except Exception as error:
+                raise _explained(error, "close", self.directory) or error from error
             finally:
                 os.close(self._lock)
 
@@ -208,20 +209,11 @@ class RocksStore:
                 iterator.next()
         iterator.status()
 
-    @contextmanager
-    def using(self, doing: str) -> Iterator[None]:
+    def using(self, doing: str) -> AbstractContextManager[None]:
         """Explains what goes wrong; `StoreUnavailable` once it is closed."""
-        if self.closed:
-            raise self._closed()
-        try:
-            with _explained(doing, self.directory):
-                yield
-        except KeyError:
-            if self.closed:  # meanwhile: the families are gone
-                raise self._closed() from None
-            raise
+        return _Use(self, doing)
 
-    def _closed(self) -> StoreUnavailable:
+    def closed_error(self) -> StoreUnavailable:
         return StoreUnavailable(f"the tables and topics in {self.directory} are closed: open them again")
 
 
@@ -233,22 +225,39 @@ def _options() -> rocksdict.Options:
     return options
 
 
-@contextmanager
-def _explained(doing: str, directory: Path) -> Iterator[None]:
-    """Turns what RocksDB and the operating system say into an error that names the directory and what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnavailable(
-            f"cannot {doing} {directory} ({error.strerror or error}): check its file system"
-        ) from error
-    except Exception as error:
-        if type(error) is Exception and str(error).startswith("Corruption"):
-            raise CorruptBatch(
-                f"the RocksDB in {directory} is damaged: {error}. Bring the directory back from a copy"
-            ) from error
-        if type(error) is Exception or isinstance(error, rocksdict.DbClosedError):
-            raise StoreUnavailable(
-                f"cannot {doing} the RocksDB in {directory}: {error}. Check its disk, and that the directory is llog's"
-            ) from error
-        raise
+class _Use:
+    """Not made of a generator: that costs as much as a look into RocksDB does."""
+
+    __slots__ = ("_doing", "_store")
+
+    def __init__(self, store: RocksStore, doing: str) -> None:
+        self._store = store
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        if self._store.closed:
+            raise self._store.closed_error()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if kind is KeyError and self._store.closed:  # meanwhile: the families are gone
+            raise self._store.closed_error() from None
+        explained = _explained(error, self._doing, self._store.directory)
+        if explained is not None:
+            raise explained from error
+
+
+def _explained(error: BaseException, doing: str, directory: Path) -> LlogError | None:
+    """What RocksDB and the operating system say, as an error that names the directory and what to do; None if it is not theirs."""
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"cannot {doing} {directory} ({error.strerror or error}): check its file system")
+    if type(error) is Exception and str(error).startswith("Corruption"):
+        return CorruptBatch(f"the RocksDB in {directory} is damaged: {error}. Bring the directory back from a copy")
+    if type(error) is Exception or isinstance(error, rocksdict.DbClosedError):
+        return StoreUnavailable(
+            f"cannot {doing} the RocksDB in {directory}: {error}. Check its disk, and that the directory is llog's"
+        )
+    return None

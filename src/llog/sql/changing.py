@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
 import duckdb
@@ -59,13 +59,20 @@ class WriterLock:
     def give_up(self) -> None:
         self._lock.release()
 
-    @contextmanager
-    def held(self, name: str) -> Iterator[None]:
-        self.take(name)
-        try:
-            yield
-        finally:
-            self.give_up()
+    def held(self, name: str) -> AbstractContextManager[None]:
+        return _Turn(self, name)
+
+
+class _Turn:
+    def __init__(self, lock: WriterLock, name: str) -> None:
+        self._lock = lock
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._lock.take(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.give_up()
 
 
 class Session:
