@@ -1,12 +1,12 @@
 """What SQL and durable topics cost beyond RocksDB: inserts with a route against bare write batches of the same bytes; consumes; groups.
 
-Baseline and llog take turns; figures are medians. Everything is in this process, and durable where it says so.
+Baseline and llog take turns; figures are medians. Everything is in this process, on the event loop that brokers use, and durable where it
+says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import sys
 import tempfile
@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import rocksdict
+import uvloop
 
 from bench.report import Report
 from llog.config import Settings
@@ -174,4 +175,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(uvloop.run(main()))
