@@ -64,11 +64,11 @@ class Connection(Generic[T]):
             self._pid = os.getpid()
             self._opening = asyncio.ensure_future(self._open())
         opening = self._opening
-        try:
-            _, made = await asyncio.shield(opening)
-        finally:
-            if opening.done() and (opening.cancelled() or opening.exception()) and self._opening is opening:
-                self._opening = None
+        if not opening.done():
+            await asyncio.wait([opening])
+        if self._opening is opening and (opening.cancelled() or opening.exception()):
+            self._opening = None
+        _, made = opening.result()
         return await operation(made)
 
     async def _open(self) -> tuple[Log, T]:
