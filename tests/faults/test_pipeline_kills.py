@@ -249,8 +249,9 @@ def contents(log: LogOnDisk) -> list[list[Record]]:
 
 
 def check_contents(log: LogOnDisk, records: list[list[Record]]) -> None:
+    """As they were; a run that was killed may have left entries that it had replaced, which do no harm."""
     assert contents(log) == records
-    assert log.problems("events", PARTITIONS) == []
+    assert [problem for problem in log.problems("events", PARTITIONS) if not problem.harmless] == []
 
 
 def check_compacted(log: LogOnDisk, records: list[list[Record]]) -> None:
@@ -258,6 +259,7 @@ def check_compacted(log: LogOnDisk, records: list[list[Record]]) -> None:
     check_contents(log, records)
     log.collect()  # and none of it lies where only a killed run knew of it
     check_contents(log, records)
+    assert log.problems("events", PARTITIONS) == []
 
 
 def test_a_compaction_that_is_killed_again_and_again_keeps_every_record(log: LogOnDisk, chance: random.Random) -> None:

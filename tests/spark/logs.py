@@ -17,7 +17,7 @@ from llog.partition.collector import CollectionResult, Collector, CollectorOptio
 from llog.partition.compactor import Compactor
 from llog.partition.log import Log
 from llog.partition.reader import Reader
-from llog.partition.verify import verify
+from llog.partition.verify import Problem, verify
 from llog.partition.writer import Writer
 from llog.ports import Group
 
@@ -78,11 +78,11 @@ class LogOnDisk:
         """With no grace: whatever nothing holds on to is gone at once."""
         return self.do(lambda log: Collector(log, CollectorOptions(grace_ms=0)).collect_once())
 
-    def problems(self, topic: str, partitions: int = 1) -> Sequence[object]:
+    def problems(self, topic: str, partitions: int = 1) -> Sequence[Problem]:
         """What `verify` has to say against these partitions."""
 
-        async def check(log: Log) -> list[object]:
-            found: list[object] = []
+        async def check(log: Log) -> list[Problem]:
+            found: list[Problem] = []
             for partition in range(partitions):
                 found += (await verify(log, TopicPartition(topic, partition))).problems
             return found

@@ -40,7 +40,7 @@ class ProblemKind(StrEnum):
     CURSOR = "cursor"
     BREADCRUMB = "breadcrumb"
     STALE_ENTRY = "stale_entry"
-    """Left by a stalled writer inside a compacted range: harmless, and swept with the next collection."""
+    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or the collector."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
