@@ -6,7 +6,7 @@ Only `columns_of`, `records_of` and the conversions of headers loop over records
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -126,6 +126,34 @@ def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
         headers=None if columns.headers is None else columns.headers.slice(start, length),
         append_runs=tuple(runs),
     )
+
+
+def cut_columns(columns: Columns, edges: Sequence[int]) -> list[Columns]:
+    """`slice_columns` from each of `edges` to the next, from 0 to the count; the append runs are gone through once for all of them."""
+    values, keys, timestamps, headers, append_runs = columns
+    runs = iter(append_runs)
+    left = append_ms = 0
+    found = []
+    for start, stop in pairwise(edges):
+        length = wanted = stop - start
+        kept = []
+        while wanted:
+            if not left:
+                left, append_ms = next(runs)
+            taken = min(left, wanted)
+            kept.append((taken, append_ms))
+            left -= taken
+            wanted -= taken
+        found.append(
+            Columns(
+                values=values.slice(start, length),
+                keys=None if keys is None else keys.slice(start, length),
+                timestamps=None if timestamps is None else timestamps.slice(start, length),
+                headers=None if headers is None else headers.slice(start, length),
+                append_runs=tuple(kept),
+            )
+        )
+    return found
 
 
 def effective_timestamps(columns: Columns) -> pa.Int64Array:

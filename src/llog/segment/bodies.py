@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
-from llog.batch.columns import Columns, slice_columns, timestamp_bounds
+from llog.batch.columns import Columns, cut_columns, timestamp_bounds
 from llog.batch.format import Codec, decode, encode
 from llog.errors import CorruptBatch
 from llog.segment.frames import KIND_BATCH, KIND_NONE, Body, Located, Scan, check_body, checksum_of
@@ -43,7 +41,5 @@ def parts_of(scan: Scan, located: Located) -> list[Part]:
     offsets = scan.offsets(located)
     starts = np.flatnonzero(np.diff(offsets) != 1) + 1
     edges = [0, *starts.tolist(), frame.records]
-    return [
-        (frame.base_offset + int(offsets[first]), slice_columns(columns, first, stop))
-        for first, stop in pairwise(edges)
-    ]
+    firsts = (frame.base_offset + offsets[edges[:-1]].astype(np.int64)).tolist()
+    return list(zip(firsts, cut_columns(columns, edges), strict=True))

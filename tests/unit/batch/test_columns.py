@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from llog.batch.columns import (
     byte_size,
     columns_of,
     concat,
+    cut_columns,
     decode_headers,
     effective_timestamps,
     encode_headers,
@@ -154,6 +156,12 @@ def test_a_slice_holds_exactly_its_records(columns: Columns, data: st.DataObject
     assert records_of(part, 1 + start) == records_of(columns, 1)[start:stop]
     assert append_times(part).tolist() == append_times(columns).tolist()[start:stop]
     assert byte_size(part) == payload_bytes(part)
+
+
+@given(stamped_columns(), st.data())
+def test_columns_cut_in_many_places_are_the_slices_between_them(columns: Columns, data: st.DataObject) -> None:
+    edges = sorted({0, *data.draw(st.sets(st.integers(0, columns.count))), columns.count})
+    assert cut_columns(columns, edges) == [slice_columns(columns, *between) for between in pairwise(edges)]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 3), (2, 1)])
