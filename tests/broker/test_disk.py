@@ -49,6 +49,14 @@ def test_records_go_in_and_come_out_and_are_there_after_a_restart(tmp_path: Path
         assert [each["payload"] for each in server.consume()] == ["a", "b", "c", "d"]
 
 
+def test_a_topic_says_how_it_is_cleaned_up(tmp_path: Path) -> None:
+    asked = {"cleanup": "compact", "delete_retention_ms": 5}
+    with running(tmp_path, "serve") as server:
+        _make(server, **asked)
+        assert server.client.get("/topics/t").json().items() >= asked.items()
+        assert server.client.get("/topics").json()["topics"][0].items() >= asked.items()
+
+
 def test_another_broker_reads_and_waits_but_its_produce_is_refused_with_the_owner(tmp_path: Path) -> None:
     with running(tmp_path, "serve") as owner, running(tmp_path, "serve") as other:
         _make(owner)

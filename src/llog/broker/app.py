@@ -349,6 +349,8 @@ def _shown(topic: Topic) -> dict[str, Any]:
         "retention_ms",
         "retention_bytes",
         "timestamp_type",
+        "cleanup",
+        "delete_retention_ms",
         "created_ms",
     )
     return {field: getattr(topic, field) for field in fields}
