@@ -82,8 +82,11 @@ async def test_a_log_on_a_full_disk_can_be_opened_and_retention_frees_it(small_d
     kill(log._writer)
     os.truncate(small_disk / "log" / name_of(log._writer.active.base, INDEX), 0)
     log = SegmentLog.open(small_disk / "log", SegmentOptions(segment_bytes=MIB))
+    files = (small_disk / "log").glob("*.log")
+    sizes = {file: file.stat().st_size for file in files}
     result = await log.retain(retention_ms=None, retention_bytes=2 * MIB)
     assert result.new_start > 1
+    assert result.bytes == sum(size for file, size in sizes.items() if not file.exists())
     await log.append(columns_of([Record(payload=bytes(100_000))]))
     await log.close()
 

@@ -77,6 +77,11 @@ def _raise_start(writer: SegmentWriter, offset: int) -> RetentionResult:
     with explained("trim", writer.directory):
         old = writer.log_start
         bases = numbered(writer.directory, LOG)
+        size = sum(
+            os.stat(writer.directory / name_of(base, LOG)).st_size
+            for base, following in pairwise(bases)
+            if following <= offset
+        )
         if offset > old:
             try:
                 writer.raise_start(offset)
@@ -86,11 +91,6 @@ def _raise_start(writer: SegmentWriter, offset: int) -> RetentionResult:
                 # On a full disk nothing can be noted: the first segment goes without, the log begins with the next one then.
                 bases = drop_below(writer.directory, bases, bases[1])
                 writer.raise_start(offset)
-        size = sum(
-            os.stat(writer.directory / name_of(base, LOG)).st_size
-            for base, following in pairwise(bases)
-            if following <= offset
-        )
         drop_below(writer.directory, bases, max(offset, old))
         start = max(offset, old)
         return RetentionResult(old_start=old, new_start=start, records=start - old, bytes=size)
