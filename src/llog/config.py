@@ -166,7 +166,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Size at which a disk topic begins a new segment file. Retention removes whole segments.",
             ge=1 << 10,
-            le=(1 << 32) - 1,
+            le=4 << 30,
             extra={"unit": "size"},
         ),
     ] = 1 << 30
@@ -187,6 +187,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 4 << 10
+    segment_index_records: Annotated[
+        int,
+        Meta(
+            description="A disk topic's index also has an entry for so many records, where they take fewer bytes than "
+            "LLOG_SEGMENT_INDEX_BYTES; 0: only bytes count.",
+            ge=0,
+        ),
+    ] = 0
     segment_fsync: Annotated[
         Literal["always", "interval", "os"],
         Meta(

@@ -19,7 +19,7 @@ from llog.partition.keys import LOG_ID
 from llog.partition.log import Log, tie_together
 from llog.partition.writer import WriterOptions
 from llog.runtime import Runtime, SystemRuntime
-from llog.segment.options import Fsync, SegmentOptions
+from llog.segment.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import MetaStore
 
@@ -90,9 +90,10 @@ def writer_options(settings: Settings) -> WriterOptions:
 
 def segment_options(settings: Settings) -> SegmentOptions:
     return SegmentOptions(
-        segment_bytes=settings.segment_bytes,
+        segment_bytes=min(settings.segment_bytes, SEGMENT_BYTES_MAX),
         segment_ms=settings.segment_ms,
         index_interval_bytes=settings.segment_index_bytes,
+        index_interval_records=settings.segment_index_records or None,
         fsync=Fsync(settings.segment_fsync),
         fsync_interval_ms=settings.segment_fsync_interval_ms,
         codec=Codec(settings.codec),

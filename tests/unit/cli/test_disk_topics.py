@@ -161,6 +161,19 @@ def test_inspect_shows_segments_and_frames(llog: Llog, lines: list[str], tmp_pat
     assert described["segments"][-1]["sealed"] is False
 
 
+def test_an_index_has_entries_by_records_if_that_is_set(
+    llog: Llog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLOG_SEGMENT_BYTES", "4GiB")
+    for topic, every in (("t", "0"), ("u", "3")):
+        monkeypatch.setenv("LLOG_SEGMENT_INDEX_RECORDS", every)
+        llog("topics", "create", topic, "--engine", "disk")
+        for line in ("a", "b", "c", "d", "e"):
+            llog("produce", topic, stdin=line)
+    files = [tmp_path / f"llog-data/segments/{topic}/0/00000000000000000001.index" for topic in ("t", "u")]
+    assert [file.stat().st_size for file in files] == [0, 8]
+
+
 def test_upkeep_of_all_topics_passes_disk_topics_by(llog: Llog, lines: list[str]) -> None:
     for line in ("a\n", "b\n", "c\n"):
         llog("produce", "o", stdin=line)
