@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from llog.batch.columns import Buffer, concat, slice_columns
-from llog.errors import OutOfOrderSequence
+from llog.errors import CorruptBatch, OffsetOutOfRange, OutOfOrderSequence
 from llog.model import TimestampType
 from llog.producers import Producer
 from llog.runtime import SystemRuntime
 from llog.segment import retention
 from llog.segment.bodies import Part, encode_body, parts_of
-from llog.segment.files import INDEX, TAIL, TIMEINDEX, name_of
+from llog.segment.files import INDEX, LOG_START, TAIL, TIMEINDEX, name_of
 from llog.segment.frames import KIND_NONE, Frame, Offsets, body_of, frame_parts
 from llog.segment.log import SegmentLog
 from llog.segment.options import SegmentOptions
@@ -29,7 +29,7 @@ from llog.segment.reader import SegmentReader
 from llog.segment.repair import rebuild_indexes
 from llog.segment.segments import Segment, Start
 from llog.segment.writer import SegmentWriter
-from tests.unit.segment.tools import Damage, append, body, damage, kill, read_all
+from tests.unit.segment.tools import Damage, append, body, damage, kill, payloads, read_all
 
 OPTIONS = SegmentOptions(segment_bytes=2500, index_interval_bytes=300)
 
@@ -225,6 +225,43 @@ class Machine(RuleBasedStateMachine):
             assert survived == max(n for n, end in enumerate(ends) if end <= int(at * len(written)))
         for payload in payloads[:survived]:
             self._noted([payload], [self.now], self.now)
+
+    @rule(data=st.data(), kind=st.sampled_from([Damage.CUT, Damage.ZEROS, Damage.TWICE]))
+    def harm_any_suffix_of_any_file(self, data: st.DataObject, kind: Damage) -> None:
+        """Also what was durable, which no crash does, so in a copy: nothing is lost but what was harmed, and nothing else turns up."""
+        copy = self.root / "copy"
+        shutil.copytree(self.directory, copy)
+        path = data.draw(st.sampled_from(sorted(copy.iterdir())))
+        start = data.draw(st.integers(0, path.stat().st_size))
+        harmed = {
+            offset
+            for piece in self.reader.pieces()
+            if Path(piece.path).name == path.name and piece.position + piece.length > start
+            for offset in range(piece.start_offset, piece.end_offset + 1)
+        }
+        if kind is Damage.TWICE:
+            harmed = set()
+        damage(path, kind, start)
+        self._check_what_is_left(copy, harmed)
+        try:
+            writer = SegmentWriter(copy, OPTIONS, "t/0")
+        except CorruptBatch:
+            assert harmed or path.name == LOG_START
+        else:
+            self._check_what_is_left(copy, harmed)
+            assert harmed or append(writer, [b"next"], self.now).start_offset == self.next
+            kill(writer)
+        shutil.rmtree(copy)
+
+    def _check_what_is_left(self, directory: Path, harmed: set[int]) -> None:
+        reader = SegmentReader.open(directory, what="t/0")
+        for offset, kept in self.records.items():
+            try:
+                found = reader.read_now(offset, 1)
+            except (CorruptBatch, OffsetOutOfRange):
+                found = []
+            if offset not in harmed or found:
+                assert payloads(*found[0])[offset] == kept.payload
 
     def _append_ms(self) -> int:
         return self.times[-1][0] if self.times else self.now
