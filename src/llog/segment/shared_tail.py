@@ -149,7 +149,7 @@ class TailWriter:
         for _, size, path in sorted(segments):
             if total <= self._max_bytes:
                 return
-            path.unlink(missing_ok=True)
+            _remove(path)
             total -= size
 
     def _end_segment(self) -> None:
@@ -253,15 +253,15 @@ class TailReader:
                 self._learn(path, segment, frame, head)
                 segment.position += frame.length
                 number += 1
-            if ended and segment.position < size and number < budget:
-                segment.broken = True
-                self.damaged += 1
+            is_stuck = segment.position < size and number < budget
         except (CorruptBatch, OSError):
-            if ended:
-                segment.broken = True
-                self.damaged += 1
+            is_stuck = True
         finally:
+            is_there = os.fstat(descriptor).st_nlink > 0
             os.close(descriptor)
+        if is_stuck and ended and is_there:
+            segment.broken = True
+            self.damaged += 1
         return number
 
     def _learn(self, path: Path, segment: _Segment, frame: Frame, head: bytes) -> None:
@@ -288,7 +288,10 @@ class TailReader:
         except OSError:
             data = b""
         finally:
+            is_there = os.fstat(descriptor).st_nlink > 0
             os.close(descriptor)
+        if not is_there:
+            return None
         try:
             frame = parse(data, 0, len(data))
             if not isinstance(frame, int) and frame.length == len(data) and frame.base_offset == start:
@@ -333,6 +336,19 @@ def remove_leftovers(root: Path) -> None:
             pass
         finally:
             os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Its bytes go at once, though its writer has it open until it puts something again. Who meets it cut short sees that it is removed."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.unlink(path)
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -96,6 +96,46 @@ def test_more_writers_than_segments_still_stay_within_the_bound(tmp_path: Path) 
     assert TailReader(tmp_path).find(T, 300, 1)
 
 
+def test_what_is_removed_takes_no_space_though_its_writer_has_it_open(tmp_path: Path) -> None:
+    idle, busy = TailWriter(tmp_path, "0", MAX), TailWriter(tmp_path, "1", MAX)
+    batch = stored(b"x" * 20_000)
+    assert idle.put(T, 1, batch)
+    (first,) = files(tmp_path)
+    with first.open("rb") as kept:
+        for n in range(2, 100):
+            assert busy.put(T, n, batch)
+        assert not first.exists()
+        assert os.fstat(kept.fileno()).st_size == 0
+    assert idle.put(T, 100, batch)
+    assert TailReader(tmp_path).find(T, 100, 1) == [(100, batch)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_that_is_removed_while_it_is_read_is_a_miss_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    writer, reader = TailWriter(tmp_path, "w", MAX), TailReader(tmp_path)
+    batch = stored(b"x" * 20_000)
+    for n in range(1, 10):
+        assert writer.put(T, n, batch)
+    if known:
+        assert reader.find(T, 1, 1)
+    real, first = os.pread, files(tmp_path)[0].stat().st_ino
+
+    def removed(descriptor: int, length: int, position: int) -> bytes:
+        if os.fstat(descriptor).st_ino == first:
+            monkeypatch.setattr(os, "pread", real)
+            for n in range(10, 100):
+                assert writer.put(T, n, batch)
+        return real(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", removed)
+    reader.find(T, 1, 1)
+    assert os.pread is real
+    assert reader.find(T, 1, 1) == []
+    assert reader.damaged == 0
+
+
 def test_a_batch_over_a_segment_is_not_put(tmp_path: Path) -> None:
     writer = TailWriter(tmp_path, "w", MAX)
     assert not writer.put(T, 1, stored(b"x" * (MAX // 4)))
