@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from llog.batch.columns import Columns, append_times, columns_of, effective_timestamps
@@ -271,6 +272,18 @@ async def test_a_hole_in_what_was_not_synced_ends_the_log_there(tmp_path: Path) 
     log = SegmentLog.open(tmp_path / "log", options)
     assert log.bounds().next_offset == 8
     assert list(read_all(SegmentReader.open(tmp_path / "log", log=log))) == list(range(1, 8))
+    await log.close()
+
+
+async def test_a_large_read_hands_out_views_of_the_mapped_file(tmp_path: Path) -> None:
+    log = SegmentLog.open(tmp_path / "log")
+    await log.append(records(*[b"x" * 1000] * 1000))
+    reader = SegmentReader.open(tmp_path / "log")
+    ((_, columns),) = reader.read_now(1)
+    memory = reader._open[1]._memory
+    assert memory is not None
+    first = np.frombuffer(memory, np.uint8).ctypes.data
+    assert first < columns.values.buffers()[2].address < first + len(memory)
     await log.close()
 
 
