@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llog.batch.columns import columns_of, stamped
 from llog.broker.arrow import MEDIA_TYPE, SCHEMA, columns_from, stream_of
 from llog.errors import InvalidArgument
-from llog.model import TopicPartition
+from llog.model import Record, TopicPartition
 from llog.partition.retention import trim
 from llog.ports import Batch
 from tests.broker.serving import Served
@@ -155,6 +156,20 @@ def test_many_small_batches_become_one() -> None:
     found = list(reader)
     assert len(found) == 1
     assert found[0]["offset"].to_pylist() == [1, 2, 3, 4, 9, 10]
+
+
+def test_small_batches_that_differ_in_what_they_have_become_one() -> None:
+    tp = TopicPartition("t", 0)
+    full = Record(payload=b"a", key=b"k", timestamp=7, headers=(("h", b"x"),))
+    parts = [(1, [full]), (5, [Record(payload=None)]), (9, [Record(payload=b"c", key=b"l"), full])]
+    batches = [Batch(tp, start, stamped(columns_of(records), start)) for start, records in parts]
+    table = pa.ipc.open_stream(stream_of(batches)).read_all()
+    assert table["offset"].to_pylist() == [1, 5, 9, 10]
+    assert [time.microsecond for time in table["timestamp"].to_pylist()] == [7000, 5000, 9000, 7000]
+    assert table["key"].to_pylist() == [b"k", None, b"l", b"k"]
+    assert table["value"].to_pylist() == [b"a", None, b"c", b"a"]
+    headers = [{"key": "h", "value": b"x"}]
+    assert table["headers"].to_pylist() == [headers, None, None, headers]
 
 
 async def test_pages_hand_out_every_record_once_and_stop_where_they_are_told(served: Served) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +27,7 @@ from llog.batch.columns import (
     HEADERS_TYPE,
     Columns,
     byte_size,
+    concat,
     effective_timestamps,
     headers_from_arrow,
     headers_to_arrow,
@@ -48,7 +50,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 _SMALL_BYTES: Final = 64 << 10
-"""Batches that are smaller on average are joined: each costs a client more than its bytes do."""
+"""Batches that are smaller on average are joined: each costs more than its bytes do, here and at the client."""
 _COLUMNS_MAX: Final = 5
 _RECORD_BATCH: Final = 3
 _COMPRESSION: Final = 3
@@ -56,13 +58,13 @@ _COMPRESSION: Final = 3
 
 def stream_of(batches: Sequence[Batch]) -> pa.Buffer:
     """An Arrow stream of these batches; of none, it has the schema alone."""
-    rows = [_rows(batch) for batch in batches]
-    if len(rows) > 1 and sum(byte_size(batch.columns) for batch in batches) < _SMALL_BYTES * len(rows):
-        rows = pa.Table.from_batches(rows).combine_chunks().to_batches()
+    parts = [(_offsets(batch), batch.columns) for batch in batches]
+    if len(parts) > 1 and sum(byte_size(columns) for _, columns in parts) < _SMALL_BYTES * len(parts):
+        parts = [(np.concatenate([offsets for offsets, _ in parts]), concat([columns for _, columns in parts]))]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for each in rows:
-            writer.write_batch(each)
+        for offsets, columns in parts:
+            writer.write_batch(_rows(offsets, columns))
     return sink.getvalue()
 
 
@@ -85,11 +87,14 @@ def table_from(body: bytes | bytearray, check: Callable[[pa.Schema], K], made: C
         raise InvalidArgument(f"the body is no Arrow stream that can be read: {str(error)[:300]}") from error
 
 
-def _rows(batch: Batch) -> pa.RecordBatch:
-    columns = batch.columns
+def _offsets(batch: Batch) -> npt.NDArray[np.int64]:
+    return np.arange(batch.start_offset, batch.start_offset + batch.columns.count, dtype=np.int64)
+
+
+def _rows(offsets: npt.NDArray[np.int64], columns: Columns) -> pa.RecordBatch:
     count = columns.count
     arrays = [
-        pa.array(np.arange(batch.start_offset, batch.start_offset + count, dtype=np.int64)),
+        pa.array(offsets),
         effective_timestamps(columns).view(_TIME),
         pa.nulls(count, pa.binary()) if columns.keys is None else columns.keys,
         columns.values,

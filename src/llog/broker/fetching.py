@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from llog.batch.columns import Columns, slice_columns
+from llog.batch.columns import Columns, byte_size, slice_columns
 from llog.broker.metrics import Metrics
 from llog.broker.tail import Tail
 from llog.engines.routing import EngineReader
@@ -226,6 +226,9 @@ class FetchService:
 
 def _fitting(columns: Columns, share: int, overhead: int) -> tuple[int, int]:
     """How many of the first records fit, and what those (or the first one, if none does) count for."""
+    whole = byte_size(columns) + overhead * columns.count
+    if whole <= share:
+        return columns.count, whole
     first = slice_columns(columns, 0, min(columns.count, share // overhead + 1))
     sizes = np.full(first.count, overhead, np.int64)
     for array in (first.values, first.keys, first.headers):
