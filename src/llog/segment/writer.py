@@ -70,8 +70,8 @@ class SegmentWriter:
         self.closed = False
         self._durably = options.fsync is Fsync.ALWAYS
         self.mutex = threading.RLock()
-        self._broken: OSError | None = None
-        """The sync that failed, until the segment was opened and checked again."""
+        self._broken: BaseException | None = None
+        """What a sync failed with, or was interrupted by, until the segment was opened and checked again."""
         self._ragged = False
         """Whether there may be bytes behind the last frame."""
         with explained("open", directory), ExitStack() as opened:
@@ -105,7 +105,7 @@ class SegmentWriter:
     def commit(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
         """One result or error each, in order. With fsync `always`, what is not an error is durable."""
         with self.mutex:
-            results = self._commit_group(appends, now_ms)
+            results = self._commit_group(appends, now_ms) if appends else []
             while len(results) < len(appends):
                 results += self._commit_group(appends[len(results) :], now_ms)
         return results
@@ -184,7 +184,6 @@ class SegmentWriter:
         if group.parts:
             self._ragged = False
             self._unsynced = not self._durably
-            self.state = group.state
             self._tell(news)
         return group.results
 
@@ -199,16 +198,17 @@ class SegmentWriter:
             begin_writing(active.descriptor, start, length)
         active.check_there()
         active.flush_indexes()
-        for frame in group.frames:
-            active.accept(*frame)
-        news = tail.pack_tail(Bounds(self.log_start, group.state.next_offset), tail.boot())
-        if self._durably:
-            try:
+        try:
+            for frame in group.frames:
+                active.accept(*frame)
+            news = tail.pack_tail(Bounds(self.log_start, group.state.next_offset), tail.boot())
+            if self._durably:
                 active.sync()
-            except OSError as error:
-                active.position = start
-                self._broken = error
-                raise
+        except BaseException as error:  # also Ctrl-C: the segment must not be ahead of the state
+            active.position = start
+            self._broken = error
+            raise
+        self.state = group.state
         return news
 
     def _gathered(self, appends: Sequence[Append]) -> _Group:

@@ -289,3 +289,34 @@ def test_a_log_that_was_closed_and_lost_its_end_is_not_gone_on_with_unasked(dire
     writer = opened(directory)
     assert append(writer, [b"c"]).start_offset == 2
     writer.close()
+
+
+def test_an_append_that_is_interrupted_in_its_sync_is_not_in_the_way_of_the_next(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a program that appends on its main thread comes when the sync returns."""
+    writer = opened(directory)
+    append(writer, [b"a"])
+    real = os.fdatasync
+
+    def interrupted(descriptor: int) -> None:
+        real(descriptor)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            append(writer, [b"b"])
+    assert append(writer, [b"c"]).start_offset == 2
+    assert append(writer, [b"d"]).start_offset == 3
+    kill(writer)
+    opened(directory).close()
+    assert read_all(SegmentReader.open(directory)) == {1: b"a", 2: b"c", 3: b"d"}
+
+
+def test_a_group_of_no_appends_changes_nothing(directory: Path) -> None:
+    writer = opened(directory)
+    append(writer, [b"a"])
+    assert writer.commit([], 1) == []
+    assert numbered(directory, LOG) == [1]
+    writer.close()
