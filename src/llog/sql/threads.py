@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from typing import Final, TypeVar
@@ -36,16 +36,14 @@ class Threads:
 
     async def run(self, use: Use, work: Callable[[], R], interrupt: Callable[[], None] = lambda: None) -> R:
         """If the caller goes away, the work is interrupted, again and again for it may not have begun, and has ended when this returns."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
         running = self._pools[use].submit(work)
-        running.add_done_callback(lambda _: _tell(loop, ended))
         try:
-            await ended
+            await _end_of(running)
         except asyncio.CancelledError:
+            ended = _end_of(running)
             while not running.cancel() and not running.done():
                 interrupt()
-                await asyncio.wait([asyncio.wrap_future(running)], timeout=_INTERRUPT_S)
+                await asyncio.wait([ended], timeout=_INTERRUPT_S)
             raise
         return running.result()
 
@@ -54,7 +52,14 @@ class Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-    """From the thread that has done the work. A future and a turn of the loop less than `asyncio.wrap_future` takes."""
-    with suppress(RuntimeError):  # the loop was closed meanwhile
-        loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
+def _end_of(running: Future[R]) -> asyncio.Future[None]:
+    """Done when the work is, whatever came of it. A future and a turn of the loop less than `asyncio.wrap_future` takes."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: Future[R]) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
+
+    running.add_done_callback(tell)
+    return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from concurrent.futures import wait
@@ -81,6 +82,18 @@ async def test_long_queries_keep_nobody_from_changing_and_consuming_and_end_with
     assert await rows(session, "SELECT count(*) FROM t") == [(1,)]
     for one in sessions:
         await one.close()
+
+
+async def test_a_query_whose_caller_goes_leaves_no_error_that_nobody_looked_at(session: Session) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    running = asyncio.ensure_future(session.execute(LONG))
+    await asyncio.sleep(0.1)
+    await cancelled(running)
+    del running
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert told == []
 
 
 @pytest.mark.parametrize(
