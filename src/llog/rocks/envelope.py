@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llog.batch.columns import Columns, binary_lengths, binary_rows, check_times, times_of
+from llog.batch.columns import COLUMN_BYTES_MAX, Columns, binary_lengths, binary_rows, check_times, times_of
 from llog.errors import CorruptBatch, InvalidArgument
 
 VERSION: Final = 1
@@ -196,6 +196,9 @@ def _encode_arrays(
     rows["timestamp"] = times
     rows["newest_ms"] = np.maximum.accumulate(np.maximum(rows["timestamp"], newest_ms))
     ends = position + np.cumsum(lengths + rows["key"] + rows["headers"])
+    if ends[-1] - position >= COLUMN_BYTES_MAX:  # no one array can hold them
+        lists = (None if each is None else each.to_pylist() for each in (values, keys, headers, timestamps))
+        return encode(*lists, first_offset=first_offset, append_ms=append_ms, newest_ms=newest_ms, position=position)
     rows["position"] = np.concatenate(([position], ends[:-1]))
     parts = [part.fill_null(b"") if part.null_count else part for part in (keys, headers, values) if part is not None]
     fixed = binary_rows(rows.view(np.uint8).reshape(number, FIXED_BYTES))

@@ -41,6 +41,15 @@ def found_in(decoded: Decoded) -> list[tuple[bytes | None, bytes | None, bytes, 
     return list(zip(columns.values.to_pylist(), keys, headers, times, strict=True))
 
 
+def test_envelopes_that_no_array_can_hold_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = pa.array([b"v" * 30] * 20, pa.binary())
+    keys = pa.array([b"k" * 30, None] * 10, pa.binary())
+    whole = encode(values, keys, None, None, first_offset=1, append_ms=1, newest_ms=0, position=0)
+    monkeypatch.setattr("llog.rocks.envelope.COLUMN_BYTES_MAX", 1000)
+    monkeypatch.setattr("llog.rocks.envelope.binary_rows", None)
+    assert encode(values, keys, None, None, first_offset=1, append_ms=1, newest_ms=0, position=0) == whole
+
+
 @given(
     records=st.lists(record, min_size=1, max_size=20),
     first=st.integers(1, 1 << 60),
