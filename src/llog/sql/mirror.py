@@ -266,7 +266,10 @@ class Mirror:
             raise SqlError(f"table {name!r} has a FOREIGN KEY", hint="tables know no foreign keys: leave it out")
         if " GENERATED ALWAYS AS" in ddl:
             raise SqlError(f"table {name!r} has generated columns", hint="compute them in SELECT")
-        key = next((tuple(each) for kind, each in rules if kind == "PRIMARY KEY"), ())
+        spelled = {each[0].lower(): each[0] for each in columns}
+        key = next(
+            (tuple(spelled[each.lower()] for each in names) for kind, names in rules if kind == "PRIMARY KEY"), ()
+        )
         return TableDefinition(
             name=name,
             number=number,

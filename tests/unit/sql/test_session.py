@@ -361,3 +361,13 @@ async def test_memory_for_sql_is_a_setting_that_the_error_names(tmp_path: Path) 
         assert "LLOG_SQL_MEMORY_MAX_BYTES" in caught.value.hint
         await opened.close()
         await database.close()
+
+
+@pytest.mark.parametrize("number", [1, 20])
+async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: Session, number: int) -> None:
+    await session.execute("CREATE TABLE s (Id BIGINT, Kind VARCHAR, PRIMARY KEY (ID, kind)); CREATE TOPIC s")
+    await session.execute("ALTER TOPIC s ADD SOURCE s ON INSERT WITH (payload = 'key')")
+    await session.execute("INSERT INTO s VALUES " + ", ".join(f"({n}, 'a')" for n in range(number)))
+    found = await rows(session, "CONSUME FROM s GROUP 'g'")
+    assert len(found) == number
+    assert {'[0,"a"]', '{"Id":0,"Kind":"a"}'} <= set(found[0])

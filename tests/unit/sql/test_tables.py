@@ -91,6 +91,7 @@ def test_names_that_exist_are_refused_whatever_their_case(world: World) -> None:
         ("id BIGINT PRIMARY KEY, i INTERVAL", "type INTERVAL"),
         ("id BIGINT PRIMARY KEY, l TIMESTAMP[]", "TIMESTAMP\\[\\]"),
         ("id DOUBLE PRIMARY KEY", "in the primary key"),
+        ("Id DOUBLE, PRIMARY KEY (id)", "in the primary key"),
         ("id BIGINT PRIMARY KEY, b BIGINT GENERATED ALWAYS AS (id * 2)", "generated"),
         ("id BIGINT PRIMARY KEY, b BIGINT REFERENCES app.other (id)", "FOREIGN KEY"),
         ("id BIGINT PRIMARY KEY, b NOTYPE", "NOTYPE"),
