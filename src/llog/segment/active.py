@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from llog.batch.columns import Buffer
-from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
+from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, sync_data, write_at
 from llog.segment.index import PENDING_BYTES, IndexFile, IndexRule, Maxima
 from llog.segment.options import SegmentOptions
 
@@ -76,10 +76,10 @@ class ActiveSegment:
     def cut(self) -> None:
         """Removes what lies behind the last frame, durably."""
         os.ftruncate(self.descriptor, self.position)
-        os.fdatasync(self.descriptor)
+        sync_data(self.descriptor)
 
     def sync(self) -> None:
-        os.fdatasync(self.descriptor)
+        sync_data(self.descriptor)
 
     def sync_all(self) -> None:
         os.fsync(self.descriptor)

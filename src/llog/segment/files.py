@@ -104,6 +104,11 @@ def begin_writing(descriptor: int, position: int, length: int) -> None:
         call(descriptor, position, length, _SYNC_FILE_RANGE_WRITE)  # what goes wrong, the sync tells
 
 
+def sync_data(descriptor: int) -> None:
+    """Makes a file's bytes durable, and its size, but not its times. macOS cannot leave those out."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     try:

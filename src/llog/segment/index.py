@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llog.model import TimestampType
+from llog.segment.files import sync_data
 from llog.segment.frames import Frame
 
 ENTRY_BYTES: Final = 8
@@ -113,7 +114,7 @@ class IndexFile:
 
     def sync(self) -> None:
         self.flush()
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -320,3 +320,16 @@ def test_a_group_of_no_appends_changes_nothing(directory: Path) -> None:
     assert writer.commit([], 1) == []
     assert numbered(directory, LOG) == [1]
     writer.close()
+
+
+def test_a_system_without_the_calls_of_linux_for_syncing_appends_durably(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr("llog.segment.files._sync_file_range", lambda: None)
+    writer = opened(directory)
+    for number in range(1, 40):
+        assert append(writer, [b"a" * 100]).start_offset == number
+    writer.close()
+    opened(directory).close()
+    assert len(read_all(SegmentReader.open(directory))) == 39
