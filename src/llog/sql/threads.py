@@ -43,7 +43,8 @@ class Threads:
             ended = _end_of(running)
             while not running.cancel() and not running.done():
                 interrupt()
-                await asyncio.wait([ended], timeout=_INTERRUPT_S)
+                with suppress(asyncio.CancelledError):  # it has gone already
+                    await asyncio.wait([ended], timeout=_INTERRUPT_S)
             raise
         return running.result()
 

@@ -114,6 +114,24 @@ async def test_a_caller_that_goes_while_it_waits_leaves_no_transaction_open(
     await other.close()
 
 
+async def test_a_caller_that_goes_twice_while_it_waits_leaves_no_transaction_open(
+    database: Database, session: Session
+) -> None:
+    other = database.session()
+    await session.execute("BEGIN")
+    waiting = asyncio.ensure_future(other.execute("BEGIN"))
+    for _ in range(2):
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+    await asyncio.sleep(0.1)
+    await session.execute("ROLLBACK")
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    assert not other.in_transaction
+    await session.execute("INSERT INTO t VALUES (1, 'a')")
+    await other.close()
+
+
 async def test_a_caller_of_many_rows_that_goes_while_it_waits_leaves_no_transaction_open(
     database: Database, session: Session
 ) -> None:
