@@ -39,9 +39,7 @@ STORE_NAME: Final = b"counter/store"
 LAST_TABLE: Final = b"counter/table"
 TABLES: Final = b"table/"
 ROUTE_PREFIX: Final = b"route/"
-GROUP_PREFIX: Final = b"offset/"
 OUTBOX_PREFIX: Final = b"outbox/"
-RELAY_PREFIX: Final = b"relay/"
 
 
 def record_key(topic: str, partition: int, offset: int) -> bytes:
@@ -127,12 +125,11 @@ def relay_key(topic: str, partition: int) -> bytes:
 
 def prefixes_of(topic: str) -> tuple[tuple[str, bytes], ...]:
     """By family, what all keys of a topic start with that are gone with it."""
-    name = topic.encode()
     return (
-        (LOGS, b"topic/%s/" % name),
-        (OFFSETS, b"offset/%s/" % name),
-        (ROUTES, b"route/%s/" % name),
-        (COUNTERS, b"counter/%s/" % name),
+        (LOGS, b"topic/%s/" % topic.encode()),
+        (OFFSETS, group_prefix(topic)),
+        (ROUTES, route_prefix(topic)),
+        (COUNTERS, b"counter/%s/" % topic.encode()),
     )
 
 

@@ -89,11 +89,6 @@ class Session:
     def in_transaction(self) -> bool:
         return self.transaction is not None
 
-    @property
-    def failed(self) -> bool:
-        """A statement of the transaction has failed."""
-        return self.transaction is not None and self.transaction.failed
-
     def ready(self, definitions: Sequence[TableDefinition]) -> Cursor:
         """A cursor to a mirror that has these tables, up to date."""
         while True:
@@ -154,6 +149,7 @@ class Transaction:
         self._touched: dict[int, TableDefinition] = {}
         self._changes: list[Change] = []
         self.failed = False
+        """One of its statements has."""
         session.transaction = self
 
     @contextmanager

@@ -120,7 +120,7 @@ def _insert_topic(cursor: Cursor) -> InsertTopic:
     rows = plain_rows(cursor, len(columns)) if cursor.accept("VALUES") else None
     ends = cursor.token.kind is Kind.END
     select = query_statement(cursor, first, rows if ends else None)
-    return InsertTopic(topic=topic, columns=columns, query=select.sql, select=select)
+    return InsertTopic(topic=topic, columns=columns, select=select)
 
 
 def _unknown(cursor: Cursor, first: Token, second: Token) -> SqlError:

@@ -122,13 +122,12 @@ class Describe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsertTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """`INSERT INTO TOPIC t [(columns)] VALUES … | SELECT …`. `query` gives the rows; its parameters are those of the statement."""
+    """`INSERT INTO TOPIC t [(columns)] VALUES … | SELECT …`."""
 
     topic: str
     columns: tuple[str, ...] = ()
-    query: str
     select: TableStatement
-    """The query with the tables and topics that it reads, its parameters, and its rows if they are plain."""
+    """The query that gives the rows; its parameters are those of the statement."""
 
 
 class Begin(msgspec.Struct, frozen=True):

@@ -55,8 +55,3 @@ class MessageIds:
     def put(self, changes: Changes) -> None:
         """Makes what was taken last part of these changes."""
         changes.put(COUNTERS, MESSAGE_ID, self.last.to_bytes(8, "little"))
-
-
-def time_of(message_id: int) -> int:
-    """When the id was given, in ms since 1970: later than it was if ids ran ahead of the clock."""
-    return (message_id >> _MS_SHIFT) + EPOCH_MS

@@ -1,8 +1,9 @@
 """Routes: which changes of which tables become events of which topics. At `route/<topic>/<table>/<op>`, JSON.
 
 The owner process has all of them in memory. What changes them is put into the `Changes` of its caller, and takes effect in memory by
-`reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its table or its topic in one
-WriteBatch. A route names its topic's directory, so that a topic that was deleted and created again does not inherit it.
+`reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its topic in one WriteBatch, and
+a table that has routes cannot be dropped. A route names its topic's directory, so that a topic that was deleted and created again does
+not inherit it.
 """
 
 from __future__ import annotations
@@ -98,9 +99,6 @@ class Routes:
         return self._drop(
             changes, [each for each in self._below(route_prefix(directory)) if each.table == table and each.op in names]
         )
-
-    def drop_table(self, changes: Changes, table: str) -> list[Route]:
-        return self._drop(changes, [route for route in self.all() if route.table == table])
 
     def drop_topic(self, changes: Changes, directory: str) -> list[Route]:
         dropped = self._below(route_prefix(directory))

@@ -457,7 +457,8 @@ def test_a_failed_statement_fails_its_transaction(world: World) -> None:
     world.values("app.m", (1, "a", 1))
     with pytest.raises(ConstraintViolation):
         world.values("app.m", (1, "a", 1))
-    assert world.session.failed
+    assert world.session.transaction is not None
+    assert world.session.transaction.failed
     with pytest.raises(TransactionFailed):
         world.values("app.m", (2, "a", 1))
     with pytest.raises(TransactionFailed):

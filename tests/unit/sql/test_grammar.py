@@ -304,7 +304,6 @@ def test_rows_for_a_topic_come_from_values_or_a_query() -> None:
     assert isinstance(query, InsertTopic)
     assert query.select.tables == ("main.u",)
     assert query.select.topics == {"topic_1": "c.d"}
-    assert query.query == query.select.sql
     assert query.select.parameters == (0,)
     assert isinstance(one("INSERT INTO topic VALUES (1)"), TableStatement)
     assert isinstance(one("INSERT INTO topic (a) SELECT 1"), TableStatement)
