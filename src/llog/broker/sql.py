@@ -25,7 +25,7 @@ from llog.broker.messages import InsertQuery, SqlRequest, decoded, queried
 from llog.config import Settings
 from llog.errors import InvalidArgument, MissingExtra, OutcomeUnknown, ResultTooLarge, StatementTimeout, WrongRole
 from llog.partition.log import Log
-from llog.sql.json_values import json_columns, type_name
+from llog.sql.json_values import json_rows, type_name
 from llog.sql.opening import open_database
 from llog.sql.result import Result
 from llog.sql.wire import ALL_RESULTS, params_in, stream_of
@@ -227,10 +227,9 @@ def _json(results: list[Result], ms: float) -> bytes:
 
 def _result(result: Result) -> dict[str, Any]:
     table = pa.table({}) if result.table is None else result.table
-    columns = json_columns(table)
     return {
         "kind": result.kind,
         "columns": [{"name": field.name, "type": type_name(field.type)} for field in table.schema],
-        "rows": list(zip(*columns, strict=True)),
+        "rows": list(json_rows(table)),
         "changed": result.changed,
     }

@@ -18,8 +18,8 @@ from sqlglot import exp
 
 from llog.errors import SqlError
 from llog.sql.definitions import TableDefinition
-from llog.sql.mirror import Cursor, Mirror, quoted, registered
-from llog.sql.rendering import separate
+from llog.sql.mirror import Cursor, Mirror, registered
+from llog.sql.rendering import quoted, separate
 from llog.topics.routes import asked
 
 _ROW: Final = "llog_row"

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from llog.errors import ConfigurationError, ConstraintViolation, LlogError, ResultTooLarge, SqlError
 from llog.sql.definitions import Column, TableDefinition, check_definition
+from llog.sql.rendering import full_name, quoted
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 Cursor = Any
@@ -143,8 +144,7 @@ class Mirror:
     def catch_up(self, definitions: Iterable[TableDefinition]) -> None:
         """Afterwards a new transaction sees all rows of these tables that were acknowledged before the call."""
         for definition in definitions:
-            copy = self._copies.get(definition.number)
-            if copy is not None and copy.tick <= self.tick and not copy.pending:
+            if self.sees(definition, self.tick):
                 continue
             with self._lock:
                 if definition.number not in self._copies:
@@ -157,7 +157,7 @@ class Mirror:
             self._copies[definition.number] = copy
         try:
             with self.explained():
-                self.make_schema(definition.name)
+                self._make_schema(definition.name)
                 self._own.execute("BEGIN TRANSACTION")
                 try:
                     self._own.execute(definition.ddl)
@@ -208,7 +208,7 @@ class Mirror:
         """Runs CREATE TABLE and gives the checked definition; the table stays unless the block fails."""
         with self._lock:
             with self.explained():
-                self.make_schema(name)
+                self._make_schema(name)
                 self._own.execute("BEGIN TRANSACTION")
             try:
                 with self.explained():
@@ -239,7 +239,7 @@ class Mirror:
             except duckdb.Error:
                 self.reset()
 
-    def make_schema(self, name: str) -> None:
+    def _make_schema(self, name: str) -> None:
         schema = name.rpartition(".")[0]
         if schema:
             self._own.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
@@ -351,11 +351,3 @@ def roll_back(cursor: Cursor) -> None:
         cursor.execute("ROLLBACK")
     except duckdb.Error:
         pass
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def full_name(table: str) -> str:
-    return ".".join(quoted(part) for part in table.split("."))

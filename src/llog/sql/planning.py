@@ -11,8 +11,8 @@ from sqlglot import exp
 
 from llog.errors import SqlError
 from llog.sql.lexing import Kind, Token, outside_brackets, tokens_of
-from llog.sql.mirror import Params, full_name, quoted
-from llog.sql.rendering import separate
+from llog.sql.mirror import Params
+from llog.sql.rendering import full_name, quoted, separate
 from llog.sql.statements import TableStatement
 
 _ROWS_AT_ONCE: Final = 500

@@ -86,6 +86,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def full_name(table: str) -> str:
+    """`schema.name`, each in quotes."""
+    return ".".join(map(quoted, table.split(".")))
+
+
 def separate(text: str, table: str) -> Iterator[str]:
     """Each of several expressions, without the schema where it stands before the table's name."""
     tokens = tokens_of(text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import duckdb
 import msgspec
@@ -14,7 +14,7 @@ import pyarrow as pa
 from llog.errors import InvalidArgument, SqlError
 from llog.sql import changing, describing
 from llog.sql import statements as sql
-from llog.sql.binding import bind, given_values, shares
+from llog.sql.binding import Params, bind, given_values, shares
 from llog.sql.grammar import placed, prepare
 from llog.sql.mirror import registered
 from llog.sql.result import Names, Result
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from llog.sql.database import Database, Held
 
 R = TypeVar("R")
-
-Params = Sequence[Any] | Mapping[str, Any]
 
 _SMALL_CHARACTERS: Final = 4_096
 _SMALL_ROWS: Final = 256

@@ -22,7 +22,7 @@ from llog.sql.creating import check_create
 from llog.sql.cursor import RESERVED, Cursor, table_name
 from llog.sql.lexing import Kind, Token
 from llog.sql.literals import plain_insert
-from llog.sql.rendering import BEFORE_COLUMN, Names, Rendered, offset_pieces, quoted, render, topic_pieces
+from llog.sql.rendering import BEFORE_COLUMN, Names, Rendered, full_name, offset_pieces, render, topic_pieces
 from llog.sql.statements import TableStatement
 
 SQLGLOT_TOKENS_MAX: Final = 250_000
@@ -98,7 +98,7 @@ def table_statement(cursor: Cursor) -> TableStatement:
         raise SqlError(f"{kind} cannot have parameters", hint="write the values")
     tree = found.tree
     if isinstance(tree, exp.TruncateTable):
-        sql = "DELETE FROM " + ".".join(map(quoted, (found.target or "").split(".", 1)))
+        sql = "DELETE FROM " + full_name(found.target or "")
     else:
         rendered = render(cursor, found.pieces)
         sql = rendered.text

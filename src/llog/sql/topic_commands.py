@@ -104,8 +104,6 @@ class TopicCommands:
 
     async def ack(self, statement: sql.Ack, member: str) -> Result:
         upto: dict[int | None, int] = dict(statement.upto)  # type: ignore[arg-type]  # bound by now
-        if len(upto) != len(statement.upto):
-            raise InvalidArgument("ACK names a partition twice: give each one offset")
         group, given = str(statement.group), statement.member
         committed = await self.consuming.ack(statement.topic, group, upto, member if given is None else str(given))
         return Result("ACK", _positions(statement.topic, group, committed))

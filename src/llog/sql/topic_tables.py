@@ -73,7 +73,7 @@ SYSTEM: Final = {
         [("table", pa.string()), ("columns", pa.int32()), ("primary_key", pa.string()), ("definition", pa.string())]
     ),
 }
-"""What can be shown, and queried as `system.<name>`."""
+"""What can be shown, and, but for `tables`, queried as `system.<name>`."""
 
 
 def topic_rows(topics: Iterable[Topic]) -> Iterable[dict[str, Any]]:

@@ -104,9 +104,8 @@ def param_in(value: Any) -> Any:
         return value
     name, inner = next(iter(value.items())) if len(value) == 1 else ("", None)
     if name == "json":
-        return (
-            json.dumps(inner, ensure_ascii=False) if isinstance(inner, str) else inner
-        )  # text that stands for itself is JSON in quotes
+        # Text that stands for itself is JSON in quotes.
+        return json.dumps(inner, ensure_ascii=False) if isinstance(inner, str) else inner
     if name not in _READ or not isinstance(inner, str):
         raise InvalidArgument(
             f"a parameter is an object with the fields {', '.join(map(str, value))[:80]}: it must have one, with text: "
