@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +21,12 @@ REMEDIES: Final = {
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-def boot_id() -> str:
-    """The same as long as the machine runs, and with it what was written and not synced; where no system tells, never the same."""
+def boot_id() -> str | None:
+    """The same as long as the machine runs, and with it what was written and not synced; None where no system tells."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
-        return str(uuid.uuid4())
+        return None
 
 
 def sync_directory(directory: Path) -> None:

@@ -25,7 +25,7 @@ from llog.errors import (
 )
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
 from llog.partition.directories import make_directories, remove_directories, rocks_of, segments_directory
-from llog.partition.keys import GROUPS, TOPICS, PartitionKeys, directory_name, topic_key
+from llog.partition.keys import GROUPS, TOPICS, PartitionKeys, directory_name, group_prefix, topic_key
 from llog.partition.log import Log
 from llog.partition.records import (
     DELETE_RETENTION_MS,
@@ -246,7 +246,7 @@ class Catalog:
             for key in (keys.compaction, keys.cursor):
                 await self._log.meta.delete(key)
         async for group in scan_names(self._log.meta, GROUPS):
-            prefix = f"{GROUPS}{group}/{tombstone.directory}/"
+            prefix = group_prefix(group, tombstone.directory)
             await self._log.meta.delete_range(prefix, after(prefix))
         await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
 

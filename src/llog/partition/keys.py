@@ -92,6 +92,11 @@ def pin_key(pin_id: str) -> str:
     return PINS + pin_id
 
 
+def group_prefix(group: str, directory: str | None = None) -> str:
+    """Of all that is kept of a group, or of what it has on one topic."""
+    return f"{GROUPS}{group}/" + ("" if directory is None else f"{directory}/")
+
+
 def group_key(group: str, directory: str, partition: int) -> str:
     """By directory, so that a group starts anew when a topic of the same name is created again."""
     return f"{GROUPS}{group}/{directory}/{partition:010}"

@@ -16,6 +16,7 @@ from typing import Final
 
 from awscrt.checksums import crc32c
 
+from llog.durable import boot_id
 from llog.errors import CorruptBatch
 from llog.ports import Bounds
 from llog.segment.files import LOG_START, TAIL, put_small, read_small
@@ -25,15 +26,14 @@ START_MAGIC: Final = b"LLO1"
 TAIL_BYTES: Final = 32
 _TAIL: Final = struct.Struct("<QQQ")
 _READ_ATTEMPTS: Final = 20
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @cache
 def boot() -> int:
     """A number of this run of the machine; 0 where the system has none."""
     try:
-        return int(_BOOT_ID.read_text().strip().replace("-", "")[:16], 16)
-    except (OSError, ValueError):
+        return int((boot_id() or "0").replace("-", "")[:16], 16)
+    except ValueError:
         return 0
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from llog.model import TopicPartition
-from llog.partition.keys import GROUPS, MEMBERS, PartitionKeys
+from llog.partition.keys import GROUPS, MEMBERS, PartitionKeys, group_key
 from llog.partition.records import Control, decode
 from llog.sim.process import Process
 from llog.sim.stores import WatchedMeta
@@ -295,7 +295,7 @@ class GroupHistory:
         return self._delivered.setdefault((place, member), {})
 
     def _record(self, place: Place) -> GroupRecord | None:
-        key = f"{GROUPS}{place.group}/{place.tp.topic}/{place.tp.partition:010}"
+        key = group_key(place.group, *place.tp)
         found = self._meta.value(key)
         return None if found is None else decode(GroupRecord, found, key)
 

@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from llog.errors import InvalidArgument
-from llog.model import check_topic_name
+from llog.model import PARTITIONS_MAX, check_topic_name
+from llog.topics.calls import LIMIT_MAX
 from llog.units import parse_duration_ms, parse_size
 
 Check = Callable[[Any], Any]
 
 OFFSET_MAX: Final = (1 << 63) - 1
-PARTITIONS_MAX: Final = 1 << 20
-_LIMIT_MAX: Final = 1_000_000
 _WORDS: Final = {
     "millisecond": "ms",
     "second": "s",
@@ -106,7 +105,7 @@ CLAUSES: Final[dict[str, Check]] = {
     "MEMBER": _text,
     "PARTITION": _integer(0, PARTITIONS_MAX - 1),
     "PARTITIONS": _integer(1, PARTITIONS_MAX),
-    "LIMIT": _integer(1, _LIMIT_MAX),
+    "LIMIT": _integer(1, LIMIT_MAX),
     "WAIT": duration_ms,
     "OFFSET": offset,
     "AFTER": offset,

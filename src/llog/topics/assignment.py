@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember, VersionMismatch
-from llog.partition.keys import GROUPS, MEMBERS, members_key
+from llog.partition.keys import MEMBERS, group_prefix, members_key
 from llog.partition.log import Log
 from llog.partition.records import Topic, decode, encode
 from llog.stores.meta import ABSENT, scan
@@ -86,7 +86,7 @@ class Assignments:
 
     async def of_group(self, group: str) -> dict[str, Members]:
         """By directory, wherever the group is or was an assigned one."""
-        prefix = f"{GROUPS}{group}/"
+        prefix = group_prefix(group)
         found = {}
         async for entry in scan(self._log.meta, prefix):
             directory, _, last = entry.key.removeprefix(prefix).partition("/")

@@ -25,7 +25,7 @@ from llog.errors import (
 )
 from llog.model import TopicPartition
 from llog.partition.catalog import ROCKSDB
-from llog.partition.keys import GROUPS
+from llog.partition.keys import group_prefix
 from llog.partition.records import Topic
 from llog.ports import Bounds
 from llog.stores.meta import after
@@ -163,7 +163,7 @@ class GroupListing:
         # The members last: positions of a later generation than theirs would be out of their reach.
         deleted = [await store.delete(key) for store, records in found for key in records]
         if topic is None:
-            prefix = f"{GROUPS}{group}/"
+            prefix = group_prefix(group)
             await self._groups.log.meta.delete_range(prefix, after(prefix))  # and what is left of deleted topics
         for directory in assigned.keys() & topics.keys():
             await self._groups.assignments.forget(group, directory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from llog.model import TopicPartition
 from llog.partition.catalog import ROCKSDB
 from llog.partition.keys import GROUPS, MEMBERS
 from llog.partition.keys import group_key as meta_group_key
+from llog.partition.keys import group_prefix as meta_group_prefix
 from llog.partition.log import Log
 from llog.partition.records import Topic, decode, encode
 from llog.rocks.keys import OFFSETS, group_key, group_prefix
@@ -87,7 +89,7 @@ class MetaGroups:
         return await self._meta.delete(meta_group_key(*key))
 
     async def records(self, group: str, directories: Iterable[str]) -> dict[GroupKey, GroupRecord]:
-        wanted, prefix = frozenset(directories), f"{GROUPS}{group}/"
+        wanted, prefix = frozenset(directories), meta_group_prefix(group)
         found = {}
         async for entry in scan(self._meta, prefix):
             directory, _, last = entry.key.removeprefix(prefix).partition("/")
@@ -112,7 +114,8 @@ class RocksGroups:
     def __init__(self, store: RocksStore, runtime: Runtime) -> None:
         self.store = store
         self._runtime = runtime
-        self._boot = boot_id()
+        self._boot = boot_id() or str(uuid.uuid4())
+        """If nobody tells, each opening counts as a boot: rather once too often than not."""
 
     async def get(self, key: GroupKey) -> Stored | None:
         return self._get(key)
