@@ -89,7 +89,7 @@ def describe(invocation: Invocation, group: str, as_json: bool, url: str | None)
             each.outstanding,
             each.expired,
             each.mode or "plain",
-            ", ".join(map(_shown, _members(each))),
+            ", ".join(map(_shown, each.members)),
         ]
         for each in shares
     ]
@@ -207,13 +207,8 @@ def _summary(name: str, shares: list[GroupShare]) -> _Summary:
         partitions=len(shares),
         lag=sum(each.lag or 0 for each in shares),
         outstanding=sum(each.outstanding for each in shares),
-        members=sorted({member for each in shares for member in _members(each)}),
+        members=sorted({member for each in shares for member in each.members}),
     )
-
-
-def _members(share: GroupShare) -> list[str]:
-    """Those who hold claims, and the one that has the partition."""
-    return sorted({*share.holders, *([] if share.assigned_to is None else [share.assigned_to])})
 
 
 def _shown(member: str) -> str:

@@ -117,7 +117,7 @@ async def _group_rows(database: Database) -> list[dict[str, Any]]:
                     "outstanding": each.outstanding,
                     "lag": each.lag,
                     "mode": each.mode or None,
-                    "members": ", ".join(sorted({*each.holders, *filter(None, [each.assigned_to])})) or None,
+                    "members": ", ".join(each.members) or None,
                 }
             )
     return rows

@@ -18,7 +18,7 @@ from llog.partition.log import Log
 from llog.partition.records import Topic, decode, encode
 from llog.stores.meta import ABSENT, scan
 from llog.topics.group_records import Members
-from llog.topics.racing import before_try
+from llog.topics.racing import Tries
 
 MEMBERS_MAX: Final = 1000
 
@@ -61,9 +61,9 @@ class Assignments:
     async def leave(self, group: str, topic: Topic, member: str) -> None:
         """Gives the member's partitions to the others now. One that is no member may leave, too."""
         key = members_key(group, topic.directory)
-        number, unknown = 0, None
+        tries = Tries(self._log.runtime, key)
         while True:
-            await before_try(self._log.runtime, number, key, unknown)
+            await tries.another()
             found = await self._log.meta.get(key)
             if found is None or member not in (members := decode(Members, found.value, key)).deadlines:
                 return
@@ -73,10 +73,8 @@ class Assignments:
                 new = Members(generation=members.generation + 1, deadlines=left)
                 await self._log.meta.put(key, encode(new), expected=found.version)
                 return
-            except VersionMismatch:
-                number, unknown = number + 1, None
-            except OutcomeUnknown as error:
-                number, unknown = number + 1, error
+            except (VersionMismatch, OutcomeUnknown) as error:
+                tries.lost(error)
 
     async def members(self, group: str, topic: Topic) -> Members:
         """As the record says, the dead among them included; nobody if there is none."""
@@ -104,9 +102,9 @@ class Assignments:
         if session_ms < 1:
             raise InvalidArgument(f"a member's session must last 1 ms or longer: {session_ms}")
         key = members_key(group, topic.directory)
-        number, unknown = 0, None
+        tries = Tries(self._log.runtime, key)
         while True:
-            await before_try(self._log.runtime, number, key, unknown)
+            await tries.another()
             found = await self._log.meta.get(key)
             old = Members() if found is None else decode(Members, found.value, key)
             if member not in old.deadlines and not may_join:
@@ -121,10 +119,8 @@ class Assignments:
                 if new != old:
                     await self._log.meta.put(key, encode(new), expected=ABSENT if found is None else found.version)
                 return _membership(new, member, topic.partitions)
-            except VersionMismatch:
-                number, unknown = number + 1, None
-            except OutcomeUnknown as error:
-                number, unknown = number + 1, error
+            except (VersionMismatch, OutcomeUnknown) as error:
+                tries.lost(error)
 
 
 def _renewed(old: Members, member: str, now_ms: int, session_ms: int) -> Members:

@@ -49,8 +49,7 @@ def check_call(call: ConsumeCall) -> None:
         ("max_attempts", 1 if call.max_attempts is None else call.max_attempts, 1, 1 << 31),
         ("max_bytes", call.max_bytes, 1, BYTES_MAX),
     ):
-        if not low <= value <= high:
-            raise InvalidArgument(f"{name} is {value}: it is from {low} to {high}")
+        check_range(name, value, low, high)
     if call.start is not None:
         check_start(call.start)
     if call.group is None:
@@ -61,6 +60,11 @@ def check_call(call: ConsumeCall) -> None:
         raise InvalidArgument("an assigned group gives each partition to one member: name yours (member)")
     if call.max_attempts is not None:
         check_topic_name(target_of(call.topic, call.dead_letter))
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}: it is from {low} to {high}")
 
 
 def check_start(start: Start) -> None:

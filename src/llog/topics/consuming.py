@@ -19,7 +19,7 @@ from llog.partition.catalog import Catalog, check_partition
 from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.ports import LogAppender, LogReader
-from llog.topics.calls import VISIBILITY_MS_MAX, check_call, check_start
+from llog.topics.calls import VISIBILITY_MS_MAX, check_call, check_range, check_start
 from llog.topics.calls import ConsumeCall as ConsumeCall
 from llog.topics.calls import Start as Start
 from llog.topics.dead_letters import DeadLetters
@@ -30,7 +30,7 @@ from llog.topics.message_reading import CONSUMED, MessageReader
 from llog.topics.positions import bounds_of, resolved
 from llog.topics.waiting import Watch, any_of
 
-LOOK_AGAIN_S = 5.0
+LOOK_AGAIN_S: Final = 5.0
 """A wait looks again after so long, for what nothing wakes it for: a reset, a message given back elsewhere, a topic created again."""
 _TURNS_MAX: Final = 10_000
 _STALE_MAX: Final = 10
@@ -79,9 +79,8 @@ class Consuming:
         deadline = loop.time() + call.wait_ms / 1000
         positions: dict[int, int] | None = None
         while True:
-            topic = await self._catalog.get(
-                call.topic
-            )  # after a wait, it may be another one of that name, or have more partitions
+            # After a wait, it may be another one of that name, or have more partitions.
+            topic = await self._catalog.get(call.topic)
             partitions = range(topic.partitions) if call.partition is None else (call.partition,)
             check_partition(topic, partitions[0])
             if call.group is not None and (call.start is None or call.start.kind in ("latest", "earliest")):
@@ -124,8 +123,7 @@ class Consuming:
         self, topic: str, group: str, partition: int, offset: int, *, member: str = "", delay_ms: int = 0
     ) -> bool:
         """Gives one message back, to be delivered again after `delay_ms`; whether `member` still held it. Its delivery counts."""
-        if not 0 <= delay_ms <= VISIBILITY_MS_MAX:
-            raise InvalidArgument(f"delay_ms is {delay_ms}: it is from 0 to {VISIBILITY_MS_MAX}")
+        check_range("delay_ms", delay_ms, 0, VISIBILITY_MS_MAX)
         found = await self._catalog.get(topic)
         check_partition(found, partition)
         tp = TopicPartition(topic, partition)
@@ -136,8 +134,7 @@ class Consuming:
 
         `StaleMember` if it was silent for too long: what it holds is delivered to others.
         """
-        if not 1 <= visibility_ms <= VISIBILITY_MS_MAX:
-            raise InvalidArgument(f"visibility_ms is {visibility_ms}: it is from 1 to {VISIBILITY_MS_MAX}")
+        check_range("visibility_ms", visibility_ms, 1, VISIBILITY_MS_MAX)
         return (await self._groups.heartbeat(group, topic, member, session_ms=visibility_ms)).partitions
 
     async def leave(self, topic: str, group: str, member: str) -> None:

@@ -65,6 +65,11 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     """The members that hold claims."""
     assigned_to: str | None = None
 
+    @property
+    def members(self) -> list[str]:
+        """Those who hold claims, and the one that has the partition, in order."""
+        return sorted({*self.holders, *([] if self.assigned_to is None else [self.assigned_to])})
+
 
 class GroupListing:
     """Of topics of all engines, or of one."""

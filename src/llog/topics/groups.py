@@ -35,7 +35,7 @@ from llog.topics import claims
 from llog.topics.assignment import Assignments, Membership, holder
 from llog.topics.group_records import Claim, GroupMode, GroupRecord, check_group_name, check_member_name
 from llog.topics.group_stores import GroupKey, GroupStore, GroupStores
-from llog.topics.racing import before_try
+from llog.topics.racing import Tries
 
 Ranges = Sequence[tuple[int, int]]
 Decision = Callable[[GroupRecord | None], GroupRecord | None]
@@ -91,10 +91,10 @@ class Groups:
         mode = GroupMode.CLAIMED if membership is None else GroupMode.ASSIGNED
         if bounds is None:
             bounds = await self.reader.bounds(tp)
-        number, unknown = 0, None
+        tries = Tries(self.log.runtime, home)
         perhaps: list[Claim] = []
         while True:
-            await before_try(self.log.runtime, number, str(home), unknown)
+            await tries.another()
             found = await home.store.get(home.key)
             if found is None:
                 return None
@@ -113,11 +113,10 @@ class Groups:
                 new = replace(new, updated_ms=now_ms)
                 await home.store.put(home.key, new, expected=found.version, durable=False)
                 return given
-            except VersionMismatch:
-                number, unknown = number + 1, None
-            except OutcomeUnknown as error:
-                number, unknown = number + 1, error
-                perhaps += given
+            except (VersionMismatch, OutcomeUnknown) as error:
+                tries.lost(error)
+                if isinstance(error, OutcomeUnknown):
+                    perhaps += given
 
     async def begin(
         self,
@@ -280,9 +279,9 @@ class Groups:
 
     async def _change(self, home: Home, decide: Decision) -> GroupRecord | None:
         """The record as it is then, durably. To decide twice does no harm: an answer that was lost is followed by another try."""
-        number, unknown = 0, None
+        tries = Tries(self.log.runtime, home)
         while True:
-            await before_try(self.log.runtime, number, str(home), unknown)
+            await tries.another()
             found = await home.store.get(home.key)
             old = None if found is None else found.record
             new = decide(old)
@@ -293,10 +292,8 @@ class Groups:
                 version = ABSENT if found is None else found.version
                 await home.store.put(home.key, new, expected=version, durable=True)
                 return new
-            except VersionMismatch:
-                number, unknown = number + 1, None
-            except OutcomeUnknown as error:
-                number, unknown = number + 1, error
+            except (VersionMismatch, OutcomeUnknown) as error:
+                tries.lost(error)
 
     async def _check_reached(self, tp: TopicPartition, position: int, asked: int | None = None) -> None:
         bounds = await self.reader.bounds(tp)

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llog.batch.columns import FEW
+from llog.batch.columns import FEW, binary_offsets
 from llog.errors import InvalidArgument
 from llog.topics.changes import FewRows, TableShape, table_of
 
@@ -136,7 +136,7 @@ def _join(*parts: _Part) -> Texts:
         return parts[0]
     count = next(len(part) for part in parts if not isinstance(part, str))
     if count <= FEW:
-        columns = [repeat(part, count) if isinstance(part, str) else _listed(part) for part in parts]
+        columns = [repeat(part, count) if isinstance(part, str) else listed(part) for part in parts]
         texts = [None if None in row else "".join(row) for row in zip(*columns, strict=True)]
         return texts if any(isinstance(part, list) for part in parts) else pa.array(texts, pa.string())
     joined: list[_Part] = []
@@ -150,8 +150,9 @@ def _join(*parts: _Part) -> Texts:
     return pc.call_function("binary_join_element_wise", [*joined, pa.scalar(text), _NOTHING], _JOIN)
 
 
-def _listed(texts: Texts) -> list[str | None]:
-    return texts if isinstance(texts, list) else texts.to_pylist()
+def listed(cells: Any) -> list[Any]:
+    """An Arrow array as a list, if it is not one."""
+    return cells if isinstance(cells, list) else cells.to_pylist()
 
 
 def _json(value: Any) -> str:
@@ -188,7 +189,7 @@ def _is_plain(strings: pa.StringArray) -> bool:
     """Whether the strings' bytes can stand between quotes as they are."""
     if len(strings) == 0 or strings.buffers()[2] is None:
         return True
-    offsets = np.frombuffer(strings.buffers()[1], np.int32, len(strings) + 1, strings.offset * 4)
+    offsets = binary_offsets(strings)
     data = np.frombuffer(strings.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     return not ((data < 0x20) | (data == 0x22) | (data == 0x5C)).any()
 
@@ -198,7 +199,7 @@ def _valid_json(array: pa.Array) -> pa.StringArray:
         try:
             msgspec.json.decode(text, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError):
-            return _encode(text).decode()
+            return _json(text)
         return text
 
     return _each(array, checked).values
@@ -272,23 +273,24 @@ def _interval(array: pa.Array) -> _Text:
 def _list(array: pa.Array) -> _Text:
     array = array.cast(pa.list_(array.type.value_type))
     items = pa.ListArray.from_arrays(array.offsets, json_of(array.values, is_json=False))
-    joined = _join("[", pc.binary_join(items, ","), "]")
-    return _Text(pc.if_else(array.is_valid(), joined, None), quoted=False)
+    return _where_valid(array, _join("[", pc.binary_join(items, ","), "]"))
 
 
 def _map(array: pa.MapArray) -> _Text:
     entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
     items = pa.ListArray.from_arrays(array.offsets, json_of(entries, is_json=False))
-    joined = _join("[", pc.binary_join(items, ","), "]")
-    return _Text(pc.if_else(array.is_valid(), joined, None), quoted=False)
+    return _where_valid(array, _join("[", pc.binary_join(items, ","), "]"))
 
 
 def _struct(array: pa.StructArray) -> _Text:
     parts: list[_Part] = []
     for field, values in zip(array.type, array.flatten(), strict=True):
         parts += [f"{',' if parts else ''}{_json(field.name)}:", *_parts(values, is_json=False)]
-    joined = _join("{", *parts, "}") if parts else pa.array(["{}"] * len(array))
-    return _Text(pc.if_else(array.is_valid(), joined, None), quoted=False)
+    return _where_valid(array, _join("{", *parts, "}") if parts else pa.array(["{}"] * len(array)))
+
+
+def _where_valid(array: pa.Array, texts: pa.StringArray) -> _Text:
+    return _Text(pc.if_else(array.is_valid(), texts, None), quoted=False)
 
 
 _CONVERSIONS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], _Text]], ...]] = (

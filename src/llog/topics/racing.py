@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llog.errors import Contention, LlogError
+from llog.errors import Contention, OutcomeUnknown, VersionMismatch
 from llog.runtime import Runtime
 
 TRIES_MAX: Final = 100
@@ -12,9 +12,25 @@ _STEP_S: Final = 0.002
 _WAIT_S_MAX: Final = 0.05
 
 
-async def before_try(runtime: Runtime, number: int, what: str, unknown: LlogError | None = None) -> None:
-    """Call it before each try, counted from 0. The first ones are made at once; after the last, `unknown` is raised, or `Contention`."""
-    if number >= TRIES_MAX:
-        raise unknown or Contention(f"{what} was changed by others {number} times in a row: try again")
-    if number > 1:
-        await runtime.sleep(runtime.random().random() * min(number * _STEP_S, _WAIT_S_MAX))
+class Tries:
+    """Those of one call to change `what`."""
+
+    def __init__(self, runtime: Runtime, what: object) -> None:
+        self._runtime = runtime
+        self._what = what
+        self._lost = 0
+        self._unknown: OutcomeUnknown | None = None
+
+    async def another(self) -> None:
+        """Before each. The first ones are made at once; after the last, `OutcomeUnknown` if its answer was lost, or `Contention`."""
+        if self._lost >= TRIES_MAX:
+            raise self._unknown or Contention(
+                f"{self._what} was changed by others {self._lost} times in a row: try again"
+            )
+        if self._lost > 1:
+            await self._runtime.sleep(self._runtime.random().random() * min(self._lost * _STEP_S, _WAIT_S_MAX))
+
+    def lost(self, error: VersionMismatch | OutcomeUnknown) -> None:
+        """Others were faster, or the answer was lost."""
+        self._lost += 1
+        self._unknown = error if isinstance(error, OutcomeUnknown) else None

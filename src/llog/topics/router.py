@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from llog.topics.changes import Change, table_of
 from llog.topics.events import Op, header_column, headers_of
 from llog.topics.ids import MessageIds
 from llog.topics.outbox import OutboxWriter
-from llog.topics.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of
+from llog.topics.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of, listed
 from llog.topics.routes import Route, Routes, asked
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Router:
                     staged.changes,
                     route.directory,
                     part.partition,
-                    _listed(part.values),
-                    keys=_listed(part.keys),
-                    headers=_listed(part.headers),
+                    listed(part.values),
+                    keys=listed(part.keys),
+                    headers=listed(part.headers),
                     now_ms=now_ms,
                 )
                 continue
@@ -194,16 +194,11 @@ class _Rows:
 
 
 def _bytes(texts: Texts) -> list[bytes]:
-    return [text.encode() for text in _listed(texts)]
+    return [text.encode() for text in listed(texts)]
 
 
 def _array(texts: Texts) -> pa.BinaryArray:
     return (pa.array(texts, pa.string()) if isinstance(texts, list) else texts).view(pa.binary())
-
-
-def _listed(cells: Any) -> list[Any]:
-    found: list[Any] = cells if isinstance(cells, list) else cells.to_pylist()
-    return found
 
 
 def _by_partition(partitions: npt.NDArray[np.int64], columns: Sequence[pa.BinaryArray]) -> Iterator[_Part]:
