@@ -16,6 +16,8 @@ import msgspec
 from llog import errors
 from llog.errors import ConfigurationError, LlogError, OffsetOutOfRange, OutcomeUnknown, SqlError, StoreUnavailable
 
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
 ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.2
 _IDLE_S: Final = 30.0
@@ -119,6 +121,10 @@ class Http:
         if refusal is not None:
             raise refusal
         raise StoreUnavailable(f"the broker at {self.url} does not answer: {said}. Check its address, and that it runs")
+
+    def strange(self, error: Exception) -> StoreUnavailable:
+        """For an answer that cannot be read."""
+        return StoreUnavailable(f"{self.url} did not answer as a broker does: {str(error)[:200]}")
 
     def close(self) -> None:
         with self._mutex:

@@ -14,8 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from llog.client.backend import Params
-from llog.client.http import Http
-from llog.errors import StoreUnavailable
+from llog.client.http import ARROW, JSON, Http
 from llog.sql.result import Result
 from llog.topics.calls import ConsumeCall, Start
 
@@ -26,8 +25,6 @@ TIMEOUT_S: Final = 60.0
 """Besides the wait that a call asks for."""
 _WAIT_MS_MAX: Final = 60_000
 """As long as a broker waits in one request."""
-_JSON: Final = "application/json"
-_ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
 class _Committed(msgspec.Struct):
@@ -67,12 +64,12 @@ class RemoteBackend:
         }
         # A group's consume must not be repeated under one member: what the lost answer carried would count as delivered.
         repeatable = call.group is None
-        body = self._posted("/topics/consume", asked, accept=_ARROW, wait_s=wait_ms / 1000, repeatable=repeatable)
+        body = self._posted("/topics/consume", asked, accept=ARROW, wait_s=wait_ms / 1000, repeatable=repeatable)
         try:
             with pa.ipc.open_stream(body) as reader:
                 return reader.read_all()
         except (pa.ArrowException, OSError) as error:
-            raise self._strange(error) from error
+            raise self._http.strange(error) from error
 
     def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
         asked: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
@@ -84,7 +81,7 @@ class RemoteBackend:
         try:
             return msgspec.json.decode(body, type=_Committed, strict=False).committed
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._strange(error) from error
+            raise self._http.strange(error) from error
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
         asked = {
@@ -126,13 +123,10 @@ class RemoteBackend:
             return self._session
 
     def _posted(
-        self, path: str, asked: dict[str, Any], *, accept: str = _JSON, wait_s: float = 0.0, repeatable: bool = True
+        self, path: str, asked: dict[str, Any], *, accept: str = JSON, wait_s: float = 0.0, repeatable: bool = True
     ) -> bytes:
         body = msgspec.json.encode(asked)
-        return self._http.post(path, body, content=_JSON, accept=accept, repeatable=repeatable, wait_s=wait_s).body
-
-    def _strange(self, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._http.url} did not answer as a broker does: {str(error)[:200]}")
+        return self._http.post(path, body, content=JSON, accept=accept, repeatable=repeatable, wait_s=wait_s).body
 
 
 def start_out(start: Start | None) -> str | dict[str, int | None] | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from llog.client.http import Http
+from llog.client.http import JSON, Http
 from llog.client.remote import TIMEOUT_S, start_out
-from llog.errors import StoreUnavailable
 from llog.topics.calls import Start
 from llog.topics.group_listing import GroupShare
 
-_JSON: Final = "application/json"
 R = TypeVar("R", bound=msgspec.Struct)
 
 
@@ -50,9 +48,9 @@ class RemoteGroups(NamedTuple):
         http = Http(self.url, timeout_s=TIMEOUT_S)
         try:
             body = msgspec.json.encode(asked)
-            found = http.post(path, body, content=_JSON, accept=_JSON, repeatable=path == "/groups/list").body
+            found = http.post(path, body, content=JSON, accept=JSON, repeatable=path == "/groups/list").body
             return msgspec.json.decode(found, type=kind, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreUnavailable(f"{self.url} did not answer as a broker does: {str(error)[:200]}") from error
+            raise http.strange(error) from error
         finally:
             http.close()

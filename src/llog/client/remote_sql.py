@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import msgspec
 import pyarrow as pa
 
-from llog.client.http import Http
-from llog.errors import InvalidArgument, StoreUnavailable
+from llog.client.http import ARROW, JSON, Http
+from llog.errors import InvalidArgument
 from llog.sql.result import Names, Result
 from llog.sql.wire import ALL_RESULTS, params_out, results_from
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 330.0
 """Longer than a broker lets statements run, unless it was told otherwise (LLOG_SQL_TIMEOUT_MS)."""
-_JSON: Final = "application/json"
-_ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
 class _Names(msgspec.Struct):
@@ -68,14 +66,14 @@ class RemoteSession:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, data.schema) as writer:
             writer.write_table(data)
-        return self._posted(f"/sql/insert?{urlencode({'table': table})}", sink.getvalue().to_pybytes(), _ARROW)[-1]
+        return self._posted(f"/sql/insert?{urlencode({'table': table})}", sink.getvalue().to_pybytes(), ARROW)[-1]
 
     def names(self) -> Names:
-        answer = self._http.post("/sql/names", b"", content=_JSON, accept=_JSON, repeatable=True)
+        answer = self._http.post("/sql/names", b"", content=JSON, accept=JSON, repeatable=True)
         try:
             found = msgspec.json.decode(answer.body, type=_Names)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreUnavailable(f"{self._http.url} did not answer as a broker does: {error}") from error
+            raise self._http.strange(error) from error
         return Names(found.tables, found.topics, found.groups)
 
     def close(self) -> None:
@@ -88,12 +86,12 @@ class RemoteSession:
             body = msgspec.json.encode(asked)
         except (UnicodeEncodeError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidArgument(f"the statement or a parameter cannot be sent: {error}") from error
-        return self._posted("/sql", body, _JSON)
+        return self._posted("/sql", body, JSON)
 
     def _posted(self, path: str, body: bytes, content: str) -> list[Result]:
         with self._statement:
-            answer = self._http.post(path, body, content=content, accept=f"{_ARROW}; {ALL_RESULTS}", repeatable=False)
+            answer = self._http.post(path, body, content=content, accept=f"{ARROW}; {ALL_RESULTS}", repeatable=False)
         try:
             return results_from(answer.body)
         except InvalidArgument as error:
-            raise StoreUnavailable(f"{self._http.url} did not answer as a broker does: {error}") from error
+            raise self._http.strange(error) from error
