@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llog.batch.columns import Columns
+from llog.engines.routing import Look
 from llog.errors import (
     InconsistentReadState,
     LlogError,
@@ -42,7 +43,7 @@ from llog.errors import (
     UnknownProducer,
 )
 from llog.model import TopicPartition
-from llog.ports import AppendResult, Batch, Bounds, Group
+from llog.ports import AppendResult, Batch, Group
 from llog.producers import Producer
 from llog.runtime import Runtime, uuid7
 from llog.topics.events import event_in, messages_of
@@ -59,20 +60,10 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_delay_ms_max: int = 10_000
 
 
-class Home(Protocol):
-    """Where a partition is, as `EngineReader.look` says."""
-
-    @property
-    def directory(self) -> str: ...
-
-    @property
-    def bounds(self) -> Bounds: ...
-
-
 class Target(Protocol):
     """What is asked of the topics: an `EngineReader`."""
 
-    async def look(self, tp: TopicPartition) -> Home: ...
+    async def look(self, tp: TopicPartition) -> Look: ...
 
     async def read(
         self, tp: TopicPartition, offset: int, max_bytes: int = ..., *, stop: int | None = None
@@ -167,9 +158,9 @@ class Relay:
             if appended:
                 await self._store.finish(directory, partition, cut)
             else:
-                home = await self._target.look(TopicPartition(topic_of(directory), partition))
+                found = await self._target.look(TopicPartition(topic_of(directory), partition))
                 new = f"{await self._producer(directory)}/{uuid7(self._runtime.now_ms(), self._runtime.random())}"
-                again = msgspec.structs.replace(cut, producer=new, since=home.bounds.next_offset)
+                again = msgspec.structs.replace(cut, producer=new, since=found.bounds.next_offset)
                 await self._store.put_cut(directory, partition, again)
             self.problems.pop((directory, partition), None)
 
@@ -205,8 +196,8 @@ class Relay:
 
     async def _moved(self, directory: str, partition: int) -> bool:
         tp = TopicPartition(topic_of(directory), partition)
-        home = await self._home(tp, directory)
-        if home is None:
+        found = await self._look(tp, directory)
+        if found is None:
             logger.warning("topic %s was deleted: events for its partition %d are dropped", tp.topic, partition)
             await self._store.drop(directory, partition)
             return False
@@ -223,7 +214,7 @@ class Relay:
             if not entries:
                 return False
             # Nothing was ever appended under this number, so that the offset may be today's.
-            since, through = home.bounds.next_offset, entries[-1].sequence
+            since, through = found.bounds.next_offset, entries[-1].sequence
             cut = Cut(producer=producer, number=number, after=after, through=through, since=since, open=True)
             if not await self._store.put_cut(directory, partition, cut):
                 return False
@@ -231,15 +222,15 @@ class Relay:
             await self._append(tp, cut, entries)
         except UnknownProducer as error:
             logger.error("%s: looking for the batch in the partition", error)
-            found = await self._find(tp, cut, entries)
-            if not found.whole and not found.there:
+            search = await self._find(tp, cut, entries)
+            if not search.whole and not search.there:
                 raise UnknownProducer(
                     f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: whether events "
                     f"{cut.after + 1} to {cut.through} of the outbox were appended cannot be told. They wait until "
                     "`Relay.decide` says so"
                 ) from error
-            if not found.there:
-                again = msgspec.structs.replace(cut, since=found.searched_to)
+            if not search.there:
+                again = msgspec.structs.replace(cut, since=search.searched_to)
                 return await self._store.put_cut(directory, partition, again)
         await self._store.finish(directory, partition, cut)
         return True
@@ -261,21 +252,21 @@ class Relay:
         """Another one for each incarnation of a topic: a deleted one remembers its producers."""
         return "~".join((f"outbox/{await self._store.name()}", *directory.split("~")[1:]))
 
-    async def _home(self, tp: TopicPartition, directory: str) -> Home | None:
+    async def _look(self, tp: TopicPartition, directory: str) -> Look | None:
         """Where the partition is; None if its topic was deleted, or created again since.
 
         A partition that is missing though its topic is there is an error: its events wait.
         """
         try:
             try:
-                home = await self._target.look(tp)
+                found = await self._target.look(tp)
             except PartitionNotInitialized:
                 if (await self._target.look(TopicPartition(tp.topic, 0))).directory == directory:
                     raise
                 return None  # the topic that has the name now has fewer partitions
         except TopicNotFound:
             return None
-        return home if home.directory == directory else None
+        return found if found.directory == directory else None
 
     async def _find(self, tp: TopicPartition, cut: Cut, entries: Sequence[Entry]) -> _Search:
         """Whether the batch is in the partition at or above the offset of its cut. It was appended as a whole, or not at all."""
