@@ -42,7 +42,7 @@ class ActiveSegment:
             raise
 
     def write(self, parts: Sequence[Buffer]) -> int:
-        """Writes behind the last frame, which they only follow once `accept` says so; how many bytes."""
+        """Writes behind the last frame; how many bytes. They are nobody's until `accept` has counted each frame of them."""
         return write_at(self.descriptor, parts, self.position)
 
     def begin(self, append_ms: int) -> None:
@@ -50,7 +50,10 @@ class ActiveSegment:
         self.old_ms = append_ms + self._segment_ms
 
     def accept(self, length: int, base_offset: int, append_ms: int, before: Maxima) -> None:
-        """One frame of what was written is part of the log now. `before` are the highest times before it."""
+        """Goes on behind one frame of what was written, and makes its index entries. `before` are the highest times before it.
+
+        It may not be durable yet: whoever fails to sync it sets `position` back, and opens the segment again.
+        """
         if self.old_ms == _NEVER:
             self.begin(append_ms)
         entry, time_entry = self.rule.entries(self.position, base_offset, before)

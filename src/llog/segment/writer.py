@@ -197,7 +197,7 @@ class SegmentWriter:
         if self._durably:
             begin_writing(active.descriptor, start, length)
         active.check_there()
-        active.flush_indexes()
+        active.flush_indexes()  # of earlier groups: what an index points at is durable
         try:
             for frame in group.frames:
                 active.accept(*frame)
