@@ -13,7 +13,7 @@ from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition import verify as objects
 from llog.partition.catalog import DISK, ROCKSDB, Catalog
 from llog.partition.log import Log
-from llog.partition.verify import PROBLEMS_MAX, Problem, ProblemKind, VerifyReport
+from llog.partition.verify import Findings, Problem, ProblemKind, VerifyReport
 from llog.segment.files import explained
 from llog.segment.inspecting import Piece
 from llog.segment.reader import SegmentReader
@@ -45,12 +45,10 @@ class _Walk:
         self._tp = tp
         self._reader = reader
         self._progress = progress
-        self._records = self._bytes = self._pieces = 0
+        self._found = Findings(tp)
         self._expected = FIRST_OFFSET
         """The lowest offset not yet accounted for."""
         self._newest = (0, 0)
-        self._problems: list[Problem] = []
-        self._left_out = 0
 
     def run(self) -> VerifyReport:
         with explained("verify", self._reader.directory):
@@ -71,15 +69,7 @@ class _Walk:
                 self._expected = max(reached, self._expected, self._reader.bounds_now().log_start_offset)
                 if attempt + 1 == _ATTEMPTS:
                     self._report(ProblemKind.GAP, self._expected, stop - 1, str(error))
-        return VerifyReport(
-            topic=self._tp.topic,
-            partition=self._tp.partition,
-            records=self._records,
-            bytes=self._bytes,
-            pieces=self._pieces,
-            problems=self._problems,
-            problems_left_out=self._left_out,
-        )
+        return self._found.report()
 
     def _visit(self, piece: Piece) -> None:
         start = max(piece.start_offset, self._expected)
@@ -90,13 +80,13 @@ class _Walk:
                 kind = ProblemKind.CORRUPT if piece.length else ProblemKind.GAP
                 self._report(kind, start, piece.end_offset, where)
         else:
-            self._records += min(piece.records, piece.end_offset - start + 1)
-            self._bytes += piece.length
+            self._found.records += min(piece.records, piece.end_offset - start + 1)
+            self._found.bytes += piece.length
             self._check_times(piece)
-        self._pieces += 1
+        self._found.pieces += 1
         self._expected = piece.end_offset + 1
         if self._progress is not None:
-            self._progress(self._records)
+            self._progress(self._found.records)
 
     def _check_times(self, piece: Piece) -> None:
         times = piece.max_append_ms or 0, piece.max_timestamp_ms or 0
@@ -108,7 +98,4 @@ class _Walk:
         self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
-        if len(self._problems) < PROBLEMS_MAX:
-            self._problems.append(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))
-        else:
-            self._left_out += 1
+        self._found.add(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))

@@ -8,7 +8,7 @@ from typing import Final
 from llog.engines.rocksdb import Kept
 from llog.errors import CorruptBatch
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.partition.verify import PROBLEMS_MAX, Problem, ProblemKind, VerifyReport
+from llog.partition.verify import Findings, Problem, ProblemKind, VerifyReport
 from llog.rocks.envelope import decode
 from llog.rocks.keys import LOGS, offset_of, record_key
 
@@ -23,12 +23,10 @@ class RocksWalk:
         self._directory = kept.topic.directory
         self._logs = kept.logs
         self._progress = progress
-        self._records = self._bytes = self._pieces = 0
+        self._found = Findings(tp)
         self._expected = FIRST_OFFSET
         """The lowest offset not yet accounted for."""
         self._newest = (0, 0)
-        self._problems: list[Problem] = []
-        self._left_out = 0
 
     def run(self) -> VerifyReport:
         partition = self._tp.partition
@@ -37,17 +35,9 @@ class RocksWalk:
         while page := self._page(end):
             self._visit_all(page)
             if self._progress is not None:
-                self._progress(self._records)
+                self._progress(self._found.records)
         self._missing(stop)
-        return VerifyReport(
-            topic=self._tp.topic,
-            partition=partition,
-            records=self._records,
-            bytes=self._bytes,
-            pieces=self._pieces,
-            problems=self._problems,
-            problems_left_out=self._left_out,
-        )
+        return self._found.report()
 
     def _page(self, end: bytes) -> list[tuple[bytes, bytes]]:
         """From the first record on that RocksDB can read; those before it are told of."""
@@ -92,9 +82,9 @@ class RocksWalk:
             self._missing(offset)
             self._expected = offset + 1
         self._check_times(offsets[0], offsets[-1], batch.append_ms.tolist(), batch.newest_ms.tolist())
-        self._records += len(offsets)
-        self._bytes += int(batch.lengths.sum())
-        self._pieces += 1
+        self._found.records += len(offsets)
+        self._found.bytes += int(batch.lengths.sum())
+        self._found.pieces += 1
 
     def _check_times(self, start: int, end: int, append_ms: list[int], newest_ms: list[int]) -> None:
         times = [self._newest, *zip(append_ms, newest_ms, strict=True)]
@@ -114,7 +104,4 @@ class RocksWalk:
             self._report(ProblemKind.GAP, start, before - 1, f"nothing is there in {self._logs.store.directory}")
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
-        if len(self._problems) < PROBLEMS_MAX:
-            self._problems.append(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))
-        else:
-            self._left_out += 1
+        self._found.add(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))

@@ -71,6 +71,33 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems_left_out and all(problem.harmless for problem in self.problems)
 
 
+class Findings:
+    """What a walk over one partition has counted and found so far."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self._tp = tp
+        self.records = self.bytes = self.pieces = 0
+        self.problems: list[Problem] = []
+        self._left_out = 0
+
+    def add(self, problem: Problem) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(problem)
+        else:
+            self._left_out += 1
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(
+            topic=self._tp.topic,
+            partition=self._tp.partition,
+            records=self.records,
+            bytes=self.bytes,
+            pieces=self.pieces,
+            problems=self.problems,
+            problems_left_out=self._left_out,
+        )
+
+
 class OrphanCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Blobs that nothing names. Uploads under way are among them: only what stays from one look to the next is garbage."""
 
@@ -111,9 +138,7 @@ class _Walk:
         self._expected = FIRST_OFFSET
         """The lowest offset not yet accounted for."""
         self._newest = (0, 0)
-        self._records = self._bytes = self._pieces = 0
-        self._problems: list[Problem] = []
-        self._left_out = 0
+        self._found = Findings(tp)
 
     async def run(self, pin_id: str) -> VerifyReport:
         self.pin_id = pin_id
@@ -130,15 +155,7 @@ class _Walk:
         if self._expected < control.sequence_counter:
             await self._gap(control.sequence_counter)
         await self._check_compaction(keys)
-        return VerifyReport(
-            topic=self._tp.topic,
-            partition=self._tp.partition,
-            records=self._records,
-            bytes=self._bytes,
-            pieces=self._pieces,
-            problems=self._problems,
-            problems_left_out=self._left_out,
-        )
+        return self._found.report()
 
     async def _visit(self, keys: PartitionKeys, piece: Piece) -> None:
         start, end, entry = piece
@@ -149,7 +166,7 @@ class _Walk:
             await self._gap(start)
             if end < self._expected:
                 return  # trimmed meanwhile
-        elif start < self._expected and self._pieces:
+        elif start < self._expected and self._found.pieces:
             if entry.kind is Kind.COMPACTED:
                 await self._report_inside(keys, piece)
             else:
@@ -164,13 +181,13 @@ class _Walk:
         if trouble is not None:
             self._report(trouble[0], start, end, trouble[1])
         else:
-            self._records += end - max(start, self._expected) + 1
-            self._bytes += entry.byte_length
-        self._pieces += 1
+            self._found.records += end - max(start, self._expected) + 1
+            self._found.bytes += entry.byte_length
+        self._found.pieces += 1
         self._check_times(piece)
         self._expected = end + 1
         if self._progress is not None:
-            self._progress(self._records)
+            self._progress(self._found.records)
 
     async def _trouble(self, piece: Piece) -> tuple[ProblemKind, str] | None:
         """What is wrong with the bytes of a piece: checksum and record count are looked at."""
@@ -301,9 +318,7 @@ class _Walk:
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
         problem = Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail)
-        if problem in self._problems:
-            return  # a leftover is met on the way, and again under the entry that covers it
-        if len(self._problems) < PROBLEMS_MAX:
-            self._problems.append(problem)
-        else:
-            self._left_out += 1
+        if (
+            problem not in self._found.problems
+        ):  # a leftover is met on the way, and again under the entry that covers it
+            self._found.add(problem)
