@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
-import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from llog.config import Settings
 from llog.errors import (
     Contention,
     GroupConflict,
@@ -26,103 +22,21 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.model import TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import ROCKSDB, Catalog
 from llog.partition.keys import group_key
-from llog.partition.log import Log
 from llog.partition.retention import trim
 from llog.rocks import keys as rocks_keys
-from llog.rocks.store import Changes, RocksStore
+from llog.rocks.store import RocksStore
 from llog.stores.meta import ABSENT
-from llog.topics.group_listing import GroupLag, GroupListing, GroupShare
 from llog.topics.group_records import Claim, GroupMode, GroupRecord
-from llog.topics.group_stores import GroupKey, GroupStore, MetaGroups, RocksGroups, Stored
-from llog.topics.groups import Groups
+from llog.topics.group_stores import GroupKey, MetaGroups, RocksGroups, Stored
 from tests.unit.partition.world import START_MS, TP, World
-
-OTHER = TopicPartition(TP.topic, 1)
-KEY = GroupKey("g", TP.topic, 0)
-VISIBILITY_MS = 60_000
-UNKNOWN = OutcomeUnknown("the answer was lost")
-
-
-class Disturbed:
-    """A store whose next puts fail, each before or after it is done; others run around every call."""
-
-    def __init__(self, inner: GroupStore, *failures: tuple[LlogError, bool], seed: int | None = None) -> None:
-        self.inner, self.failures = inner, list(failures)
-        self.puts = 0
-        self.durable: list[bool] = []
-        self._random = None if seed is None else random.Random(seed)
-
-    async def get(self, key: GroupKey) -> Stored | None:
-        await self._others()
-        return await self.inner.get(key)
-
-    async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
-        await self._others()
-        self.puts += 1
-        self.durable.append(durable)
-        failure = self.failures.pop(0) if self.failures else None
-        if failure is not None and not failure[1]:
-            raise failure[0]
-        await self.inner.put(key, record, expected=expected, durable=durable)
-        await self._others()
-        if failure is not None:
-            raise failure[0]
-        if self._random is not None and self._random.random() < 0.1:
-            raise UNKNOWN
-
-    async def delete(self, key: GroupKey) -> bool:
-        return await self.inner.delete(key)
-
-    async def records(self, group: str, directories: Iterable[str]) -> dict[GroupKey, GroupRecord]:
-        return await self.inner.records(group, directories)
-
-    async def names(self, directories: Iterable[str]) -> list[str]:
-        return await self.inner.names(directories)
-
-    async def _others(self) -> None:
-        for _ in range(0 if self._random is None else self._random.randrange(4)):
-            await asyncio.sleep(0)
-
-
-class Room:
-    """The topic `orders` with four partitions, and where its groups are kept."""
-
-    def __init__(self, world: World, store: GroupStore) -> None:
-        self.world, self.store = world, store
-        self.groups = self.over(store)
-        self.listing = GroupListing(self.groups)
-
-    def over(self, store: GroupStore, log: Log | None = None) -> Groups:
-        return Groups(log or self.world.log, self.world.reader, {"object": store})
-
-    def disturbed(self, *failures: tuple[LlogError, bool]) -> tuple[Groups, Disturbed]:
-        store = Disturbed(self.store, *failures)
-        return self.over(store), store
-
-    async def fill(self, count: int, tp: TopicPartition = TP) -> None:
-        await self.world.append(*map(str, range(count)), tp=tp)
-
-    async def claim(self, member: str, limit: int, groups: Groups | None = None) -> list[tuple[int, int, int]]:
-        """Start, end and attempt of what was claimed."""
-        given = await (groups or self.groups).claim("g", TP, member, limit=limit, visibility_ms=VISIBILITY_MS)
-        assert given is not None
-        assert {each.member for each in given} <= {member}
-        return [(each.start, each.end, each.attempt) for each in given]
+from tests.unit.topics.groups_room import KEY, OTHER, UNKNOWN, VISIBILITY_MS, Disturbed, Room, opened_room
 
 
 @pytest.fixture(params=["meta", "rocksdb"])
 async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Room]:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    if request.param == "meta":
-        yield Room(world, MetaGroups(world.meta))
-        return
-    store = RocksStore.open(tmp_path)
-    yield Room(world, RocksGroups(store, world.runtime))
-    store.close()
+    async with opened_room(request.param, tmp_path) as made:
+        yield made
 
 
 # --- plain positions
@@ -285,105 +199,6 @@ async def test_claims_need_no_sync_and_all_else_does(room: Room) -> None:
     await groups.reset("g", TP, 1)
     await groups.commit("g", TP, 2)
     assert store.durable == [True, False, True, True, True, True, True]
-
-
-class Cuts:
-    """Every state in which a power cut could leave a RocksDB now: as of its last synced write, or of one since then."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._directory = directory
-        self._patch = monkeypatch
-        self._copies: list[Path] = []
-        real = RocksStore.write
-
-        def write(store: RocksStore, changes: Changes, *, sync: bool) -> None:
-            real(store, changes, sync=sync)
-            copy = directory / f"copy-{uuid.uuid4()}"
-            shutil.copytree(store.directory, copy)
-            self._copies = [copy] if sync else [*self._copies, copy]
-
-        monkeypatch.setattr(RocksStore, "write", write)
-
-    @contextmanager
-    def opened(self) -> Iterator[RocksStore]:
-        """In the place that the machine runs from."""
-        with closing(RocksStore.open(self._directory / "now")) as store:
-            yield store
-
-    def states(self) -> Iterator[RocksStore]:
-        """After the machine has started again."""
-        self._patch.undo()
-        self._patch.setattr("llog.topics.group_stores.boot_id", lambda: "another")
-        for copy in self._copies:
-            with closing(RocksStore.open(copy)) as store:
-                yield store
-
-
-@pytest.fixture
-def cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cuts:
-    return Cuts(tmp_path, monkeypatch)
-
-
-async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        await room.fill(20)
-        await room.groups.begin("g", TP, 1)
-        assert await room.claim("first", 1) == [(1, 1, 1)]
-        assert await room.groups.ack("g", TP, "first", 1) == 2
-        assert await room.claim("a", 3) == [(2, 4, 1)]
-        assert await room.claim("b", 3) == [(5, 7, 1)]
-    positions = []
-    for left in cuts.states():
-        room = Room(world, RocksGroups(left, world.runtime))
-        positions.append(await room.groups.ack("g", TP, "b", 7))
-        world.runtime.now += VISIBILITY_MS
-        (first, *_) = await room.claim("c", 100)
-        assert first[:2] in [(2, 4), (2, 7), (2, 20)]
-        assert await room.groups.ack("g", TP, "c", 20) == 21
-    assert positions == [2] * 3
-
-
-async def test_what_was_not_handed_out_is_not_its_members_again_after_a_power_cut(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        await room.fill(9)
-        await room.groups.begin("g", TP, 1)
-        assert await room.claim("a", 6) == [(1, 6, 1)]
-        await room.groups.give_back("g", TP, "a", [(4, 6)])
-    for left in cuts.states():
-        room = Room(world, RocksGroups(left, world.runtime))
-        assert await room.claim("a", 100) == [(4, 9, 1)]
-
-
-async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(tmp_path: Path) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    with closing(RocksStore.open(tmp_path)) as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        await room.fill(9)
-        await room.groups.begin("g", TP, 1)
-        assert await room.claim("a", 3) == [(1, 3, 1)]
-        assert await room.claim("b", 2) == [(4, 5, 1)]
-    with closing(RocksStore.open(tmp_path)) as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        assert await room.groups.ack("g", TP, "b", 7) == 1
-        assert await room.groups.ack("g", TP, "a", 3) == 8, "an ACK may skip what nobody was given"
-
-
-async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        await room.fill(9)
-        await room.groups.ack("g", TP, "a", 3)
-    for left in cuts.states():
-        assert await Room(world, RocksGroups(left, world.runtime)).groups.ack("g", TP, "a", 7) == 8
 
 
 # --- lost answers and lost races
@@ -644,121 +459,6 @@ async def test_nothing_is_delivered_in_order_past_one_that_was_released_until_it
     room.world.runtime.now += 100
     given = await room.groups.claim("g", TP, "a", limit=9, visibility_ms=500, membership=a)
     assert [(each.start, each.end, each.attempt) for each in given or ()] == [(1, 2, 2), (3, 4, 1)]
-
-
-# --- what there is
-
-
-async def test_all_groups_are_listed_once(room: Room) -> None:
-    await room.fill(1)
-    await room.fill(1, OTHER)
-    for group in ("b", "a", "a.b", "a-b"):
-        await room.groups.commit(group, TP, 2)
-        await room.groups.commit(group, OTHER, 1)
-    await room.groups.join("members-only", TP.topic, "m", session_ms=1000)
-    assert await room.listing.names() == ["a", "a-b", "a.b", "b", "members-only"]
-    assert await room.listing.unreachable() is None
-
-
-async def test_lag_counts_what_is_still_there_to_read(room: Room) -> None:
-    await room.fill(4)
-    await room.fill(1, OTHER)
-    await room.groups.commit("g", TP, 2)
-    await room.groups.commit("g", OTHER, 2)
-    await room.groups.commit("h", TP, 1)
-    await trim(room.world.log, TP, 4)
-    assert await room.listing.lag("g") == [
-        GroupLag(topic=TP.topic, partition=0, offset=2, next_offset=5, lag=1),
-        GroupLag(topic=TP.topic, partition=1, offset=2, next_offset=2, lag=0),
-    ]
-
-
-async def test_lag_counts_what_is_delivered_but_not_what_is_acknowledged_out_of_order(room: Room) -> None:
-    await room.fill(10)
-    await room.groups.begin("g", TP, 1)
-    await room.claim("a", 3)
-    await room.claim("b", 3)
-    await room.groups.ack("g", TP, "b", 6)
-    room.world.runtime.now += VISIBILITY_MS
-    assert await room.claim("c", 2) == [(1, 2, 2)]
-    [share] = await room.listing.describe("g")
-    assert share == GroupShare(
-        topic=TP.topic,
-        partition=0,
-        mode="claimed",
-        offset=1,
-        next_offset=11,
-        lag=7,
-        outstanding=3,
-        expired=1,
-        holders=("a", "c"),
-    )
-
-
-async def test_partitions_with_a_member_and_no_position_are_described(room: Room) -> None:
-    await room.fill(2)
-    await room.groups.join("g", TP.topic, "a", session_ms=1000)
-    await room.groups.join("g", TP.topic, "b", session_ms=1000)
-    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
-    shares = await room.listing.describe("g")
-    assert [(each.partition, each.offset, each.lag, each.assigned_to) for each in shares] == [
-        (0, 1, 2, "a"),
-        (1, None, None, "b"),
-        (2, None, None, "a"),
-        (3, None, None, "b"),
-    ]
-    assert [each.partition for each in await room.listing.lag("g")] == [0]
-
-
-async def test_a_group_is_deleted_once_nobody_is_at_work(room: Room) -> None:
-    await room.fill(2)
-    await room.groups.begin("g", TP, 1)
-    await room.groups.begin("h", TP, 1)
-    await room.claim("a", 1)
-    with pytest.raises(GroupConflict, match="'a'"):
-        await room.listing.delete("g")
-    room.world.runtime.now += VISIBILITY_MS
-    assert await room.listing.delete("g") == 1
-    assert await room.listing.names() == ["h"]
-    assert await room.groups.position("g", TP) is None
-
-    await room.groups.join("g", TP.topic, "a", session_ms=1000)
-    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
-    with pytest.raises(GroupConflict, match="'a'"):
-        await room.listing.delete("g", TP.topic)
-    assert await room.listing.delete("g", TP.topic, force=True) == 1
-    assert await room.listing.names() == ["h"]
-
-
-async def test_a_deleted_group_is_not_changed_by_a_put_that_comes_late(room: Room) -> None:
-    record = GroupRecord(offset=1, updated_ms=0)
-    await room.store.put(KEY, record, expected=ABSENT, durable=True)
-    found = await room.store.get(KEY)
-    assert found is not None
-    assert await room.store.delete(KEY)
-    assert not await room.store.delete(KEY)
-    await room.store.put(KEY, record, expected=ABSENT, durable=True)
-    for expected in (found.version, ABSENT):
-        with pytest.raises(VersionMismatch):
-            await room.store.put(KEY, GroupRecord(offset=9, updated_ms=0), expected=expected, durable=True)
-    assert (await room.store.get(KEY) or found).record == record
-
-
-async def test_topics_that_lie_elsewhere_hide_no_groups_of_those_that_are_here(tmp_path: Path) -> None:
-    here, elsewhere = (Settings(data_dir=str(tmp_path), rocksdb_dir=str(tmp_path / name)) for name in ("1", "2"))
-    for settings, topic in ((elsewhere, "a"), (here, "b"), (elsewhere, "c")):
-        async with opened_log(settings) as log:
-            await Catalog(log).create(topic, engine=ROCKSDB)
-            await Groups(log).commit("g", TopicPartition(topic, 0), 1)
-    async with opened_log(here) as log:
-        listing = GroupListing(Groups(log))
-        assert await listing.names() == ["g"]
-        assert [each.topic for each in await listing.describe("g")] == ["b"]
-        assert "topic 'a'" in str(await listing.unreachable())
-    async with opened_log(elsewhere) as log:
-        listing = GroupListing(Groups(log))
-        assert [each.topic for each in await listing.describe("g")] == ["a", "c"]
-        assert "topic 'b'" in str(await listing.unreachable())
 
 
 # --- bytes
