@@ -1,4 +1,4 @@
-"""Consuming: claims and their redelivery, start positions, acknowledgements, dead letters, waits, and assigned groups."""
+"""Consuming: claims and their redelivery, start positions, acknowledgements, dead letters and waits."""
 
 from __future__ import annotations
 
@@ -7,99 +7,46 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from llog.batch.columns import columns_of, records_of
+from llog.batch.columns import records_of
 from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import clean_all
 from llog.errors import (
-    GroupConflict,
     InvalidArgument,
     LlogError,
     OffsetOutOfRange,
     PartitionNotInitialized,
-    StaleMember,
     StoreUnavailable,
     TopicNotFound,
 )
-from llog.model import Record, TimestampType, TopicPartition
+from llog.model import TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import Catalog
-from llog.partition.log import Log
 from llog.partition.records import Cleanup
-from llog.ports import Batch, Bounds, Group
 from llog.reading import iter_from
-from llog.runtime import SystemRuntime
-from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.topics.consuming import ConsumeCall, Consuming, Start
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
+from tests.unit.topics.consuming_world import (
+    ENGINES,
+    Broken,
+    Clock,
+    Counting,
+    Holes,
+    NoAppends,
+    World,
+    numbers,
+    opened_world,
+    places,
+)
 
 
-class Clock(SystemRuntime):
-    """The wall clock, which can be put forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
-
-
-class World:
-    def __init__(self, log: Log, clock: Clock, engine: str = "object") -> None:
-        self.log = log
-        self.clock = clock
-        self.engine = engine
-        self.consuming = Consuming(log)
-        self.groups = Groups(log)
-
-    async def create(self, name: str = "t", partitions: int = 1, **options: Any) -> None:
-        await Catalog(self.log).create(name, partitions, **{"engine": self.engine, **options})
-
-    async def append(self, *payloads: str, topic: str = "t", partition: int = 0, key: bytes | None = None) -> None:
-        records = [Record(payload=each.encode(), key=key) for each in payloads]
-        (result,) = await EngineAppender(self.log).append([Group(topic=topic, partition=partition, records=records)])
-        assert not isinstance(result, LlogError), result
-
-    async def consume(self, member: str = "m", **call: Any) -> pa.Table:
-        return await self.consuming.consume(ConsumeCall(**{"topic": "t", "group": "g", "member": member, **call}))
-
-    async def offsets(self, member: str = "m", **call: Any) -> list[int]:
-        found: list[int] = (await self.consume(member, **call)).column("offset").to_pylist()
-        return found
-
-    async def ack(self, upto: int, member: str = "m", partition: int | None = 0) -> int:
-        (committed,) = (await self.consuming.ack("t", "g", {partition: upto}, member)).values()
-        return committed
-
-    async def position(self, partition: int = 0) -> int | None:
-        return await self.groups.position("g", TopicPartition("t", partition))
-
-
-@pytest.fixture(params=["object", "disk", "rocksdb"])
+@pytest.fixture(params=ENGINES)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    clock = Clock()
-    if request.param == "rocksdb":
-        pytest.importorskip("rocksdict")
-    if request.param == "object":
-        blobs = MemoryBlobStore(MemoryBlobs(), uri="memory://c")
-        yield World(Log(MemoryMetaStore(MemoryMeta()), blobs, clock), clock)
-        return
-    async with opened_log(Settings(data_dir=str(tmp_path)), runtime=clock) as log:
-        yield World(log, clock, request.param)
-
-
-def numbers(first: int, last: int) -> list[str]:
-    return [str(n) for n in range(first, last + 1)]
-
-
-def places(table: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+    async with opened_world(request.param, tmp_path) as made:
+        yield made
 
 
 async def test_two_members_share_a_partition_and_their_acks_do_not_touch_each_other(world: World) -> None:
@@ -260,7 +207,7 @@ async def test_a_message_larger_than_max_bytes_comes_alone(world: World) -> None
 async def test_a_failed_read_gives_back_what_was_claimed(world: World) -> None:
     await world.create()
     await world.append(*numbers(1, 3))
-    broken = Consuming(world.log, _Broken(EngineReader(world.log)))
+    broken = Consuming(world.log, Broken(EngineReader(world.log)))
     with pytest.raises(StoreUnavailable):
         await broken.consume(ConsumeCall(topic="t", group="g", member="a"))
     found = await world.consume("b")
@@ -300,7 +247,7 @@ async def test_dead_letters_that_cannot_be_written_stay_in_the_group(world: Worl
     await world.append("bad")
     await world.consume(visibility_ms=1)
     world.clock.ahead_ms = 10
-    failing = Consuming(world.log, appender=_NoAppends())
+    failing = Consuming(world.log, appender=NoAppends())
     call = ConsumeCall(topic="t", group="g", member="m", max_attempts=1, dead_letter="strict")
     with pytest.raises(StoreUnavailable):
         await failing.consume(call)
@@ -407,7 +354,7 @@ async def test_a_reset_moves_a_group_back_and_forgets_its_claims(world: World) -
 
 
 async def test_records_that_key_compaction_took_count_as_acknowledged(world: World) -> None:
-    holes = _Holes(EngineReader(world.log), {2, 5, 6})
+    holes = Holes(EngineReader(world.log), {2, 5, 6})
     await world.create()
     await world.append(*numbers(1, 6))
     consuming = Consuming(world.log, holes)
@@ -419,7 +366,7 @@ async def test_records_that_key_compaction_took_count_as_acknowledged(world: Wor
 
 
 async def test_a_range_that_is_gone_altogether_does_not_stop_a_group(world: World) -> None:
-    holes = _Holes(EngineReader(world.log), {1, 2, 3})
+    holes = Holes(EngineReader(world.log), {1, 2, 3})
     await world.create()
     await world.append(*numbers(1, 4))
     call = ConsumeCall(topic="t", group="g", member="m", limit=2)
@@ -439,7 +386,7 @@ async def test_what_retention_took_is_passed_over(world: World) -> None:
 async def test_small_reads_do_not_fetch_a_large_batch_again_and_again(world: World) -> None:
     await world.create()
     await world.append(*numbers(1, 100))
-    counting = _Counting(EngineReader(world.log))
+    counting = Counting(EngineReader(world.log))
     consuming = Consuming(world.log, counting)
     got: list[int] = []
     while found := (await consuming.consume(ConsumeCall(topic="t", group="g", limit=7))).column("offset").to_pylist():
@@ -473,95 +420,16 @@ async def test_topics_on_disk_have_groups_too(tmp_path: Path) -> None:
         assert await world.ack(2) == 3
 
 
-async def test_assigned_members_have_partitions_of_their_own_and_share_anew_when_one_dies(world: World) -> None:
-    await world.create(partitions=4)
-    for partition in range(4):
-        await world.append("1", "2", partition=partition)
-    assigned: dict[str, Any] = {"mode": "assigned", "visibility_ms": 10_000}
-    a = await world.consume("a", **assigned)
-    assert {p for p, _ in places(a)} == {0, 1, 2, 3}
-    b = await world.consume("b", **assigned)
-    hers = {p for p, _ in places(b)}
-    assert len(hers) == 2
-    assert {p for p, _ in places(await world.consume("a", **assigned))} == set(), "a was given its own again"
-    with pytest.raises(StaleMember):
-        await world.consuming.ack("t", "g", dict.fromkeys(hers, 2), "a")
-    for partition in hers:
-        await world.ack(1, "b", partition)
-    world.clock.ahead_ms = 6_000
-    await world.consume("a", **assigned)
-    world.clock.ahead_ms = 12_000
-    rest = await world.consume("a", **assigned)
-    assert {(p, o) for p, o in places(rest) if p in hers} == {(p, 2) for p in hers}
-
-
-async def test_an_assigned_member_that_waits_takes_over_from_one_that_died(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llog.topics.consuming.LOOK_AGAIN_S", 60.0)
-    await world.create(partitions=2)
-    for member in ("a", "dead"):
-        await world.consume(member, mode="assigned", visibility_ms=1_000)
-    waiting = asyncio.ensure_future(world.consume("a", mode="assigned", visibility_ms=1_000, wait_ms=30_000))
-    await world.append("x", partition=1)
-    assert places(await asyncio.wait_for(waiting, 20)) == [(1, 1)]
-
-
-async def test_a_member_that_waits_for_what_it_released_sleeps_until_then(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.create()
-    await world.append(*numbers(1, 6))
-    assert await world.offsets("a", mode="assigned", limit=2) == [1, 2]
-    assert await world.consuming.release("t", "g", 0, 1, member="a", delay_ms=500)
-    real, claims = Groups.claim, 0
-
-    async def claim(self: Groups, *arguments: Any, **options: Any) -> Any:
-        nonlocal claims
-        claims += 1
-        return await real(self, *arguments, **options)
-
-    monkeypatch.setattr(Groups, "claim", claim)
-    assert await world.offsets("a", mode="assigned", wait_ms=30_000, limit=2) == [1, 2]
-    assert claims < 10, "it looked again and again"
-
-
-async def test_a_member_whose_partitions_change_under_it_looks_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.create()
-    await world.append("x")
-    real, stale = Groups.claim, [StaleMember("others came")]
-
-    async def claim(self: Groups, *arguments: Any, **options: Any) -> Any:
-        if stale:
-            raise stale.pop()
-        return await real(self, *arguments, **options)
-
-    monkeypatch.setattr(Groups, "claim", claim)
-    assert await world.offsets("a", mode="assigned") == [1]
-
-
 async def test_what_one_partition_gave_is_not_lost_by_the_failure_of_another(world: World) -> None:
     await world.create(partitions=2)
     await world.append("x")
     await world.append("y", partition=1)
-    broken = Consuming(world.log, _Broken(EngineReader(world.log), partition=1))
+    broken = Consuming(world.log, Broken(EngineReader(world.log), partition=1))
     call = ConsumeCall(topic="t", group="g", member="m")
     assert places(await broken.consume(call)) == [(0, 1)]
     with pytest.raises(StoreUnavailable):
         await broken.consume(call)
     assert places(await world.consume("other")) == [(1, 1)]
-
-
-async def test_an_assigned_group_needs_names_and_is_not_mixed_with_a_claimed_one(world: World) -> None:
-    await world.create()
-    await world.append("a")
-    with pytest.raises(InvalidArgument, match="name yours"):
-        await world.consume("", mode="assigned")
-    await world.consume("a", mode="assigned")
-    with pytest.raises(GroupConflict):
-        await world.consume("b")
 
 
 @pytest.mark.parametrize(
@@ -591,82 +459,6 @@ async def test_there_must_be_such_a_topic_and_partition(world: World) -> None:
     await world.create()
     with pytest.raises(PartitionNotInitialized):
         await world.consume(partition=1)
-
-
-class _Through:
-    """A reader before another one."""
-
-    def __init__(self, reader: EngineReader) -> None:
-        self.reader = reader
-
-    async def bounds(self, tp: TopicPartition) -> Bounds:
-        return await self.reader.bounds(tp)
-
-    async def read(
-        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
-    ) -> list[Batch]:
-        return await self.reader.read(tp, offset, max_bytes, stop=stop)
-
-    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
-        return await self.reader.wait(tp, past_offset, timeout)
-
-    async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
-        return await self.reader.offset_for_time(tp, timestamp_ms, by)
-
-
-class _Broken(_Through):
-    """One partition cannot be read."""
-
-    def __init__(self, reader: EngineReader, partition: int = 0) -> None:
-        super().__init__(reader)
-        self.partition = partition
-
-    async def read(
-        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
-    ) -> list[Batch]:
-        if tp.partition == self.partition:
-            raise StoreUnavailable("out of order")
-        return await super().read(tp, offset, max_bytes, stop=stop)
-
-
-class _Counting(_Through):
-    reads = 0
-
-    async def read(
-        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
-    ) -> list[Batch]:
-        self.reads += 1
-        return await super().read(tp, offset, max_bytes, stop=stop)
-
-
-class _Holes(_Through):
-    """Some records were removed."""
-
-    def __init__(self, reader: EngineReader, removed: set[int]) -> None:
-        super().__init__(reader)
-        self.removed = removed
-
-    async def read(
-        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
-    ) -> list[Batch]:
-        batches = await super().read(tp, offset, max_bytes, stop=stop)
-        return [
-            Batch(tp, n, columns_of([record])._replace(append_runs=((1, 0),)))
-            for batch in batches
-            for n, record in enumerate(records_of(batch.columns, batch.start_offset), batch.start_offset)
-            if n not in self.removed and (stop is None or n < stop)
-        ]
-
-
-class _NoAppends:
-    async def append(self, groups: Any) -> list[Any]:
-        return [StoreUnavailable("out of order")]
-
-    async def trim(self, tp: Any, before_offset: int) -> Any:
-        raise NotImplementedError
-
-    async def retain(self, tp: Any, *, retention_ms: Any, retention_bytes: Any) -> Any:
-        raise NotImplementedError
 
 
 async def test_a_claim_whose_answer_was_lost_is_not_hidden_behind_what_others_gave(
