@@ -16,7 +16,7 @@ from llog.sql.changing import Executed, Session
 from llog.sql.mirror import MirrorOptions
 from llog.sql.statements import TableStatement
 from llog.sql.tables import Tables
-from llog.topics.changes import Change
+from llog.topics.changes import Change, FewRows, table_of
 from llog.topics.events import Op
 from llog.topics.router import Router
 from tests.unit.partition.world import ManualRuntime
@@ -117,3 +117,22 @@ class World:
 
     def select(self, sql: str, params: Any = None, session: Session | None = None, **extra: pa.Table) -> pa.Table:
         return self.tables.select(session or self.session, statement(sql), params, extra)
+
+
+def told(world: World) -> list[tuple[Op, list[tuple[Any, ...]], list[tuple[Any, ...]] | None]]:
+    """What the router was told, once."""
+
+    def tuples(rows: pa.Table | FewRows) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in table_of(rows).to_pylist()]
+
+    found = [(each.op, tuples(each.rows), None if each.old is None else tuples(each.old)) for each in world.router.told]
+    world.router.told.clear()
+    return found
+
+
+def everything(world: World) -> list[tuple[Any, ...]]:
+    """The table in the mirror, which must be what RocksDB has."""
+    shown = world.rows("SELECT * FROM app.m ORDER BY ALL")
+    kept = [row for page in world.tables._tables.pages(world.tables.definition("app.m")) for row in page.to_pylist()]
+    assert sorted((tuple(row.values()) for row in kept), key=repr) == sorted(shown, key=repr)
+    return shown
