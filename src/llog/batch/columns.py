@@ -210,6 +210,15 @@ def binary_lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
     return np.diff(binary_offsets(array)).astype(np.int64)
 
 
+def record_sizes(columns: Columns) -> npt.NDArray[np.int64]:
+    """Bytes of each record: payload, key and headers."""
+    sizes: npt.NDArray[np.int64] = np.zeros(columns.count, np.int64)
+    for array in (columns.values, columns.keys, columns.headers):
+        if array is not None:
+            sizes += binary_lengths(array)
+    return sizes
+
+
 def binary_rows(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
     """The rows of a matrix of bytes as values of a binary array, without a copy."""
     count, width = rows.shape

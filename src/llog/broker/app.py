@@ -91,7 +91,7 @@ class Broker:
             max_delay_s=settings.batch_max_delay_ms / 1000,
         )
         self._producing = ProduceService(self._catalog, self._producer, self.metrics)
-        self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, self.stopping)
+        self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, log.runtime, self.stopping)
         consuming = Consuming(log, self._reader, appender, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)

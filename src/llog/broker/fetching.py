@@ -10,9 +10,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.compute as pc
 
-from llog.batch.columns import Columns, byte_size, slice_columns
+from llog.batch.columns import Columns, byte_size, record_sizes, slice_columns
 from llog.broker.metrics import Metrics
 from llog.broker.tail import Tail
 from llog.engines.routing import EngineReader
@@ -21,9 +20,10 @@ from llog.model import TimestampType, TopicPartition
 from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.records import Topic
 from llog.ports import Batch
+from llog.runtime import Runtime
+from llog.topics.waiting import Watch, any_of
 
 _CONCURRENCY: Final = 8
-_PAUSE_S: Final = 0.1
 _SHARES: Final = 8
 """Reads ask for this part of what there is room for: records count for more in an answer than they take in the log."""
 _TOPICS_MAX: Final = 10_000
@@ -96,9 +96,16 @@ class FetchService:
     """`stopping` ends every wait: what there is by then is the answer."""
 
     def __init__(
-        self, reader: EngineReader, catalog: Catalog, tail: Tail, metrics: Metrics, stopping: asyncio.Event
+        self,
+        reader: EngineReader,
+        catalog: Catalog,
+        tail: Tail,
+        metrics: Metrics,
+        runtime: Runtime,
+        stopping: asyncio.Event,
     ) -> None:
         self._reader = reader
+        self._runtime = runtime
         self._catalog = catalog
         self._tail = tail
         self._metrics = metrics
@@ -119,7 +126,8 @@ class FetchService:
             growing = [each for each in fetches if each.room]
             if enough or left <= 0 or not growing or self._stopping.is_set():
                 break
-            await self._any_more(growing, left)
+            watches = [Watch(each.tp, each.position) for each in growing]
+            await any_of(self._reader, self._runtime, watches, left, self._stopping)
         for each in fetches:
             self._metrics.consumed_records += each.count
             self._metrics.consumed_bytes += each.size - each.record_overhead * each.count
@@ -207,22 +215,6 @@ class FetchService:
             self._topics[fetch.directory] = topic
         return topic
 
-    async def _any_more(self, fetches: Sequence[Fetch], timeout: float) -> None:
-        """Returns when one of the partitions has grown, something failed, the broker stops, or the time is up."""
-        waits: list[asyncio.Task[bool]] = [
-            asyncio.ensure_future(self._reader.wait(each.tp, each.position, timeout)) for each in fetches
-        ]
-        stop = asyncio.ensure_future(self._stopping.wait())
-        everything: list[asyncio.Task[bool]] = [*waits, stop]
-        try:
-            done, _ = await asyncio.wait(everything, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in everything:
-                task.cancel()
-            results = await asyncio.gather(*everything, return_exceptions=True)
-        if done and True not in results:
-            await asyncio.sleep(min(_PAUSE_S, timeout))  # a watch that ended early must not become a busy loop
-
 
 def _fitting(columns: Columns, share: int, overhead: int) -> tuple[int, int]:
     """How many of the first records fit, and what those (or the first one, if none does) count for."""
@@ -230,10 +222,6 @@ def _fitting(columns: Columns, share: int, overhead: int) -> tuple[int, int]:
     if whole <= share:
         return columns.count, whole
     first = slice_columns(columns, 0, min(columns.count, share // overhead + 1))
-    sizes = np.full(first.count, overhead, np.int64)
-    for array in (first.values, first.keys, first.headers):
-        if array is not None:
-            sizes += pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
-    through = sizes.cumsum()
+    through = (record_sizes(first) + overhead).cumsum()
     count = int(np.searchsorted(through, share, side="right"))
     return count, int(through[max(count, 1) - 1])

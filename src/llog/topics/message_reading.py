@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from llog.batch.columns import Columns, binary_lengths, byte_size, slice_columns
+from llog.batch.columns import Columns, byte_size, record_sizes, slice_columns
 from llog.errors import OffsetOutOfRange
 from llog.model import TopicPartition
 from llog.partition.records import Cleanup, Topic
@@ -142,11 +141,7 @@ def _fitting(columns: Columns, size: int) -> tuple[int, int]:
     whole = byte_size(columns)
     if whole <= size:
         return columns.count, whole
-    sizes: npt.NDArray[np.int64] = np.zeros(columns.count, np.int64)
-    for array in (columns.values, columns.keys, columns.headers):
-        if array is not None:
-            sizes += binary_lengths(array)
-    through = sizes.cumsum()
+    through = record_sizes(columns).cumsum()
     count = int(np.searchsorted(through, size, side="right"))
     return count, int(through[count - 1]) if count else 0
 
