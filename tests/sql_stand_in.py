@@ -8,8 +8,10 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 
 from llog.cli.sql_script import split
+from llog.client import embedded
 from llog.config import Settings
 from llog.errors import InvalidArgument
 from llog.partition.log import Log
@@ -32,6 +34,18 @@ class StandIn:
 
     async def close(self) -> None:
         self.closed = True
+
+
+def standing_in(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """For every database that is opened in this process from now on: those that were."""
+    made: list[StandIn] = []
+
+    async def open_database(log: Log, settings: Settings) -> StandIn:
+        made.append(StandIn())
+        return made[-1]
+
+    monkeypatch.setattr(embedded, "open_database", open_database)
+    return made
 
 
 class StandInSession:
@@ -79,7 +93,3 @@ class StandInSession:
         if word == "SELECT":
             return Result(word, ran.to_arrow_table())
         return Result(word, None, (ran.fetchone() or [0])[0])
-
-
-async def open_stand_in(log: Log, settings: Settings) -> StandIn:
-    return StandIn()

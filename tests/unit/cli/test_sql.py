@@ -31,21 +31,14 @@ from llog.errors import InvalidArgument, LogOwned, SqlError
 from llog.partition.log import Log
 from llog.sql.lexing import Kind, tokens_of
 from llog.sql.result import Names
-from tests.sql_stand_in import StandIn, StandInSession
+from tests.sql_stand_in import StandIn, StandInSession, standing_in
 
 Llog = Callable[..., Result]
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    made: list[StandIn] = []
-
-    async def open_database(log: Log, settings: Settings) -> StandIn:
-        made.append(StandIn())
-        return made[-1]
-
-    monkeypatch.setattr(embedded, "open_database", open_database)
-    return made
+    return standing_in(monkeypatch)
 
 
 @pytest.fixture

@@ -21,26 +21,15 @@ import pytest
 import llog
 import llog.client as dbapi
 from llog import errors
-from llog.client import embedded
 from llog.client.connection import Connection
 from llog.client.exceptions import exception_of
-from llog.config import Settings
-from llog.partition.log import Log
 from llog.sql.wire import param_in, param_out
-from tests.sql_stand_in import StandIn
+from tests.sql_stand_in import StandIn, standing_in
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """The databases that were opened."""
-    made: list[StandIn] = []
-
-    async def open_database(log: Log, settings: Settings) -> StandIn:
-        made.append(StandIn())
-        return made[-1]
-
-    monkeypatch.setattr(embedded, "open_database", open_database)
-    return made
+    return standing_in(monkeypatch)
 
 
 @pytest.fixture
