@@ -65,9 +65,6 @@ class OpenRocks:
                 self._logs = RocksLogs(self._opened_store(), self._runtime)
             return self._logs
 
-    def store(self) -> RocksStore:
-        return self.logs().store
-
     async def opened(self) -> RocksLogs:
         """An opening goes on though its caller is cancelled: it is the next caller's, or is closed with the log."""
         logs = self._logs

@@ -190,14 +190,15 @@ class SegmentWriter:
     def _write(self, active: ActiveSegment, group: _Group) -> bytes:
         """Makes the group part of the segment, durably if it must be; what to tell readers then.
 
-        All that need not wait for the disk is done while it works.
+        All that need not wait for the disk is done while it works. Index entries that are written then are of earlier groups: what they
+        point at is durable.
         """
         start = active.position
         length = active.write(group.parts)
         if self._durably:
             begin_writing(active.descriptor, start, length)
         active.check_there()
-        active.flush_indexes()  # of earlier groups: what an index points at is durable
+        active.flush_indexes()
         try:
             for frame in group.frames:
                 active.accept(*frame)

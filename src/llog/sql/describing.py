@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from llog.errors import InvalidArgument, TableNotFound, TopicNotFound
 from llog.sql import statements as sql
+from llog.sql.definitions import TableDefinition, with_schema
 from llog.sql.topic_tables import SYSTEM, partition_rows, topic_rows
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ async def describe(database: Database, statement: sql.Describe) -> pa.Table:
     if not statement.is_topic and database.may_have_tables:
         held = await database.held()
         try:
-            name = statement.name if "." in statement.name else f"main.{statement.name}"
-            return _columns(held.tables.definition(name))
+            return _columns(held.tables.definition(with_schema(statement.name)))
         except TableNotFound as error:
             try:
                 return await _topic(database, statement.name)
@@ -62,7 +62,7 @@ async def _topic(database: Database, name: str) -> pa.Table:
     return pa.table({"property": list(shown), "value": pa.array(list(shown.values()), pa.string())})
 
 
-def _columns(definition: Any) -> pa.Table:
+def _columns(definition: TableDefinition) -> pa.Table:
     columns = definition.columns
     return pa.table(
         {

@@ -15,6 +15,7 @@ from llog.errors import InvalidArgument, SqlError
 from llog.sql import changing, describing
 from llog.sql import statements as sql
 from llog.sql.binding import Params, bind, given_values, shares
+from llog.sql.definitions import with_schema
 from llog.sql.grammar import placed, prepare
 from llog.sql.mirror import registered
 from llog.sql.result import Names, Result
@@ -107,10 +108,9 @@ class Session:
 
     async def insert(self, table: str, data: pa.Table) -> Result:
         """All rows or none, by the names of the columns. Without a schema, the table is in `main`."""
-        name = table if "." in table else f"main.{table}"
         async with self._lock:
             held, inner = await self._tables()
-            changed = await self._changing(lambda: held.tables.insert(inner, name, data), inner)
+            changed = await self._changing(lambda: held.tables.insert(inner, with_schema(table), data), inner)
             held.relay.poke()
             return Result("INSERT", changed=changed)
 

@@ -72,7 +72,7 @@ def _rocks(log: Log) -> OpenRocks:
 
 
 def _change(log: Log, change: str, tp: TopicPartition, offset: int) -> None:
-    store = _rocks(log).store()
+    store = _rocks(log).logs().store
     changes = store.changes()
     if change == "delete":
         changes.delete(LOGS, record_key(tp.topic, tp.partition, offset))
@@ -119,7 +119,7 @@ async def test_a_topic_created_again_lies_under_another_directory(log: Log) -> N
     assert (await catalog.create(SHORT.topic, engine=ROCKSDB)).directory == "short~2"
     await EngineAppender(log).append([Group(topic="short", partition=0, records=[Record(payload=b"new")])])
     assert await EngineReader(log).look(SHORT) == ("short~2", (1, 2))
-    store = _rocks(log).store()
+    store = _rocks(log).logs().store
     assert store.items(LOGS, b"topic/short/", b"topic/short0") == []
 
 
@@ -134,7 +134,7 @@ async def test_an_interrupted_deletion_is_finished(log: Log, monkeypatch: pytest
     with pytest.raises(TopicNotFound):
         await Catalog(log).get(SHORT.topic)
     await Catalog(log).finish_deletions()
-    assert _rocks(log).store().items(LOGS, b"topic/short/", b"topic/short0") == []
+    assert _rocks(log).logs().store.items(LOGS, b"topic/short/", b"topic/short0") == []
 
 
 async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
@@ -148,7 +148,7 @@ async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
     await Catalog(elsewhere).finish_deletions()
     assert not (tmp_path / "other").exists()
     await Catalog(log).finish_deletions()
-    assert _rocks(log).store().get(LOGS, record_key(SHORT.topic, 0, 1)) is None
+    assert _rocks(log).logs().store.get(LOGS, record_key(SHORT.topic, 0, 1)) is None
 
 
 @pytest.mark.parametrize("engine", [ROCKSDB, DISK])
