@@ -1,9 +1,10 @@
-"""Durations, sizes and bytes as people write them: one grammar for settings, options and messages."""
+"""Durations, sizes, times and bytes as people write them: one grammar for settings, options and messages."""
 
 from __future__ import annotations
 
 import base64
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from llog.errors import InvalidArgument
@@ -23,6 +24,7 @@ _SIZES: Final = {
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*", re.ASCII)
 _MAX: Final = (1 << 63) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -33,6 +35,11 @@ def parse_duration_ms(text: str) -> int:
 def parse_size(text: str) -> int:
     """`64MiB`, `1.5GiB`, `10MB` or a bare number of bytes; else `InvalidArgument`."""
     return _parse(text, _SIZES, "b", "a size", "4096, 512KiB, 64MiB or 10GiB")
+
+
+def ms_of(moment: datetime) -> int:
+    """Whole ms since 1970; UTC unless it names another zone."""
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def parse_base64url(text: str) -> bytes:

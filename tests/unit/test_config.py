@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from devtools import docs
 from llog.config import SETTINGS, Secret, Settings, load_settings
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.units import format_duration_ms, parse_duration_ms, parse_size
+from llog.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
 
 
 @pytest.fixture(autouse=True)
@@ -236,6 +237,13 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @given(st.integers(0, 10**12))
 def test_a_formatted_duration_reads_back(milliseconds: int) -> None:
     assert parse_duration_ms(format_duration_ms(milliseconds)) == milliseconds
+
+
+@given(st.integers(-62_000_000_000_000, 253_000_000_000_000), st.integers(0, 999), st.integers(-12, 12))
+def test_a_time_of_any_year_and_zone_is_its_ms(ms: int, microseconds: int, hours: int) -> None:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms, microseconds=microseconds)
+    assert ms_of(moment.astimezone(timezone(timedelta(hours=hours)))) == ms
+    assert ms_of(moment.replace(tzinfo=None)) == ms
 
 
 def test_every_setting_is_documented_and_the_documentation_is_fresh(tmp_path: Path) -> None:

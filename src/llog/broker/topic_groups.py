@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -25,6 +25,7 @@ from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
 from llog.topics.calls import LIMIT_MAX, VISIBILITY_MS_MAX, ConsumeCall, Start
 from llog.topics.consuming import Consuming
+from llog.units import ms_of
 
 Handler = Callable[[Request], Awaitable[Response]]
 Body = Callable[[Request], AbstractAsyncContextManager[bytearray]]
@@ -242,9 +243,8 @@ def _upto(asked: AckRequest) -> dict[int | None, int]:
 
 def _millis(text: str) -> int:
     try:
-        time = datetime.fromisoformat(text)
-        return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
+        return ms_of(datetime.fromisoformat(text))
+    except ValueError:
         raise InvalidArgument(f"a timestamp is {text[:80]!r}: write ms since 1970, or ISO 8601") from None
 
 

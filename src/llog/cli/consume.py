@@ -6,7 +6,7 @@ import asyncio
 import base64
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +15,7 @@ import msgspec
 from llog.cli.common import Invocation, note, partitions_of, with_log
 from llog.errors import InvalidArgument, OffsetOutOfRange
 from llog.model import Record, TopicPartition
+from llog.units import ms_of
 
 if TYPE_CHECKING:
     from llog.config import Settings
@@ -117,12 +118,11 @@ async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int
 def parse_time_ms(text: str) -> int:
     """ISO 8601, UTC unless it names another zone; else `InvalidArgument`."""
     try:
-        when = datetime.fromisoformat(text)
+        return ms_of(datetime.fromisoformat(text))
     except ValueError:
         raise InvalidArgument(
             f"{text[:40]!r} is no place to start: write earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
         ) from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 class _Printer:

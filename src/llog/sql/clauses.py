@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from llog.errors import InvalidArgument
 from llog.model import PARTITIONS_MAX, check_topic_name
 from llog.topics.calls import LIMIT_MAX
-from llog.units import parse_duration_ms, parse_size
+from llog.units import ms_of, parse_duration_ms, parse_size
 
 Check = Callable[[Any], Any]
 
@@ -83,9 +83,7 @@ def time_ms(value: Any) -> int:
                 f"must be a time like '2026-01-31T12:00:00Z' or ms since 1970, not {_shown(value)}"
             ) from None
     if isinstance(value, datetime):
-        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-        value = (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+        value = ms_of(value)
     return int(_integer(0, OFFSET_MAX)(value))
 
 
