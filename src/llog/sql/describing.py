@@ -98,6 +98,7 @@ async def _held_rows(database: Database, name: str) -> list[dict[str, Any]]:
             "payload": each.payload,
             "filter": each.where,
             "partition_by": each.partition_by,
+            "problem": held.relay.problem(each.directory),
         }
         for each in (await database.sources()).routes.all()
     ]

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import InvalidArgument, SqlError
+from llog.partition.catalog import check_partition
 from llog.sql import changing, describing
 from llog.sql import statements as sql
 from llog.sql.binding import Params, bind, given_values, shares
@@ -160,6 +161,8 @@ class Session:
             case sql.DropSource():
                 await (await self._database.sources()).drop(statement)
                 return Result("ALTER TOPIC")
+            case sql.SettleOutbox():
+                return await self._settle(statement)
             case sql.Consume():
                 try:
                     return await self._topics.consume(statement, self._member)
@@ -236,6 +239,19 @@ class Session:
         if topic is not None and held is not None:
             await held.sources.forget(topic)
         return Result("DROP TOPIC")
+
+    async def _settle(self, statement: sql.SettleOutbox) -> Result:
+        held = await self._database.held()
+        topic = await self._database.catalog.get(statement.topic)
+        assert isinstance(statement.partition, int)  # bound
+        check_partition(topic, statement.partition)
+        if not await held.relay.decide(topic.directory, statement.partition, appended=statement.appended):
+            raise SqlError(
+                f"no events for partition {statement.partition} of topic {topic.name!r} wait to be settled",
+                hint="SHOW ROUTES has a problem where some do",
+            )
+        held.relay.poke()
+        return Result("ALTER TOPIC")
 
     async def _extra(self, statement: sql.TableStatement) -> dict[str, pa.Table]:
         """The topics and system tables that a statement reads, under the names that it has for them."""

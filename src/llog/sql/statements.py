@@ -75,6 +75,14 @@ class SetTopic(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
 
 
+class SettleOutbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the events of an outbox that nobody can tell of are in the topic."""
+
+    topic: str
+    partition: int | Parameter
+    appended: bool
+
+
 class Consume(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     group: str | Parameter | None = None
@@ -176,6 +184,7 @@ Statement = (
     | AddSource
     | DropSource
     | SetTopic
+    | SettleOutbox
     | Consume
     | Ack
     | ResetGroup

@@ -22,6 +22,7 @@ from llog.sql.statements import (
     DropTopic,
     ResetGroup,
     Rollback,
+    SettleOutbox,
     SetTopic,
     Show,
     Shown,
@@ -33,6 +34,7 @@ from llog.sql.table_statements import check_expression
 from llog.topics.events import Op
 
 _STARTS: Final = tuple(kind.name for kind in StartKind)
+_SETTLED: Final = ("APPENDED", "MISSING")
 _ACK: Final = ("GROUP", "MEMBER", "PARTITION", "UPTO")
 
 
@@ -75,8 +77,10 @@ def _alter(cursor: Cursor) -> Statement:
         cursor.expect("SOURCE")
         table = cursor.table()
         return DropSource(topic=topic, table=table, ops=_ops(cursor) if cursor.accept("ON") else ())
+    if cursor.accept("SETTLE"):
+        return _settle(cursor, topic)
     if not cursor.accept("ADD"):
-        raise cursor.expected("ADD SOURCE, DROP SOURCE or SET", ("ADD", "DROP", "SET"))
+        raise cursor.expected("ADD SOURCE, DROP SOURCE, SET or SETTLE OUTBOX", ("ADD", "DROP", "SET", "SETTLE"))
     cursor.expect("SOURCE")
     table = cursor.table()
     if not cursor.accept("ON"):
@@ -93,6 +97,15 @@ def _alter(cursor: Cursor) -> Statement:
         partition_by=found.get("PARTITION"),
         options=found.get("WITH", {}),
     )
+
+
+def _settle(cursor: Cursor, topic: str) -> SettleOutbox:
+    cursor.expect("OUTBOX", "PARTITION")
+    partition = cursor.clause("PARTITION")
+    cursor.expect("AS")
+    if cursor.token.upper not in _SETTLED:
+        raise cursor.expected("APPENDED or MISSING", _SETTLED)
+    return SettleOutbox(topic=topic, partition=partition, appended=cursor.take().upper == "APPENDED")
 
 
 def _ops(cursor: Cursor) -> tuple[Op, ...]:

@@ -67,6 +67,7 @@ SYSTEM: Final = {
             ("payload", pa.string()),
             ("filter", pa.string()),
             ("partition_by", pa.string()),
+            ("problem", pa.string()),
         ]
     ),
     "tables": pa.schema(

@@ -16,7 +16,7 @@ A partition remembers a bounded number of producers. If it has forgotten this on
 for in the partition from the cut's offset on: found, the batch was appended; not found though every record since is there, it was not,
 and is cut again from where the search ended. (An append that is still on its way from a process that died cannot land any more: it was a
 CAS on a state that others have replaced since.) If records since have been removed, nobody can tell: the partition is held, with an error
-in the log every time it is tried, until `decide` says which; no event of it is dropped or appended meanwhile.
+in the log every time it is tried, until ALTER TOPIC … SETTLE OUTBOX says which; no event of it is dropped or appended meanwhile.
 
 Events of a topic that was deleted are dropped. A topic that is deleted and created again between the look at the catalog and the append may
 get one batch that was meant for its predecessor.
@@ -149,12 +149,16 @@ class Relay:
             if result is not None:
                 raise result
 
-    async def decide(self, directory: str, partition: int, *, appended: bool) -> None:
-        """Says of a held partition whether its open batch is in the topic: it is dropped, or appended by a new producer."""
+    async def decide(self, directory: str, partition: int, *, appended: bool) -> bool:
+        """Says of a held partition whether its open batch is in the topic: it is dropped, or appended by a new producer.
+
+        False, and nothing is done, if the partition is not held.
+        """
         async with self._lock((directory, partition)):
             cut = await self._store.cut(directory, partition)
-            if cut is None or not cut.open:
-                return
+            problem = self.problems.get((directory, partition))
+            if cut is None or not cut.open or not isinstance(problem, UnknownProducer | InconsistentReadState):
+                return False
             if appended:
                 await self._store.finish(directory, partition, cut)
             else:
@@ -162,7 +166,13 @@ class Relay:
                 new = f"{await self._producer(directory)}/{uuid7(self._runtime.now_ms(), self._runtime.random())}"
                 again = msgspec.structs.replace(cut, producer=new, since=found.bounds.next_offset)
                 await self._store.put_cut(directory, partition, again)
-            self.problems.pop((directory, partition), None)
+            del self.problems[directory, partition]
+            return True
+
+    def problem(self, directory: str) -> str | None:
+        """Why events for a topic wait, if they do."""
+        found = [str(error) for (each, _), error in sorted(self.problems.items()) if each == directory]
+        return found[0] if found else None
 
     async def _serve(self, partition: _Partition) -> None:
         """Moves what a partition has, and ends."""
@@ -226,8 +236,8 @@ class Relay:
             if not search.whole and not search.there:
                 raise UnknownProducer(
                     f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: whether events "
-                    f"{cut.after + 1} to {cut.through} of the outbox were appended cannot be told. They wait until "
-                    "`Relay.decide` says so"
+                    f"{cut.after + 1} to {cut.through} of the outbox were appended cannot be told. They wait for "
+                    f"{_settling(tp)}"
                 ) from error
             if not search.there:
                 again = msgspec.structs.replace(cut, since=search.searched_to)
@@ -245,7 +255,7 @@ class Relay:
         if count != len(entries):
             raise InconsistentReadState(
                 f"{tp} has {count} records as batch {cut.number} of {producer.id}, and the outbox has {len(entries)}: was an older copy of "
-                "the RocksDB directory brought back? Look at both, then tell `Relay.decide`"
+                f"the RocksDB directory brought back? Look at both, then say {_settling(tp)}"
             )
 
     async def _producer(self, directory: str) -> str:
@@ -328,3 +338,7 @@ def _columns(entries: Sequence[Entry]) -> Columns:
         headers=binary([entry.headers for entry in entries]),
         append_runs=(),
     )
+
+
+def _settling(tp: TopicPartition) -> str:
+    return f"ALTER TOPIC {tp.topic} SETTLE OUTBOX PARTITION {tp.partition} AS APPENDED (or AS MISSING)"

@@ -24,6 +24,7 @@ from llog.sql.statements import (
     Parameter,
     ResetGroup,
     Rollback,
+    SettleOutbox,
     SetTopic,
     Show,
     Shown,
@@ -124,6 +125,8 @@ OTHERS: list[tuple[str, Statement]] = [
     ),
     ('DROP TOPIC IF EXISTS "a-b"', DropTopic(topic="a-b", if_exists=True)),
     ("CLEAR TOPIC Ns.T", ClearTopic(topic="Ns.T")),
+    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 2 AS MISSING", SettleOutbox(topic="t", partition=2, appended=False)),
+    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 0 AS APPENDED", SettleOutbox(topic="t", partition=0, appended=True)),
     ("ALTER TOPIC t SET (retention_seconds = NULL)", SetTopic(topic="t", options={"retention_seconds": None})),
     ("ALTER TOPIC t DROP SOURCE m", DropSource(topic="t", table="main.m")),
     (

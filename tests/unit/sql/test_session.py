@@ -15,7 +15,10 @@ import pytest
 
 from llog.config import Settings
 from llog.errors import ConstraintViolation, OffsetOutOfRange, SqlError, TableNotFound
+from llog.model import Record
 from llog.opening import opened_log
+from llog.ports import Group
+from llog.producers import Producer
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
 from llog.sql.session import Session
@@ -389,3 +392,23 @@ async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: 
     found = await rows(session, "CONSUME FROM s GROUP 'g'")
     assert len(found) == number
     assert {'[0,"a"]', '{"Id":0,"Kind":"a"}'} <= set(found[0])
+
+
+async def test_events_that_nobody_can_tell_of_are_shown_and_settled(database: Database, session: Session) -> None:
+    await session.execute("CREATE TOPIC x WITH (engine = 'object'); ALTER TOPIC x ADD SOURCE t ON INSERT")
+    held = await database.held()
+    producer = Producer(id=f"outbox/{await held.relay._store.name()}", sequence=0, since=1)
+    records = [Record(payload=b"of another life")]
+    await database.appender.append([Group(topic="x", partition=0, records=records, producer=producer)])
+    await session.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    async with asyncio.timeout(30):
+        while (await rows(session, "SELECT problem FROM system.routes")) == [(None,)]:
+            await asyncio.sleep(0.01)
+    assert "SETTLE OUTBOX PARTITION 0" in (await rows(session, "SELECT problem FROM system.routes"))[0][0]
+    await session.execute("ALTER TOPIC x SETTLE OUTBOX PARTITION ? AS MISSING", [0])
+    async with asyncio.timeout(30):
+        while (await rows(session, "SELECT count(*) FROM TOPIC x")) != [(3,)]:
+            await asyncio.sleep(0.01)
+    assert await rows(session, "SELECT problem FROM system.routes") == [(None,)]
+    with pytest.raises(SqlError, match="wait to be settled"):
+        await session.execute("ALTER TOPIC x SETTLE OUTBOX PARTITION 0 AS APPENDED")

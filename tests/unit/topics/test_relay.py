@@ -302,6 +302,7 @@ async def test_one_partition_that_cannot_be_reached_does_not_hold_up_the_others(
         await relay.drain()
     assert await scene.relayed(other) == ["5", "6", "7", "8"]
     assert list(relay.problems) == [(TP.topic, 0)]
+    assert not await relay.decide(TP.topic, 0, appended=True), "it is only late"
     await scene.relay().drain()
     assert await scene.relayed() == ["1", "2", "3", "4"]
 
@@ -362,7 +363,9 @@ async def test_a_batch_that_nobody_can_tell_of_waits_for_a_decision(scene: Scene
             await relay.drain()
     assert await scene.world.reader.bounds(TP) == before
     assert list(relay.problems) == [(TP.topic, 0)]
-    await relay.decide(TP.topic, 0, appended=appended)
+    assert "AS APPENDED (or AS MISSING)" in (relay.problem(TP.topic) or "")
+    assert await relay.decide(TP.topic, 0, appended=appended)
+    assert relay.problem(TP.topic) is None
     await relay.drain()
     assert await scene.relayed() == (["4", "5"] if appended else scene.added)
     assert relay.problems == {}
@@ -378,7 +381,7 @@ async def test_a_batch_that_the_partition_has_otherwise_is_held(scene: Scene) ->
     with pytest.raises(InconsistentReadState, match="older copy"):
         await relay.drain()
     assert await scene.box.store.partitions() == [(TP.topic, 0)]
-    await relay.decide(TP.topic, 0, appended=False)
+    assert await relay.decide(TP.topic, 0, appended=False)
     scene.add(2)
     await relay.drain()
     assert (await scene.relayed())[1:] == scene.added
