@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from llog.cli.common import note
 from llog.cli.sql_output import Format, Output, message_of, place_of, show_place
 from llog.cli.sql_script import Piece, split, transactions
 from llog.client.sessions import SqlSession
-from llog.errors import InvalidArgument, LlogError, LogOwned
+from llog.errors import InvalidArgument, LlogError
 from llog.sql.result import Result
-
-USE_URL: Final = "If that is a broker, go through it: llog sql --url http://host:port"
 
 
 class Source(NamedTuple):
@@ -50,7 +48,7 @@ def run_scripts(session: SqlSession, sources: Iterable[Source], form: str, *, qu
                 for result, ms in timed(session, piece.sql):
                     output.show(result, ms)
             except LlogError as error:
-                _show(error, piece, source, is_remote=session.is_remote)
+                _show(error, piece, source)
                 return error
         if held:
             break
@@ -67,10 +65,9 @@ def timed(session: SqlSession, sql: str) -> Iterator[tuple[Result, float]]:
     return ((result, ms) for result in results)
 
 
-def _show(error: LlogError, piece: Piece, source: Source, *, is_remote: bool) -> None:
+def _show(error: LlogError, piece: Piece, source: Source) -> None:
     show_place(error, piece, source.name)
     line, column = place_of(error, piece)
     where = f"{source.name}, line {line}" if source.name else f"line {line}"
     place = f"{where}, column {column}: " if column else f"{where}: " if source.name else ""
-    more = f". {USE_URL}" if isinstance(error, LogOwned) and not is_remote else ""
-    note(f"llog: {place}{message_of(error)}{more}")
+    note(f"llog: {place}{message_of(error)}")

@@ -11,10 +11,10 @@ from typing import Final
 
 from llog.cli.common import note
 from llog.cli.sql_output import Format, Output, message_of, show_place
-from llog.cli.sql_run import USE_URL, timed
+from llog.cli.sql_run import timed
 from llog.cli.sql_script import Piece, split, transactions
 from llog.client.sessions import SqlSession
-from llog.errors import LlogError, LogOwned, MissingExtra
+from llog.errors import LlogError, MissingExtra
 from llog.sql.result import Names
 
 try:
@@ -51,9 +51,9 @@ _KEYWORDS: Final = tuple(
         """
         ACK ADD AFTER ALTER AND AS ASC BEGIN BETWEEN BIGINT BLOB BOOLEAN BY CASE CLEAR COMMIT CONSUME CONSUMER COUNT CREATE DATE DEFAULT
         DELETE DESC DESCRIBE DISTINCT DOUBLE DROP EARLIEST ELSE END EXISTS FROM FULL GROUP GROUPS HAVING IF IN INNER INSERT INTEGER INTO
-        IS JOIN JSON KEY LATEST LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER PARTITION PARTITIONS PRIMARY RESET RETURNING RIGHT ROLLBACK
-        ROUTES SELECT SET SHOW SOURCE TABLE TABLES THEN TIMESTAMP TO TOPIC TOPICS UNION UPDATE UPTO USING VALUES VARCHAR WAIT WHEN WHERE
-        WITH
+        IS JOIN JSON KEY LATEST LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER OUTBOX PARTITION PARTITIONS PRIMARY RESET RETURNING RIGHT
+        ROLLBACK ROUTES SELECT SET SETTLE SHOW SOURCE TABLE TABLES THEN TIMESTAMP TO TOPIC TOPICS UNION UPDATE UPTO USING VALUES VARCHAR
+        WAIT WHEN WHERE WITH
         """,
     )
 )
@@ -155,8 +155,6 @@ class Shell:
         except LlogError as error:
             show_place(error, piece, None)
             note(f"{error.code}: {message_of(error)}")
-            if isinstance(error, LogOwned):
-                note(USE_URL)
         else:
             return True
         return False
