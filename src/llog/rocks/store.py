@@ -192,7 +192,10 @@ class RocksStore:
                 self._handles.clear()
                 self._db.close()
             except Exception as error:
-                raise _explained(error, "close", self.directory) or error from error
+                explained = _explained(error, "close", self.directory)
+                if explained is None:
+                    raise
+                raise explained from error
             finally:
                 os.close(self._lock)
 

@@ -64,6 +64,8 @@ class WriterLock:
 
 
 class _Turn:
+    """Not made of a generator: every INSERT takes one."""
+
     def __init__(self, lock: WriterLock, name: str) -> None:
         self._lock = lock
         self._name = name

@@ -341,4 +341,4 @@ def _columns(entries: Sequence[Entry]) -> Columns:
 
 
 def _settling(tp: TopicPartition) -> str:
-    return f"ALTER TOPIC {tp.topic} SETTLE OUTBOX PARTITION {tp.partition} AS APPENDED (or AS MISSING)"
+    return f'ALTER TOPIC "{tp.topic}" SETTLE OUTBOX PARTITION {tp.partition} AS APPENDED (or AS MISSING)'
