@@ -226,6 +226,11 @@ def binary_rows(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table; a copy only if it is in several pieces."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def records_of(columns: Columns, first_offset: int) -> list[Record]:
     """One object per record, of stamped columns: for reads small enough that this cost does not matter."""
     count = columns.count

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llog.batch.columns import FEW
+from llog.batch.columns import FEW, one_array
 from llog.errors import ConstraintViolation, SqlError
 from llog.runtime import Runtime
 from llog.sql.definitions import Column, TableDefinition
@@ -164,17 +164,13 @@ def from_arrow(definition: TableDefinition, rows: pa.Table) -> Columns:
             )
         wanted, kind = definition.columns[place], definition.codec.kinds[place]
         try:
-            columns[place] = _cast(wanted, _joined(column), kind)
+            columns[place] = _cast(wanted, one_array(column), kind)
         except (_LeftToDuckDb, *_REFUSED) as error:
             raise SqlError(
                 f"column {wanted.name!r} of table {definition.name!r} is {wanted.type}, and {column.type} does not fit: "
                 f"{error or 'no such value'}"
             ) from error
     return columns
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _cast(column: Column, array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llog.batch.columns import FEW, binary_offsets
+from llog.batch.columns import FEW, binary_offsets, one_array
 from llog.errors import InvalidArgument
 from llog.topics.changes import FewRows, TableShape, table_of
 
@@ -162,8 +162,7 @@ def _json(value: Any) -> str:
 def _column(rows: Rows, name: str) -> pa.Array | list[Any]:
     if isinstance(rows, FewRows):
         return rows.column(name)
-    column = rows.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return one_array(rows.column(name))
 
 
 def _text(array: pa.Array, is_json: bool) -> _Text:
