@@ -179,7 +179,7 @@ def fill(path: Path, offsets: list[int], body: Body) -> None:
         number = (offset - base) // RECORDS
         descriptor = os.open(path / name_of(base, LOG), os.O_RDWR)
         for each in {0, number}:
-            write_at(descriptor, frame_parts(body, base + each * RECORDS, NOW_MS, NOW_MS), each * length)
+            write_at(descriptor, frame_parts(body, base + each * RECORDS, NOW_MS, NOW_MS), each * length, length)
         os.close(descriptor)
 
 

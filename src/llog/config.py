@@ -211,6 +211,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "duration"},
         ),
     ] = 1000
+    segment_ahead_bytes: Annotated[
+        int,
+        Meta(
+            description="With LLOG_SEGMENT_FSYNC=always, the file of a disk topic is made longer by up to so many zeros at a time: appends "
+            "of up to a quarter of that are on the disk sooner. 0: never, as suits file systems that do not write in place "
+            "(Btrfs, ZFS).",
+            ge=0,
+            le=16 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 512 << 10
     batch_max_bytes: Annotated[
         int,
         Meta(

@@ -96,6 +96,7 @@ def segment_options(settings: Settings) -> SegmentOptions:
         index_interval_records=settings.segment_index_records or None,
         fsync=Fsync(settings.segment_fsync),
         fsync_interval_ms=settings.segment_fsync_interval_ms,
+        ahead_bytes=settings.segment_ahead_bytes,
         codec=Codec(settings.codec),
     )
 

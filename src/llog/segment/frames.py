@@ -126,9 +126,9 @@ def frame_parts(
     base_offset: int,
     max_append_ms: int,
     max_timestamp_ms: int,
-    *,
     producer: str | None = None,
     sequence: int = 0,
+    *,
     offsets: Offsets | None = None,
     span: int | None = None,
 ) -> list[Buffer]:

@@ -47,6 +47,8 @@ def describe(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
     found = []
     for base, following in zip(bases, [*bases[1:], bounds.next_offset], strict=False):
         sizes = [_size(directory / name_of(base, suffix)) for suffix in (LOG, INDEX, TIMEINDEX)]
+        if base == bases[-1]:
+            sizes[0] = _end_of_frames(Segment(directory, base), bounds.next_offset)
         found.append(
             SegmentInfo(
                 path=str(directory / name_of(base, LOG)),
@@ -116,6 +118,16 @@ def _behind(segment: Segment, position: int, end: int) -> Start | None:
         if start.position > position and segment.has_frame(start, end):
             return start
     return None
+
+
+def _end_of_frames(segment: Segment, next_offset: int) -> int:
+    """Where the frames up to this offset end: behind them, a newest segment has zeros. All of it counts if it is damaged."""
+    size = segment.size()
+    scan = segment.scan(segment.floor(next_offset - 1, size), size)
+    while scan.offset < next_offset:
+        if next(iter(scan), None) is None:
+            return size
+    return scan.position
 
 
 def _damage(path: str, position: int, length: int, start: int, stop: int, problem: str) -> Piece:

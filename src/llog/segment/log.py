@@ -82,7 +82,7 @@ class SegmentLog:
             check_producer(producer)
         self._check_open()
         # Nothing is awaited before the queue: append times are in the order of the offsets.
-        now = max(self._runtime.now_ms(), self._append_ms)
+        now = max(self._runtime.now_ms(), self._append_ms, self._writer.state.maxima.append_ms)
         body = encode_body(stamped(columns, now), self.options.codec)
         self._append_ms = now
         loop = asyncio.get_running_loop()
@@ -94,8 +94,7 @@ class SegmentLog:
 
     def append_encoded(self, bodies: Sequence[Body]) -> list[Result | LlogError]:
         """Appends bodies that were encoded before, as one group, on this thread: for programs without an event loop."""
-        results = self._writer.commit([Append(body) for body in bodies], self._runtime.now_ms())
-        self._append_ms = max(self._append_ms, self._writer.state.maxima.append_ms)
+        results = self._writer.commit(list(map(Append, bodies)), self._runtime.now_ms())
         if self._waiting:
             self._wake()
         return results

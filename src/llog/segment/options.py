@@ -29,6 +29,8 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_interval_records: int | None = None
     fsync: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 1000
+    ahead_bytes: int = 512 << 10
+    """Zeros that a segment is made longer by at most, with fsync `always`; 0: never."""
     codec: Codec = Codec.NONE
 
 
@@ -38,5 +40,7 @@ def check_options(options: SegmentOptions) -> None:
     for name in ("segment_ms", "index_interval_bytes", "fsync_interval_ms"):
         if getattr(options, name) < 1:
             raise InvalidArgument(f"{name} must be 1 or more: {getattr(options, name)}")
+    if options.ahead_bytes < 0:
+        raise InvalidArgument(f"ahead_bytes must be 0 or more: {options.ahead_bytes}")
     if options.index_interval_records is not None and options.index_interval_records < 1:
         raise InvalidArgument(f"index_interval_records must be 1 or more: {options.index_interval_records}")

@@ -267,7 +267,7 @@ def _replayed(directory: Path, bases: list[int], found: Found) -> LogState:
         end = found.position if base == bases[-1] else segment.size()
         for located in segment.scan(segment.floor(state.next_offset, end), end):
             if located.frame.base_offset == state.next_offset:
-                state = state.after_frame(located.frame)
+                state = state.after(located.frame)
     if state.next_offset < found.next_offset:
         # Headers in between are damaged: whose appends they were cannot be told, so nobody unknown is taken for new.
         state = LogState(
@@ -301,7 +301,7 @@ def _replace_index(path: Path, content: bytes) -> bytes:
     temporary = path.with_name(path.name + TEMPORARY)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        write_at(descriptor, [content], 0)
+        write_at(descriptor, [content], 0, len(content))
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno != errno.ENOSPC:

@@ -95,7 +95,8 @@ class Rewrite:
         frame = parse(parts[0], 0, len(parts[0]))
         if not isinstance(frame, Frame) or frame.base_offset != self._offset:
             raise InvalidArgument(f"a rewritten segment needs a frame of base offset {self._offset} here")
-        length = write_at(self._descriptor, parts, self._position)
+        length = sum(map(len, parts))
+        write_at(self._descriptor, parts, self._position, length)
         if length != frame.length:
             raise InvalidArgument(f"a frame says that it has {frame.length} bytes, but has {length}")
         entry, time_entry = self._rule.entries(self._position, self._offset, self._before)

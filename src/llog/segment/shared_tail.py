@@ -86,7 +86,7 @@ class TailWriter:
             return False
         assert self._descriptor is not None
         try:
-            write_at(self._descriptor, parts, self._position)
+            write_at(self._descriptor, parts, self._position, size)
         except OSError:
             self._end_segment()  # what comes after a torn frame would not be found
             raise

@@ -39,18 +39,15 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     producers: dict[str, ProducerState] = {}
     evicted_through: int = 0
 
-    def after(
-        self, next_offset: int, maxima: Maxima, append_ms: int, producer: str | None = None, sequence: int = 0
-    ) -> LogState:
-        """The state after one more frame, which ends below `next_offset`."""
+    def after(self, frame: Frame) -> LogState:
+        """The state behind one more frame."""
         producers, evicted = self.producers, self.evicted_through
-        if producer is not None:
-            appended = Appended(sequence, self.next_offset, next_offset - 1)
-            producers, evicted = remembered(producers, evicted, producer, appended, append_ms)
-        return LogState(next_offset=next_offset, maxima=maxima, producers=producers, evicted_through=evicted)
-
-    def after_frame(self, frame: Frame) -> LogState:
-        return self.after(frame.next_offset, maxima_of(frame), frame.append_ms, frame.producer, frame.sequence)
+        if frame.producer is not None:
+            appended = Appended(frame.sequence, frame.base_offset, frame.next_offset - 1)
+            producers, evicted = remembered(producers, evicted, frame.producer, appended, frame.append_ms)
+        return LogState(
+            next_offset=frame.next_offset, maxima=maxima_of(frame), producers=producers, evicted_through=evicted
+        )
 
 
 def put_snapshot(directory: Path, state: LogState) -> None:

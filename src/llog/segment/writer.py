@@ -21,9 +21,8 @@ from llog.durable import make_directory, sync_directory
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.owning import take_lock
 from llog.ports import Bounds
-from llog.producers import Producer, find_repeated
+from llog.producers import Appended, Producer, find_repeated, remembered
 from llog.segment import replace, tail
-from llog.segment.active import ActiveSegment
 from llog.segment.files import UNSYNCED, begin_writing, explained, put_small, unavailable
 from llog.segment.frames import SPAN_MAX, Body, frame_parts
 from llog.segment.index import Maxima
@@ -50,9 +49,10 @@ class Result(NamedTuple):
 
 
 class _Group(msgspec.Struct, frozen=True, gc=False):
-    """Appends that are written together, and the log's state after each of their frames."""
+    """Appends that are written together, and the log's state behind them."""
 
     parts: list[Buffer]
+    size: int
     frames: list[tuple[int, int, int, Maxima]]
     """Length, base offset, append time and the highest times before it, of each."""
     state: LogState
@@ -154,7 +154,7 @@ class SegmentWriter:
             try:
                 with explained("close", self.active.path):
                     self._heal()
-                    self.active.sync_all()
+                    self.active.finish()
                     put_snapshot(self.directory, self.state)
                     (self.directory / UNSYNCED).unlink(missing_ok=True)
                     sync_directory(self.directory)
@@ -165,90 +165,91 @@ class SegmentWriter:
 
     def _commit_group(self, appends: Sequence[Append], now_ms: int) -> list[Result | LlogError]:
         """The outcome of the first ones, which went together: at least one."""
-        active = self.active
         try:
-            if self.closed or self._ragged or self._broken is not None or now_ms >= active.old_ms:
+            if self.closed or self._ragged or self._broken is not None or now_ms >= self.active.old_ms:
                 self._make_ready(now_ms)
             group = self._gathered(appends)
             if not group.results:
                 self._roll()
                 group = self._gathered(appends)
-            active = self.active
             if group.parts:
-                self._ragged = True
-                news = self._write(active, group)
+                self._write(group)
         except LlogError as error:
             return [error]
         except OSError as error:
-            return self._failed(len(appends), unavailable("append to", active.path, error))
-        if group.parts:
-            self._ragged = False
-            self._unsynced = not self._durably
-            self._tell(news)
+            return self._failed(len(appends), unavailable("append to", self.active.path, error))
         return group.results
 
-    def _write(self, active: ActiveSegment, group: _Group) -> bytes:
-        """Makes the group part of the segment, durably if it must be; what to tell readers then.
+    def _write(self, group: _Group) -> None:
+        """Makes the group part of the log, durably if it must be, and tells readers.
 
         All that need not wait for the disk is done while it works. Index entries that are written then are of earlier groups: what they
         point at is durable.
         """
+        active, durably = self.active, self._durably
         start = active.position
-        length = active.write(group.parts)
-        if self._durably:
-            begin_writing(active.descriptor, start, length)
+        self._ragged = True
+        active.write(group.parts, group.size)
+        if durably:
+            begin_writing(active.descriptor, start, group.size)
         active.check_there()
         active.flush_indexes()
         try:
             for frame in group.frames:
                 active.accept(*frame)
             news = tail.pack_tail(Bounds(self.log_start, group.state.next_offset), tail.boot())
-            if self._durably:
+            if durably:
                 active.sync()
         except BaseException as error:  # also Ctrl-C: the segment must not be ahead of the state
             active.position = start
             self._broken = error
             raise
         self.state = group.state
-        return news
+        self._ragged = False
+        self._unsynced = not durably
+        self._tell(news)
 
     def _gathered(self, appends: Sequence[Append]) -> _Group:
         """Frames for as many appends as fit into this segment, judged one after the other; none if it is full."""
         state, active = self.state, self.active
+        start, maxima, producers, evicted = state.next_offset, state.maxima, state.producers, state.evicted_through
         room, base, size = self.options.segment_bytes - active.position, active.base, 0
         parts: list[Buffer] = []
         frames: list[tuple[int, int, int, Maxima]] = []
         results: list[Result | LlogError] = []
         for append in appends:
             body, producer = append.body, append.producer
-            name, sequence, start = None, 0, state.next_offset
+            name, sequence = None, 0
             if producer is not None:
                 name, sequence = producer.id, producer.sequence
                 try:
-                    found = find_repeated(state.producers, state.evicted_through, start, producer, self.what)
+                    found = find_repeated(producers, evicted, start, producer, self.what)
                 except LlogError as error:
                     results.append(error)
                     continue
                 if found is not None:
                     results.append(Result(found.start_offset, found.end_offset, True))
                     continue
-            before = state.maxima
-            maxima = before
-            if body.append_ms_max > before.append_ms or body.timestamp_max > before.timestamp_ms:
-                maxima = Maxima(max(before.append_ms, body.append_ms_max), max(before.timestamp_ms, body.timestamp_max))
-            made = frame_parts(body, start, *maxima, producer=name, sequence=sequence)
+            after = maxima
+            if body.append_ms_max > after.append_ms or body.timestamp_max > after.timestamp_ms:
+                after = Maxima(max(after.append_ms, body.append_ms_max), max(after.timestamp_ms, body.timestamp_max))
+            made = frame_parts(body, start, after.append_ms, after.timestamp_ms, name, sequence)
             length = len(made[0]) + body.length + -body.length % 8
             following = start + body.records
-            if (frames or active.position) and (size + length > room or following - base > SPAN_MAX):
+            if (size or active.position) and (size + length > room or following - base > SPAN_MAX):
                 break
             parts += made
             size += length
-            frames.append((length, start, body.append_ms, before))
-            state = state.after(following, maxima, body.append_ms, name, sequence)
+            frames.append((length, start, body.append_ms, maxima))
             results.append(Result(start, following - 1))
+            if name is not None:
+                appended = Appended(sequence, start, following - 1)
+                producers, evicted = remembered(producers, evicted, name, appended, body.append_ms)
+            start, maxima = following, after
             if size >= GROUP_BYTES_MAX:
                 break
-        return _Group(parts, frames, state, results)
+        state = LogState(next_offset=start, maxima=maxima, producers=producers, evicted_through=evicted)
+        return _Group(parts, size, frames, state, results)
 
     def _make_ready(self, now_ms: int) -> None:
         """For an append: after an error, or when the newest segment is old enough to be sealed."""
@@ -260,7 +261,7 @@ class SegmentWriter:
     def _roll(self) -> None:
         sealed = self.active
         try:
-            sealed.sync_all()
+            sealed.finish()
         except OSError as error:
             self._broken = error
             raise

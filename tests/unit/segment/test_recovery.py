@@ -326,7 +326,7 @@ def test_a_system_without_the_calls_of_linux_for_syncing_appends_durably(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "fdatasync")
-    monkeypatch.setattr("llog.segment.files._sync_file_range", lambda: None)
+    monkeypatch.setattr("llog.segment.files._SYNC_FILE_RANGE", None)
     writer = opened(directory)
     for number in range(1, 40):
         assert append(writer, [b"a" * 100]).start_offset == number

@@ -198,7 +198,7 @@ def test_a_writer_goes_on_where_its_files_are_taken_away(tmp_path: Path, lost: s
 
 
 def test_a_full_disk_costs_the_batch_that_met_it_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(descriptor: int, parts: Sequence[Buffer], position: int) -> int:
+    def half(descriptor: int, parts: Sequence[Buffer], position: int, size: int) -> None:
         whole = b"".join(parts)
         os.pwrite(descriptor, whole[: len(whole) // 2], position)
         raise OSError(errno.ENOSPC, "no space left on device")

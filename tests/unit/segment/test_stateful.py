@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -41,11 +42,12 @@ class Kept(NamedTuple):
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(ahead_bytes=st.sampled_from([0, 300, 4096]))
+    def begin(self, ahead_bytes: int) -> None:
+        self.options = msgspec.structs.replace(OPTIONS, ahead_bytes=ahead_bytes)
         self.root = Path(tempfile.mkdtemp(prefix="llog-segment-"))
         self.directory = self.root / "log"
-        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+        self.writer = SegmentWriter(self.directory, self.options, "t/0")
         self.reader = SegmentReader.open(self.directory, what="t/0")
         self.records: dict[int, Kept] = {}
         self.times: list[tuple[int, int]] = []
@@ -107,7 +109,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def close_and_open(self) -> None:
         self.writer.close()
-        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+        self.writer = SegmentWriter(self.directory, self.options, "t/0")
 
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
@@ -207,14 +209,15 @@ class Machine(RuleBasedStateMachine):
         written = b"".join(frames)
         os.pwrite(active.descriptor, written, synced)
         kill(self.writer)
-        damage(active.path, kind, synced + int(at * len(written)), length=max(int(at * synced), 1))
+        length = int(at * synced) if kind is Damage.TWICE else len(written) // 3
+        damage(active.path, kind, synced + int(at * len(written)), max(length, 1))
         for suffix in (INDEX, TIMEINDEX):
             path = self.directory / name_of(active.base, suffix)
             damage(path, index_kind, int(index_at * path.stat().st_size))
         damage(self.directory / TAIL, tail_kind, int(index_at * 32))
         if look and tail_kind is not Damage.NONE and tail_kind is not Damage.TWICE:
             SegmentReader.open(self.directory).bounds_now()
-        self.writer = SegmentWriter(self.directory, OPTIONS, "t/0")
+        self.writer = SegmentWriter(self.directory, self.options, "t/0")
         # A whole frame that nobody was told of may be there, or not; never a part of one.
         survived = self.writer.state.next_offset - self.next
         ends = [0, *accumulate(map(len, frames))]
@@ -244,7 +247,7 @@ class Machine(RuleBasedStateMachine):
         damage(path, kind, start)
         self._check_what_is_left(copy, harmed)
         try:
-            writer = SegmentWriter(copy, OPTIONS, "t/0")
+            writer = SegmentWriter(copy, self.options, "t/0")
         except CorruptBatch:
             assert harmed or path.name == LOG_START
         else:

@@ -26,6 +26,7 @@ class Damage(StrEnum):
     NONE = "none"
     CUT = "cut"
     ZEROS = "zeros"
+    HOLE = "hole"
     TWICE = "twice"
 
 
@@ -80,13 +81,16 @@ def kill(writer: SegmentWriter) -> None:
 
 
 def damage(path: Path, kind: Damage, start: int, length: int | None = None) -> None:
-    """Does `kind` to the bytes of a file from `start` on; `TWICE` repeats the last `length` of them."""
+    """Does `kind` to the bytes of a file from `start` on: a `HOLE` are `length` of them, and `TWICE` repeats the last `length`."""
     data = path.read_bytes()
     start = min(start, len(data))
     if kind is Damage.CUT:
         data = data[:start]
     elif kind is Damage.ZEROS:
         data = data[:start] + bytes(len(data) - start)
+    elif kind is Damage.HOLE:
+        end = min(start + (length or 8), len(data))
+        data = data[:start] + bytes(end - start) + data[end:]
     elif kind is Damage.TWICE:
         data += data[len(data) - (length or len(data) - start) :]
     path.write_bytes(data)

@@ -1,0 +1,170 @@
+"""Zeros ahead of small appends that are synced: nobody sees them, and they are gone when a segment is sealed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from llog.batch.columns import Buffer
+from llog.errors import StoreUnavailable
+from llog.segment import active
+from llog.segment.files import LOG, name_of, numbered, write_at
+from llog.segment.frames import frame_parts
+from llog.segment.options import Fsync, SegmentOptions
+from llog.segment.reader import SegmentReader
+from llog.segment.writer import SegmentWriter
+from tests.unit.segment.tools import append, body, kill, read_all
+
+SMALL = b"a" * 100
+
+
+def opened(directory: Path, **options: object) -> SegmentWriter:
+    return SegmentWriter(directory, SegmentOptions(**options), "t/0")  # type: ignore[arg-type]
+
+
+def zeros_behind(writer: SegmentWriter) -> int:
+    """How many bytes follow the last frame, which are all zero."""
+    data = writer.active.path.read_bytes()[writer.active.position :]
+    assert not any(data)
+    return len(data)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_small_appends_replace_zeros_and_a_close_leaves_none(directory: Path) -> None:
+    writer = opened(directory)
+    lengths = set()
+    for number in range(1, 200):
+        assert append(writer, [SMALL]).start_offset == number
+        lengths.add(os.stat(writer.active.path).st_size)
+        assert zeros_behind(writer) <= writer.active.position + 4096, "a small log stays small"
+    assert zeros_behind(writer) > 0
+    assert len(lengths) < 15, "the file gets longer once for many appends"
+    assert len(read_all(SegmentReader.open(directory))) == 199
+    writer.close()
+    assert zeros_behind(writer) == 0
+
+
+def test_a_sealed_segment_has_no_zeros(directory: Path) -> None:
+    writer = opened(directory, segment_bytes=3000)
+    for _ in range(100):
+        append(writer, [SMALL])
+    bases = numbered(directory, LOG)
+    assert len(bases) > 3
+    reader = SegmentReader.open(directory)
+    ends = {piece.path: piece.position + piece.length for piece in reader.pieces()}
+    for base in bases[:-1]:
+        path = directory / name_of(base, LOG)
+        assert path.stat().st_size == ends[str(path)]
+    kill(writer)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({"ahead_bytes": 0}, 100), ({"fsync": Fsync.OS}, 100), ({"fsync": Fsync.INTERVAL}, 100), ({}, 200_000)],
+    ids=["off", "os", "interval", "large"],
+)
+def test_who_gains_nothing_by_zeros_gets_none(directory: Path, options: dict[str, object], size: int) -> None:
+    writer = opened(directory, **options)
+    for _ in range(20):
+        append(writer, [b"a" * size])
+        assert zeros_behind(writer) == 0
+    writer.close()
+
+
+def test_a_killed_writer_leaves_zeros_that_the_next_one_takes_away(directory: Path) -> None:
+    writer = opened(directory)
+    for _ in range(50):
+        append(writer, [SMALL])
+    position = writer.active.position
+    kill(writer)
+    (directory / "tail").unlink()
+    assert SegmentReader.open(directory).bounds_now() == (1, 51), "a reader that finds the end itself"
+    assert os.stat(writer.active.path).st_size > position
+    writer = opened(directory)
+    assert os.stat(writer.active.path).st_size == position
+    assert append(writer, [b"next"]).start_offset == 51
+    writer.close()
+
+
+def test_a_frame_that_reached_the_disk_before_the_one_ahead_of_it_never_comes_back(directory: Path) -> None:
+    """Of one group, the power cut has taken the first frame and left the second: it must not follow what is appended later."""
+    writer = opened(directory)
+    for _ in range(50):
+        append(writer, [SMALL])
+    at, first = writer.active.position, b"".join(frame_parts(body([b"lost"]), 51, 1, 1))
+    second = b"".join(frame_parts(body([b"left"]), 52, 1, 1))
+    os.pwrite(writer.active.descriptor, second, at + len(first))
+    kill(writer)
+    writer = opened(directory)
+    assert writer.bounds.next_offset == 51
+    assert append(writer, [b"new!"]).start_offset == 51
+    kill(writer)
+    writer = opened(directory)
+    assert writer.bounds.next_offset == 52
+    assert read_all(SegmentReader.open(directory), 51) == {51: b"new!"}
+    writer.close()
+
+
+def test_a_disk_without_room_for_zeros_takes_the_append(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, parts: Sequence[Buffer], position: int, size: int) -> None:
+        if not any(map(any, parts)):
+            os.pwrite(descriptor, bytes(size // 2), position)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_at(descriptor, parts, position, size)
+
+    writer = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(active, "write_at", full)
+        for number in range(1, 50):
+            assert append(writer, [SMALL]).start_offset == number
+            assert zeros_behind(writer) == 0, "what was written of them is given back"
+    while not zeros_behind(writer):
+        append(writer, [SMALL])
+    writer.close()
+
+
+def test_readers_go_on_when_the_zeros_that_they_had_mapped_are_cut_off(directory: Path) -> None:
+    writer = opened(directory, segment_bytes=2 << 20)
+    large = b"b" * 4000
+    for _ in range(300):
+        append(writer, [large])
+    assert zeros_behind(writer) > 100_000
+    reader = SegmentReader.open(directory)
+    assert len(read_all(reader, max_bytes=8 << 20)) == 300
+    while len(numbered(directory, LOG)) < 3:
+        append(writer, [large])
+    assert len(read_all(reader, max_bytes=8 << 20)) == writer.bounds.next_offset - 1
+    kill(writer)
+
+
+def test_inspection_tells_the_bytes_of_frames(directory: Path) -> None:
+    writer = opened(directory)
+    for _ in range(50):
+        append(writer, [SMALL])
+    assert zeros_behind(writer) > 0
+    (info,) = SegmentReader.open(directory).describe()
+    assert info.bytes == writer.active.position
+    writer.close()
+
+
+def test_a_removed_file_is_noticed_where_the_system_tells_no_names_of_open_files(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(path: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    writer = opened(directory)
+    monkeypatch.setattr(os, "readlink", missing)
+    append(writer, [SMALL])
+    writer.active.path.unlink()
+    with pytest.raises(StoreUnavailable, match="removed"):
+        append(writer, [SMALL])
+    kill(writer)
