@@ -6,6 +6,7 @@ Baseline and log take turns, so that a disk that changes its mind is unfair to n
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -38,10 +39,10 @@ NOW_MS = time.time_ns() // 1_000_000
 MIB = 1 << 20
 
 
-def records() -> Columns:
-    data = os.urandom(RECORDS * RECORD_BYTES)
+def records(count: int = RECORDS) -> Columns:
+    data = os.urandom(count * RECORD_BYTES)
     offsets = np.arange(0, len(data) + 1, RECORD_BYTES, dtype=np.int32)
-    values = pa.Array.from_buffers(pa.binary(), RECORDS, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+    values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
     return Columns(values, None, None, None, ())
 
 
@@ -66,62 +67,73 @@ def in_turns(rounds: int, *works: Callable[[], float]) -> Turns:
     return Turns(seconds, ratios)
 
 
+def bare(path: Path, batches: int, data: bytes, *, sync: bool) -> float:
+    """Seconds that plain writes of the same bytes take, in a directory of their own."""
+    path.mkdir()
+    descriptor = os.open(path / "bare", os.O_WRONLY | os.O_CREAT)
+
+    def work() -> None:
+        for _ in range(batches):
+            os.writev(descriptor, [data])
+            if sync:
+                os.fdatasync(descriptor)
+
+    seconds = timed(work)
+    os.close(descriptor)
+    return seconds
+
+
+def ours(path: Path, batches: int, body: Callable[[], Body], fsync: Fsync) -> float:
+    log = SegmentLog.open(path, SegmentOptions(fsync=fsync))
+
+    def work() -> None:
+        for _ in range(batches):
+            log.append_encoded([body()])
+
+    seconds = timed(work)
+    log._writer.active.close()  # without the sync of a close: it would keep the disk busy in the next one's turn
+    os.close(log._writer._tail)
+    os.close(log._writer._lock)
+    return seconds
+
+
 def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
     columns = records()
     body = encode_body(stamped(columns, NOW_MS))
-    parts = frame_parts(body, 1, NOW_MS, NOW_MS)
-    size = sum(map(len, parts)) * batches
-    joined = [b"".join(parts)]
+    data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
+    size = len(data) * batches
+    path = directory / "log"
 
-    def bare(*, sync: bool) -> float:
-        path = directory / "bare"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-
-        def work() -> None:
-            for _ in range(batches):
-                os.writev(descriptor, joined)
-                if sync:
-                    os.fdatasync(descriptor)
-
-        seconds = timed(work)
-        os.close(descriptor)
-        path.unlink()
-        return seconds
-
-    def ours(fsync: Fsync, *, encoding: bool) -> float:
-        path = directory / "log"
-        log = SegmentLog.open(path, SegmentOptions(fsync=fsync))
-
-        def work() -> None:
-            for _ in range(batches):
-                log.append_encoded([encode_body(stamped(columns, NOW_MS)) if encoding else body])
-
-        seconds = timed(work)
-        log._writer.active.close()  # without the sync of a close: it would keep the disk busy in the next one's turn
-        os.close(log._writer._tail)
-        os.close(log._writer._lock)
+    def gone(seconds: float) -> float:
         shutil.rmtree(path)
         return seconds
 
     (base, plain, encoded), ratios = in_turns(
         rounds,
-        lambda: bare(sync=False),
-        lambda: ours(Fsync.OS, encoding=False),
-        lambda: ours(Fsync.OS, encoding=True),
+        lambda: gone(bare(path, batches, data, sync=False)),
+        lambda: gone(ours(path, batches, lambda: body, Fsync.OS)),
+        lambda: gone(ours(path, batches, lambda: encode_body(stamped(columns, NOW_MS)), Fsync.OS)),
     )
     report.ratio("append, encoded before, no sync", rate(size, plain), f"writev {rate(size, base)}", ratios[1], 0.5)
     report.ratio("append with encoding, no sync", rate(size, encoded), f"writev {rate(size, base)}", ratios[2], 0.15)
     report.note("records/s of it", f"{batches * RECORDS / plain:,.0f} and {batches * RECORDS / encoded:,.0f}")
-    batches = max(batches // 5, 1)
-    rounds *= 4  # a disk's syncs vary more than anything else here
-    (base, ours_s), ratios = in_turns(rounds, lambda: bare(sync=True), lambda: ours(Fsync.ALWAYS, encoding=False))
-    report.ratio(
-        "append, a sync each",
-        f"{batches / ours_s:,.0f}/s",
-        f"writev + fdatasync {batches / base:,.0f}/s",
-        ratios[1],
-        0.9,
-    )
+
+
+def synced_appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
+    """What a sync takes depends on its place on the disk, and on what was deleted just before, more than on anything else here. So
+    there are more turns, each in a new place, and nothing is deleted between them."""
+    rounds, batches = rounds * 4, max(batches // 5, 1)
+    places = itertools.count()
+    for count in (RECORDS, RECORDS // 100):
+        body = encode_body(stamped(records(count), NOW_MS))
+        data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
+        (base, ours_s), ratios = in_turns(
+            rounds,
+            lambda: bare(directory / str(next(places)), batches, data, sync=True),  # noqa: B023
+            lambda: ours(directory / str(next(places)), batches, lambda: body, Fsync.ALWAYS),  # noqa: B023
+        )
+        against = f"writev + fdatasync {batches / base:,.0f}/s"
+        report.ratio(f"append of {count}, a sync each", f"{batches / ours_s:,.0f}/s", against, ratios[1], 0.9)
 
 
 def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
@@ -241,6 +253,8 @@ def main() -> int:
         lambda directory: reads(directory, report, arguments.rounds, arguments.batches),
         lambda directory: lookups(directory, report, arguments.rounds),
         lambda directory: memory(directory, report),
+        # Last: the disk is busy for a while when its files are deleted.
+        lambda directory: synced_appends(directory, report, arguments.rounds, arguments.batches),
     ]
     for work in works:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
