@@ -174,7 +174,10 @@ def append_times(columns: Columns) -> npt.NDArray[np.int64]:
 def timestamp_bounds(columns: Columns) -> tuple[int, int]:
     """Lowest and highest effective timestamp of stamped, non-empty columns."""
     if columns.timestamps is None:
-        times = [append_ms for _, append_ms in columns.append_runs]
+        runs = columns.append_runs
+        if len(runs) == 1:
+            return runs[0][1], runs[0][1]
+        times = [append_ms for _, append_ms in runs]
         return min(times), max(times)
     bounds = pc.min_max(columns.timestamps)
     return bounds["min"].as_py(), bounds["max"].as_py()

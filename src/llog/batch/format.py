@@ -45,6 +45,7 @@ RUNS: Final = 8
 NULL_VALUES: Final = 16
 _BINARY: Final = pa.binary()
 _OFFSETS: Final = np.dtype("<i4")
+_OFFSET: Final = struct.Struct("<i")
 _FLAGS_KNOWN: Final = KEYS | TIMESTAMPS | HEADERS | RUNS | NULL_VALUES
 _HEADER: Final = struct.Struct("<4sIIBBHqq")
 
@@ -172,21 +173,21 @@ def decode(data: Buffer) -> Columns:
     count, flags = header.count, header.flags
     sections = _Sections(pa.py_buffer(view).slice(HEADER_BYTES), header.codec)
 
-    value_buffers, value_offsets = sections.binary(count, "values")
+    value_buffers = sections.binary(count, "values")
     keys = timestamps = headers = None
     if flags & KEYS:
         bitmap, present = sections.bitmap(count, "keys")
-        buffers, offsets = sections.binary(count, "keys")
+        buffers = sections.binary(count, "keys")
         if not present.any():
             raise CorruptBatch("a batch says that it has keys, but all of them are null")
-        keys = _binary_array(buffers, offsets, bitmap, present, "keys")
+        keys = _nullable_array(buffers, bitmap, present, "keys")
     if flags & TIMESTAMPS:
         timestamps = pa.Array.from_buffers(pa.int64(), count, [None, sections.numbers(count * 8, "timestamps")], 0)
     if flags & HEADERS:
-        buffers, offsets = sections.binary(count, "headers")
-        if not offsets[-1]:
+        buffers = sections.binary(count, "headers")
+        if not buffers[1].size:
             raise CorruptBatch("a batch says that it has headers, but all of them are empty")
-        headers = pa.Array.from_buffers(_BINARY, count, [None, *buffers], 0)
+        headers = _binary_array(buffers, count, "headers")
     runs: Runs = ((count, header.append_ms),)
     if flags & RUNS:
         runs = sections.runs(count, header.append_ms)
@@ -194,9 +195,9 @@ def decode(data: Buffer) -> Columns:
         bitmap, present = sections.bitmap(count, "values")
         if present.all():
             raise CorruptBatch("a batch says that it has null values, but none of them is")
-        values = _binary_array(value_buffers, value_offsets, bitmap, present, "values")
+        values = _nullable_array(value_buffers, bitmap, present, "values")
     else:
-        values = pa.Array.from_buffers(_BINARY, count, [None, *value_buffers], 0)
+        values = _binary_array(value_buffers, count, "values")
     sections.end()
 
     columns = Columns(values, keys, timestamps, headers, runs)
@@ -231,13 +232,14 @@ class _Sections:
         section = self.take(size, what)
         return section if section.address % 8 == 0 else pa.py_buffer(section.to_pybytes())
 
-    def binary(self, count: int, what: str) -> tuple[list[pa.Buffer], npt.NDArray[np.int32]]:
-        """Offsets and data of a binary array, and the offsets as numbers."""
+    def binary(self, count: int, what: str) -> list[pa.Buffer]:
+        """Offsets and data of a binary array. What the offsets say in between, `_binary_array` checks."""
         section = self.numbers((count + 1) * 4, what)
-        offsets: npt.NDArray[np.int32] = np.frombuffer(section, _OFFSETS)
-        if offsets[0] != 0 or np.count_nonzero(offsets[1:] < offsets[:-1]):
+        offsets = memoryview(section)
+        (first,), (last,) = _OFFSET.unpack_from(offsets), _OFFSET.unpack_from(offsets, count * 4)
+        if first or last < 0:
             raise CorruptBatch(f"a batch has {what} whose offsets do not begin at 0 and grow")
-        return [section, self.take(int(offsets[-1]), what)], offsets
+        return [section, self.take(last, what)]
 
     def bitmap(self, count: int, what: str) -> tuple[pa.Buffer, npt.NDArray[np.bool_]]:
         section = self.take((count + 7) // 8, f"validity bitmap of {what}")
@@ -284,17 +286,24 @@ def _decompressed(region: pa.Buffer, codec: Codec) -> pa.Buffer:
     return sections
 
 
-def _binary_array(
-    buffers: Sequence[pa.Buffer],
-    offsets: npt.NDArray[np.int32],
-    bitmap: pa.Buffer,
-    present: npt.NDArray[np.bool_],
-    what: str,
+def _nullable_array(
+    buffers: Sequence[pa.Buffer], bitmap: pa.Buffer, present: npt.NDArray[np.bool_], what: str
 ) -> pa.BinaryArray:
+    offsets = np.frombuffer(buffers[0], _OFFSETS)
     if (offsets[1:] != offsets[:-1])[~present].any():
         raise CorruptBatch(f"a batch has null {what} with bytes")
-    nulls = len(present) - int(np.count_nonzero(present))
-    return pa.Array.from_buffers(_BINARY, len(present), [bitmap, *buffers], nulls)
+    return _binary_array(buffers, len(present), what, bitmap, len(present) - int(np.count_nonzero(present)))
+
+
+def _binary_array(
+    buffers: Sequence[pa.Buffer], count: int, what: str, bitmap: pa.Buffer | None = None, nulls: int = 0
+) -> pa.BinaryArray:
+    array = pa.Array.from_buffers(_BINARY, count, [bitmap, *buffers], nulls)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise CorruptBatch(f"a batch has {what} whose offsets do not begin at 0 and grow: {error}") from error
+    return array
 
 
 def _check_stamped(columns: Columns) -> None:

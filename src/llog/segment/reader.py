@@ -225,10 +225,10 @@ class SegmentReader:
         # At the tail, copying a little is cheaper than mapping a file that grows with every append.
         large = min(max_bytes, size - start.position) >= _MAP_BYTES_MIN
         scan = segment.scan(start, size, window=_WINDOW, mapped=large)
-        length, reached = 0, offset
+        length, reached, position = 0, offset, start.position
         for located in scan:
             frame = located.frame
-            if frame.next_offset <= offset:
+            if scan.offset <= offset:
                 if scan.offset >= end:
                     break
                 continue
@@ -242,8 +242,7 @@ class SegmentReader:
                     f"{segment.path} at byte {located.position}: {error}"
                 ) from error
             found += _from(parts, offset)
-            reached = frame.next_offset
-            start = Start(located.position + frame.length, reached)
+            reached, position = scan.offset, scan.position
             length += frame.length
             if reached >= end or (length >= max_bytes and found):
                 break
@@ -255,7 +254,7 @@ class SegmentReader:
                 )
             raise _Elsewhere(f"{segment.path} ends at offset {scan.offset - 1}")
         with self._mutex:
-            self._hints[reached] = segment.base, start
+            self._hints[reached] = segment.base, Start(position, reached)
             while len(self._hints) > _HINTS_MAX:
                 self._hints.popitem(last=False)
         return reached, length
