@@ -8,7 +8,6 @@ needs them.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -24,7 +23,7 @@ from llog.ports import Bounds
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment import tail
 from llog.segment.bodies import Part, parts_of
-from llog.segment.files import LOG, TAIL, UNSYNCED, explained, name_of, numbered, unavailable
+from llog.segment.files import LOG, TAIL, UNSYNCED, explained, numbered, unavailable
 from llog.segment.frames import Frame
 from llog.segment.index import Maxima
 from llog.segment.inspecting import Piece, SegmentInfo, describe, pieces
@@ -296,10 +295,9 @@ class SegmentReader:
 
     def _at_base(self, base: int) -> Segment:
         """An open segment; opened again if its file was replaced, which the name alone does not show."""
-        inode = os.stat(self.directory / name_of(base, LOG)).st_ino
         with self._mutex:
             segment = self._open.pop(base, None)
-            if segment is None or segment.inode != inode:
+            if segment is None or segment.is_gone():
                 segment = Segment(self.directory, base)
             self._open[base] = segment
             while len(self._open) > _SEGMENTS_OPEN_MAX:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llog.model import TimestampType
-from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of
+from llog.segment.files import INDEX, LOG, TIMEINDEX, is_removed, name_of
 from llog.segment.frames import Scan
 from llog.segment.index import (
     Index,
@@ -42,7 +42,6 @@ class Segment:
         self.path = directory / name_of(base, LOG)
         self._file = FileIO(self.path)
         self.descriptor = self._file.fileno()
-        self.inode = os.fstat(self.descriptor).st_ino
         self._index_file = _opened(directory / name_of(base, INDEX))
         self._time_file = _opened(directory / name_of(base, TIMEINDEX))
         self._index: Index | None = None
@@ -52,7 +51,12 @@ class Segment:
         self._built: tuple[bytes, bytes] | None = None
 
     def size(self) -> int:
-        return os.fstat(self.descriptor).st_size
+        """Not by `fstat`: see `is_removed`."""
+        return os.lseek(self.descriptor, 0, os.SEEK_END)
+
+    def is_gone(self) -> bool:
+        """Whether its file was removed or replaced."""
+        return is_removed(self.descriptor)
 
     def scan(
         self, start: Start, end: int, *, bodies: bool = False, window: int = HEADERS_WINDOW, mapped: bool = False
