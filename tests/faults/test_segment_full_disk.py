@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,44 @@ def test_if_the_failed_write_cannot_be_cut_off_its_outcome_is_unknown_and_later_
     writer.close()
 
 
+def test_ctrl_c_while_the_segment_is_opened_again_harms_neither_it_nor_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Failing
+) -> None:
+    others = [tmp_path / f"other-{number}" for number in range(3)]
+    for step in range(100):
+        writer = SegmentWriter(tmp_path / str(step), SegmentOptions(), "t/0")
+        append(writer, [b"first"])
+        faults.fail("fdatasync", 2, errno.EIO)
+        with pytest.raises(OutcomeUnknown):
+            append(writer, [b"lost"])
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            fault = Faults(patch, step, interrupts=True)
+            append(writer, [b"lost"])
+        if not fault.met:
+            break
+        with ExitStack() as opened:  # they get the numbers of descriptors that were closed
+            for other in others:
+                opened.enter_context(other.open("wb", buffering=0)).write(bytes(1000))
+            append(writer, [b"second"])
+            assert [other.stat().st_size for other in others] == [1000] * 3
+        found = read_all(SegmentReader.open(tmp_path / str(step)))
+        assert [found.pop(1), found.pop(max(found)), set(found.values()) - {b"lost"}] == [b"first", b"second", set()]
+        kill(writer)
+    assert step > 15
+
+
+def test_appends_that_found_no_segment_to_be_written_to_are_known_to_be_absent(tmp_path: Path, faults: Failing) -> None:
+    writer = SegmentWriter(tmp_path / "log", SegmentOptions(segment_bytes=1000), "t/0")
+    append(writer, [b"a" * 500])
+    faults.fail("fsync", 3, errno.EIO)
+    with pytest.raises(StoreUnavailable):
+        append(writer, [b"b" * 500])
+    assert faults.left["fsync"] < 2, "nor could the segment be opened again"
+    faults.left["fsync"] = 0
+    assert append(writer, [b"c" * 500]).start_offset == 2
+    writer.close()
+
+
 def test_all_appends_of_a_group_that_failed_get_the_error(tmp_path: Path, faults: Failing) -> None:
     writer = SegmentWriter(tmp_path / "log", SegmentOptions(), "t/0")
     faults.fail("pwritev", 1, errno.ENOSPC)
@@ -175,22 +214,35 @@ def test_all_appends_of_a_group_that_failed_get_the_error(tmp_path: Path, faults
     writer.close()
 
 
-@pytest.mark.parametrize("step", range(12))
-def test_a_roll_that_fails_anywhere_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+@pytest.mark.parametrize("faults", [{}, {"forever": True}, {"interrupts": True}], ids=["once", "on", "interrupted"])
+def test_a_roll_that_fails_anywhere_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, bool]
+) -> None:
     """Every call that a roll makes fails in turn; the log goes on in the old segment or the new one, also after a kill."""
     options = SegmentOptions(segment_bytes=1000)
-    writer = SegmentWriter(tmp_path / "log", options, "t/0")
-    expected = {append(writer, [b"a" * 500]).start_offset: b"a" * 500}
-    with monkeypatch.context() as patch:
-        Faults(patch, step)
-        try:
-            expected[append(writer, [b"b" * 500]).start_offset] = b"b" * 500
-        except LlogError:
-            pass
-    for letter in (b"c", b"d" * 500, b"e" * 300):
-        expected[append(writer, [letter]).start_offset] = letter
-    assert read_all(SegmentReader.open(tmp_path / "log")) == expected
-    kill(writer)
-    writer = SegmentWriter(tmp_path / "log", options, "t/0")
-    assert read_all(SegmentReader.open(tmp_path / "log")) == expected
-    writer.close()
+    for step in range(100):
+        directory = tmp_path / str(step)
+        writer = SegmentWriter(directory, options, "t/0")
+        expected = {append(writer, [b"a" * 500]).start_offset: b"a" * 500}
+        with monkeypatch.context() as patch:
+            fault = Faults(patch, step, **faults)
+            try:
+                expected[append(writer, [b"b" * 500]).start_offset] = b"b" * 500
+            except (LlogError, KeyboardInterrupt):
+                pass
+        if not fault.met:
+            break
+        for letter in (b"c", b"d" * 500, b"e" * 300):
+            expected[append(writer, [letter]).start_offset] = letter
+        _check_read_from_everywhere(directory, expected)
+        kill(writer)
+        writer = SegmentWriter(directory, options, "t/0")
+        _check_read_from_everywhere(directory, expected)
+        writer.close()
+    assert step > 20
+
+
+def _check_read_from_everywhere(directory: Path, expected: dict[int, bytes]) -> None:
+    for offset in expected:
+        found = read_all(SegmentReader.open(directory), offset)
+        assert found == {each: payload for each, payload in expected.items() if each >= offset}

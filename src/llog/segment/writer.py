@@ -71,7 +71,7 @@ class SegmentWriter:
         self._durably = options.fsync is Fsync.ALWAYS
         self.mutex = threading.RLock()
         self._broken: BaseException | None = None
-        """What a sync failed with, or was interrupted by, until the segment was opened and checked again."""
+        """What a sync or a roll failed with, or was interrupted by, until the segment was opened and checked again."""
         self._ragged = False
         """Whether there may be bytes behind the last frame."""
         with explained("open", directory), ExitStack() as opened:
@@ -267,18 +267,24 @@ class SegmentWriter:
             raise
         self._unsynced = False
         put_snapshot(self.directory, self.state)
-        self.active = create(self.directory, self.state.next_offset, self.options)
+        try:
+            self.active = create(self.directory, self.state.next_offset, self.options)
+        except BaseException as error:  # also Ctrl-C: if it is there, readers do not look into the old one any more
+            self._broken = error
+            raise
         sealed.close()
 
     def _failed(self, count: int, error: StoreUnavailable) -> list[Result | LlogError]:
         """Cuts off what the failed group has written. Until that is done, nobody knows whether it is there after a crash."""
+        written = self._ragged
         try:
             self._heal()
         except (OSError, LlogError):
-            unknown = OutcomeUnknown(
-                f"{error}. Whether these records are in {self.what} after a restart cannot be told"
-            )
-            return [unknown] * count
+            if written:
+                unknown = OutcomeUnknown(
+                    f"{error}. Whether these records are in {self.what} after a restart cannot be told"
+                )
+                return [unknown] * count
         return [error] * count
 
     def _heal(self) -> None:
@@ -304,8 +310,8 @@ class SegmentWriter:
                 f"{self.active.path} ends at offset {found.state.next_offset - 1} after a failed sync, but offset "
                 f"{self.state.next_offset - 1} was acknowledged: check the disk, then restart this process"
             )
-        self.active.close()
-        self.active = found.active
+        before, self.active = self.active, found.active
+        before.close()
 
     def _mark_unsynced(self) -> None:
         path = self.directory / UNSYNCED

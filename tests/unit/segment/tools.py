@@ -31,13 +31,19 @@ class Damage(StrEnum):
 
 
 class Faults:
-    """Lets the call number `step` of those that change files fail, as on a full disk; `forever`: all after it, too."""
+    """Lets the call number `step` of those that change files fail, as on a full disk; `forever`: all after it, too.
 
-    def __init__(self, patch: pytest.MonkeyPatch, step: int, *, forever: bool = False) -> None:
+    `interrupts`: as Ctrl-C does, once the call is done.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, step: int, *, forever: bool = False, interrupts: bool = False
+    ) -> None:
         self.met = False
         self._left = step
         self._forever = forever
-        for name in ("open", "fsync", "fdatasync", "rename", "pwritev", "unlink"):
+        self._interrupts = interrupts
+        for name in ("open", "close", "fsync", "fdatasync", "ftruncate", "rename", "pwritev", "unlink"):
             patch.setattr(os, name, self._failing(getattr(os, name)))
 
     def _failing(self, real: Callable[..., object]) -> Callable[..., object]:
@@ -45,6 +51,9 @@ class Faults:
             self._left -= 1
             if self._left == -1 or (self._left < 0 and self._forever):
                 self.met = True
+                if self._interrupts:
+                    real(*arguments, **named)
+                    raise KeyboardInterrupt
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*arguments, **named)
 
