@@ -124,12 +124,15 @@ class Segment:
             yield Start(index[number].position, self.base + index[number].relative_offset)
 
     def _whole(self, end: int) -> memoryview:
-        """The file mapped once, and again when it has grown: pages that were touched before cost nothing then."""
+        """The file up to `end`, mapped once, and again when it has grown: pages that were touched before cost nothing then.
+
+        Nothing behind `end`, which may be cut off since it was mapped: to touch that would end this process.
+        """
         memory = self._memory
         if memory is None or len(memory) < end:
             memory = memoryview(mmap.mmap(self.descriptor, end, prot=mmap.PROT_READ))
             self._memory = memory
-        return memory
+        return memory[:end]
 
     def index_problem(self, end: int) -> str | None:
         """Why the index files of this segment are of no use; None if they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from llog.batch.columns import Buffer
 from llog.errors import StoreUnavailable
 from llog.segment import active
 from llog.segment.files import LOG, name_of, numbered, write_at
-from llog.segment.frames import frame_parts
+from llog.segment.frames import PRODUCER, frame_parts
 from llog.segment.options import Fsync, SegmentOptions
 from llog.segment.reader import SegmentReader
+from llog.segment.segments import Segment, Start
 from llog.segment.writer import SegmentWriter
 from tests.unit.segment.tools import append, body, kill, read_all
 
@@ -142,6 +144,20 @@ def test_readers_go_on_when_the_zeros_that_they_had_mapped_are_cut_off(directory
     while len(numbered(directory, LOG)) < 3:
         append(writer, [large])
     assert len(read_all(reader, max_bytes=8 << 20)) == writer.bounds.next_offset - 1
+    kill(writer)
+
+
+def test_a_damaged_header_leads_nobody_into_zeros_that_were_mapped_before_they_were_cut_off(directory: Path) -> None:
+    writer = opened(directory)
+    for _ in range(50):
+        append(writer, [SMALL])
+    segment, start, end = Segment(directory, 1), Start(0, 1), writer.active.position
+    *_, last = segment.scan(start, segment.size(), mapped=True)
+    os.pwrite(writer.active.descriptor, struct.pack("<HH", PRODUCER, zeros_behind(writer)), last.position + 28)
+    scan = segment.scan(start, end, mapped=True)
+    assert len(list(scan)) == 49
+    assert scan.problem is not None
+    assert scan.problem.endswith(f"the file ends at {end}")
     kill(writer)
 
 
