@@ -48,7 +48,7 @@ def describe(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
     for base, following in zip(bases, [*bases[1:], bounds.next_offset], strict=False):
         sizes = [_size(directory / name_of(base, suffix)) for suffix in (LOG, INDEX, TIMEINDEX)]
         if base == bases[-1]:
-            sizes[0] = _end_of_frames(Segment(directory, base), bounds.next_offset)
+            sizes[0] = _end_of_frames(directory, base, bounds.next_offset)
         found.append(
             SegmentInfo(
                 path=str(directory / name_of(base, LOG)),
@@ -120,8 +120,12 @@ def _behind(segment: Segment, position: int, end: int) -> Start | None:
     return None
 
 
-def _end_of_frames(segment: Segment, next_offset: int) -> int:
+def _end_of_frames(directory: Path, base: int, next_offset: int) -> int:
     """Where the frames up to this offset end: behind them, a newest segment has zeros. All of it counts if it is damaged."""
+    try:
+        segment = Segment(directory, base)
+    except FileNotFoundError:
+        return 0
     size = segment.size()
     scan = segment.scan(segment.floor(next_offset - 1, size), size)
     while scan.offset < next_offset:

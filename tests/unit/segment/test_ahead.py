@@ -12,7 +12,7 @@ import pytest
 
 from llog.batch.columns import Buffer
 from llog.errors import StoreUnavailable
-from llog.segment import active
+from llog.segment import active, inspecting
 from llog.segment.files import LOG, name_of, numbered, write_at
 from llog.segment.frames import PRODUCER, frame_parts
 from llog.segment.options import Fsync, SegmentOptions
@@ -168,6 +168,16 @@ def test_inspection_tells_the_bytes_of_frames(directory: Path) -> None:
     assert zeros_behind(writer) > 0
     (info,) = SegmentReader.open(directory).describe()
     assert info.bytes == writer.active.position
+    writer.close()
+
+
+def test_a_segment_that_goes_while_it_is_looked_at_has_no_bytes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(directory)
+    append(writer, [SMALL])
+    monkeypatch.setattr(inspecting, "numbered", lambda *_: [1, 2])
+    assert [info.bytes for info in SegmentReader.open(directory).describe()] == [writer.active.position, 0]
     writer.close()
 
 
