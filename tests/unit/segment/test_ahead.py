@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 from collections.abc import Sequence
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from llog.segment.frames import PRODUCER, frame_parts
 from llog.segment.options import Fsync, SegmentOptions
 from llog.segment.reader import SegmentReader
 from llog.segment.segments import Segment, Start
-from llog.segment.writer import SegmentWriter
+from llog.segment.writer import Append, SegmentWriter
 from tests.unit.segment.tools import append, body, kill, read_all
 
 SMALL = b"a" * 100
+BLOCK = 4 << 10
 
 
 def opened(directory: Path, **options: object) -> SegmentWriter:
@@ -113,6 +115,44 @@ def test_a_frame_that_reached_the_disk_before_the_one_ahead_of_it_never_comes_ba
     assert writer.bounds.next_offset == 52
     assert read_all(SegmentReader.open(directory), 51) == {51: b"new!"}
     writer.close()
+
+
+@pytest.mark.parametrize("ahead_bytes", [0, 64 << 10])
+def test_whichever_blocks_of_a_group_a_power_cut_leaves_its_first_frames_are_there_or_none(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
+) -> None:
+    writer = opened(directory, ahead_bytes=ahead_bytes)
+    acknowledged = [bytes([number]) * 1000 for number in range(20)]
+    for payload in acknowledged:
+        append(writer, [payload])
+    path = writer.active.path
+    synced, under_way = path.read_bytes(), [letter * 3000 for letter in (b"a", b"b", b"c")]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", _stopped)
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit([Append(body([payload])) for payload in under_way], 1)
+    written = path.read_bytes()
+    kill(writer)
+    synced = synced.ljust(len(written), b"\0")
+    starts = [at for at in range(0, len(written), BLOCK) if synced[at : at + BLOCK] != written[at : at + BLOCK]]
+    assert len(starts) in (3, 4)
+    for left in chain.from_iterable(combinations(starts, count) for count in range(len(starts) + 1)):
+        image = bytearray(synced)
+        for at in left:
+            image[at : at + BLOCK] = written[at : at + BLOCK]
+        path.write_bytes(image)
+        writer = opened(directory, ahead_bytes=0)  # new zeros would hide what is left behind a hole
+        survived = writer.bounds.next_offset - 1 - len(acknowledged)
+        assert survived == 3 if len(left) == len(starts) else survived < 3
+        append(writer, [b"d" * 3000])
+        kill(writer)
+        kill(opened(directory))
+        expected = [*acknowledged, *under_way[:survived], b"d" * 3000]
+        assert list(read_all(SegmentReader.open(directory)).values()) == expected
+
+
+def _stopped(_: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_disk_without_room_for_zeros_takes_the_append(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
