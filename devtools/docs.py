@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llog.config import CONFIG_FILE, CONFIG_VARIABLE, SETTINGS, Secret, Setting
-from llog.units import format_duration_ms, format_size
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,7 +88,7 @@ def _values(setting: Setting) -> str:
         return "text, secret"
     if setting.kind is str:
         return "text"
-    low, high = (_quantity(setting, bound) for bound in (setting.low, setting.high))
+    low, high = ("" if bound is None else setting.written(bound) for bound in (setting.low, setting.high))
     what = setting.unit or "number"
     return what + (f", from {low}" if low else "") + (f" to {high}" if high else "")
 
@@ -104,16 +103,8 @@ def _default(setting: Setting) -> str:
 
 def _example(setting: Setting) -> str:
     if isinstance(setting.default, int):
-        return _quantity(setting, setting.default)
+        return setting.written(setting.default)
     return "" if setting.default is None else str(setting.default)
-
-
-def _quantity(setting: Setting, value: int | None) -> str:
-    if value is None:
-        return ""
-    if setting.unit == "duration":
-        return format_duration_ms(value)
-    return format_size(value).replace(" ", "") if setting.unit == "size" else str(value)
 
 
 def _read(path: Path) -> str | None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.units import parse_duration_ms, parse_size
+from llog.units import format_duration_ms, format_size, parse_duration_ms, parse_size
 
 PREFIX: Final = "LLOG_"
 CONFIG_VARIABLE: Final = "LLOG_CONFIG"
@@ -408,14 +408,21 @@ class Setting(NamedTuple):
             return "text"
         what = {
             "duration": "a duration such as 500ms, 10s or 1h",
-            "size": "a size such as 64MiB",
+            "size": "a size such as 64KiB or 1GiB",
             None: "a whole number",
         }
         bounds = [
-            f"from {self.low}" if self.low is not None else "",
-            f"to {self.high}" if self.high is not None else "",
+            f"from {self.written(self.low)}" if self.low is not None else "",
+            f"to {self.written(self.high)}" if self.high is not None else "",
         ]
-        return " ".join([what[self.unit], *filter(None, bounds)])
+        within = " ".join(filter(None, bounds))
+        return f"{what[self.unit]}, {within}" if within else what[self.unit]
+
+    def written(self, value: int) -> str:
+        """A value as people write it."""
+        if self.unit == "duration":
+            return format_duration_ms(value)
+        return format_size(value).replace(" ", "") if self.unit == "size" else str(value)
 
 
 def _declared() -> dict[str, Setting]:

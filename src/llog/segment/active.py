@@ -16,8 +16,8 @@ from llog.segment.options import Fsync, SegmentOptions
 _NEVER: Final = 1 << 63
 _BLOCK: Final = 4 << 10
 _ZEROS: Final = bytes(128 << 10)
-_LARGE_PART: Final = 4
-"""An append of more than this part of the zeros would use them up so soon that they cost more than they save."""
+_APPENDS_AHEAD: Final = 4
+"""Zeros are written for at least so many appends like the one at hand: for fewer, they cost more than they save."""
 
 
 class ActiveSegment:
@@ -34,7 +34,7 @@ class ActiveSegment:
         self.path = directory / name_of(base, LOG)
         self.position = 0
         self._end = 0
-        """Up to where there are zeros behind `position`, if it is higher."""
+        """Up to where zeros were written, or tried in vain: no more are before `position` has come there."""
         self._segment_bytes = options.segment_bytes
         self._ahead_bytes = options.ahead_bytes if options.fsync is Fsync.ALWAYS else 0
         self.old_ms = _NEVER
@@ -60,7 +60,7 @@ class ActiveSegment:
         if end > self._end:
             # No more than there is, for many logs are small, and none that would never be replaced.
             ahead = min(self._ahead_bytes, end, self._segment_bytes - end)
-            if size * _LARGE_PART <= ahead:
+            if size * _APPENDS_AHEAD <= ahead:
                 self._lengthen(end, ahead + -(end + ahead) % _BLOCK)
 
     def _lengthen(self, end: int, size: int) -> None:
