@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from llog.batch.columns import Columns
-from llog.config import load_settings
 from llog.errors import LlogError
+from llog.loading import load_settings
 from llog.model import TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import Catalog

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llog.config import CONFIG_FILE, CONFIG_VARIABLE, SETTINGS, Secret, Setting
+from llog.config import SETTINGS, Secret, Setting
+from llog.loading import CONFIG_FILE, CONFIG_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llog.client.connection import connect as connect
     from llog.config import Settings as Settings
-    from llog.config import load_settings as load_settings
     from llog.errors import *  # noqa: F403
     from llog.leaderless import LeaderlessLogCompactor as LeaderlessLogCompactor
     from llog.leaderless import LeaderlessLogReader as LeaderlessLogReader
     from llog.leaderless import LeaderlessLogWriter as LeaderlessLogWriter
     from llog.leaderless import SharedAppendGroup as SharedAppendGroup
+    from llog.loading import load_settings as load_settings
     from llog.model import Record as Record
     from llog.model import TopicPartition as TopicPartition
 
@@ -26,7 +26,7 @@ _HOMES = {
     "LeaderlessLogWriter": "llog.leaderless",
     "SharedAppendGroup": "llog.leaderless",
     "Settings": "llog.config",
-    "load_settings": "llog.config",
+    "load_settings": "llog.loading",
     "Record": "llog.model",
     "TopicPartition": "llog.model",
 }

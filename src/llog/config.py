@@ -1,13 +1,7 @@
-"""Every setting, declared once: its name, type, bounds, default and what it is for.
-
-A setting comes from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, its default. An unknown
-name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
-"""
+"""Every setting, declared once: its name, type, bounds, default and what it is for. Where values come from: `loading.py`."""
 
 from __future__ import annotations
 
-import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -16,15 +10,10 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta
 
-from llog.errors import ConfigurationError, InvalidArgument
-from llog.units import format_duration_ms, format_size, parse_duration_ms, parse_size
+from llog.errors import ConfigurationError
+from llog.units import format_duration_ms, format_size
 
 PREFIX: Final = "LLOG_"
-CONFIG_VARIABLE: Final = "LLOG_CONFIG"
-CONFIG_FILE: Final = "llog.toml"
-_NOT_SETTINGS: Final = (CONFIG_VARIABLE, "LLOG_REQUIRE_SERVERS", "LLOG_HYPOTHESIS_PROFILE")
-_NOT_SETTINGS_PREFIX: Final = "LLOG_TEST_"
-_CREDENTIALS: Final = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -339,7 +328,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
-            _check(setting, getattr(self, setting.field))
+            check(setting, getattr(self, setting.field))
         directory = Path(self.data_dir).absolute()
         complete = {
             "data_dir": str(directory),
@@ -458,27 +447,6 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 """By field name, in the order of declaration."""
 
 
-def load_settings(
-    overrides: Mapping[str, str | int | Secret | None] | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    config_file: Path | None = None,
-) -> Settings:
-    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ` unless given.
-
-    `config_file` goes before the file that LLOG_CONFIG names, and that before `llog.toml` in the current directory.
-    """
-    environment = os.environ if environment is None else environment
-    values: dict[str, Any] = _from_file(config_file, environment)
-    values |= _from_environment(environment)
-    for field, value in (overrides or {}).items():
-        if field not in SETTINGS:
-            raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
-        if value is not None:
-            values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
-    return Settings(**(_fallbacks(values, environment) | values))
-
-
 def parse_address(setting: Setting, url: str) -> Address:
     """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
     schemes = {
@@ -535,77 +503,7 @@ def _shown(url: str) -> str:
     return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}{separator}{rest}"
 
 
-def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    named = config_file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    path = named or Path(CONFIG_FILE)
-    if named is None and not path.is_file():
-        return {}
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the configuration file {path} cannot be read ({error.strerror}): check --config or {CONFIG_VARIABLE}"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the configuration file {path} is not valid TOML: {error}") from error
-    unknown = next((key for key in found if key not in SETTINGS), None)
-    if unknown is not None:
-        raise ConfigurationError(f"the configuration file {path} has an unknown key {unknown!r}: {_known(unknown)}")
-    return {key: _parsed(SETTINGS[key], value, f"{key} in {path}") for key, value in found.items()}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values = {}
-    for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or variable.startswith(_NOT_SETTINGS_PREFIX):
-            continue
-        field = variable.removeprefix(PREFIX).lower()
-        if field not in SETTINGS or SETTINGS[field].variable != variable:
-            raise ConfigurationError(f"the environment has an unknown variable {variable}: {_known(field)}")
-        if text:
-            values[field] = _parsed(SETTINGS[field], text, variable)
-    return values
-
-
-def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the AWS variables say of settings that nobody made. Credentials count as one: half of them would fit nobody's other half."""
-    found: dict[str, Any] = {}
-    for setting in SETTINGS.values():
-        text = next((environment[name] for name in setting.fallbacks if environment.get(name)), None)
-        if text is not None and setting.field not in values:
-            found[setting.field] = _parsed(setting, text, setting.fallbacks[0])
-    own = any(field in values for field in _CREDENTIALS)
-    if own or any(field not in found for field in _CREDENTIALS[:2]):
-        found = {field: value for field, value in found.items() if field not in _CREDENTIALS}
-    return found
-
-
-def _parsed(setting: Setting, value: object, source: str) -> str | int | Secret:
-    """The typed value of what was written; `source` is named if it is malformed."""
-    shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
-    try:
-        if setting.kind is int and isinstance(value, str):
-            value = _number(setting, value)
-    except InvalidArgument as error:
-        raise ConfigurationError(f"{source} is {shown}: it must be {setting.accepts}") from error
-    if setting.kind is Secret and isinstance(value, str):
-        value = Secret(value)
-    _check(setting, value, source)
-    assert isinstance(value, str | int | Secret)
-    return value
-
-
-def _number(setting: Setting, text: str) -> int:
-    if setting.unit == "duration":
-        return parse_duration_ms(text)
-    if setting.unit == "size":
-        return parse_size(text)
-    if not text.strip().isdecimal():
-        raise InvalidArgument(f"{text[:40]!r} is not a whole number")
-    return int(text)
-
-
-def _check(setting: Setting, value: object, source: str | None = None) -> None:
+def check(setting: Setting, value: object, source: str | None = None) -> None:
     """Type and bounds, which hold however the settings were made."""
     if value is None and setting.optional:
         return
@@ -621,13 +519,3 @@ def _check(setting: Setting, value: object, source: str | None = None) -> None:
         raise ConfigurationError(
             f"{source or setting.variable} is {_shown(str(value))!r}: it must be http://host:port or https://host:port"
         )
-
-
-def _known(unknown: str) -> str:
-    """What was probably meant, or everything there is."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(unknown.lower(), SETTINGS, n=1)
-    if close:
-        return f"did you mean {close[0]} ({SETTINGS[close[0]].variable})?"
-    return f"there are {', '.join(SETTINGS)}"

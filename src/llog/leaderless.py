@@ -13,9 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from llog.batch.columns import records_of
-from llog.config import Settings, load_settings
+from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import InvalidArgument, LlogError, PartlyAppended, TopicExists, TopicNotFound
+from llog.loading import load_settings
 from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import compactor_options, writer_options
 from llog.partition.catalog import OBJECT, Catalog

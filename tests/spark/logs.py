@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from llog.batch.columns import records_of
-from llog.config import load_settings
 from llog.errors import LlogError
+from llog.loading import load_settings
 from llog.model import Record, TimestampType, TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import Catalog

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from llog.config import Settings, load_settings
+from llog.config import Settings
 from llog.errors import InvalidArgument
+from llog.loading import load_settings
 from llog.model import TopicPartition
 from llog.units import parse_duration_ms, parse_size
 

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from llog.client.backend import Backend
-from llog.config import Settings, load_settings
+from llog.config import Settings
 from llog.errors import InvalidArgument
+from llog.loading import load_settings
 from llog.sql.result import Names, Result
 
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from llog.config import SETTINGS, Settings, load_settings, parse_address
+from llog.config import SETTINGS, Settings, parse_address
 from llog.errors import (
     ConfigurationError,
     InconsistentReadState,
@@ -31,6 +31,7 @@ from llog.errors import (
 from llog.keyed import fast_bytes, fast_filter
 from llog.keyed.encoding import filter_length
 from llog.keyed.model import StorageConfig
+from llog.loading import load_settings
 
 try:
     import slatedb.uniffi as slate

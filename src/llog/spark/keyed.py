@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
-from llog.config import SETTINGS, Settings, load_settings, parse_address
+from llog.config import SETTINGS, Settings, parse_address
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
+from llog.loading import load_settings
 from llog.portal import run
 from llog.runtime import SystemRuntime
 from llog.spark.schema import chosen_columns

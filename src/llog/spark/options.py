@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from llog.config import Settings, load_settings
+from llog.config import Settings
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.loading import load_settings
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import addresses
 from llog.partition.sink import check_sink

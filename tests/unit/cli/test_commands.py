@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from llog import opening
 from llog.cli.main import COMMANDS, main
-from llog.config import load_settings
+from llog.loading import load_settings
 from llog.opening import opened_log
 from llog.partition import pins
 from llog.partition.log import Log

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llog.cli.main import main
-from llog.config import load_settings
+from llog.loading import load_settings
 from llog.model import TopicPartition
 from llog.opening import opened_log
 from llog.partition.log import Log

@@ -215,7 +215,7 @@ async def test_an_append_whose_caller_gives_up_is_finished_before_the_end(settin
 
 _APPENDING = """
 import asyncio
-from llog.config import load_settings
+from llog.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
 from llog.opening import opened_log

@@ -1,0 +1,124 @@
+"""Where settings come from.
+
+Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS, its default. An unknown
+name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from llog.config import PREFIX, SETTINGS, Secret, Setting, Settings, check
+from llog.errors import ConfigurationError, InvalidArgument
+from llog.units import parse_duration_ms, parse_size
+
+CONFIG_VARIABLE: Final = "LLOG_CONFIG"
+CONFIG_FILE: Final = "llog.toml"
+_NOT_SETTINGS: Final = (CONFIG_VARIABLE, "LLOG_REQUIRE_SERVERS", "LLOG_HYPOTHESIS_PROFILE")
+_NOT_SETTINGS_PREFIX: Final = "LLOG_TEST_"
+_CREDENTIALS: Final = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
+
+
+def load_settings(
+    overrides: Mapping[str, str | int | Secret | None] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> Settings:
+    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ` unless given.
+
+    `config_file` goes before the file that LLOG_CONFIG names, and that before `llog.toml` in the current directory.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = _from_file(config_file, environment)
+    values |= _from_environment(environment)
+    for field, value in (overrides or {}).items():
+        if field not in SETTINGS:
+            raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
+        if value is not None:
+            values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
+    return Settings(**(_fallbacks(values, environment) | values))
+
+
+def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    named = config_file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    path = named or Path(CONFIG_FILE)
+    if named is None and not path.is_file():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the configuration file {path} cannot be read ({error.strerror}): check --config or {CONFIG_VARIABLE}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the configuration file {path} is not valid TOML: {error}") from error
+    unknown = next((key for key in found if key not in SETTINGS), None)
+    if unknown is not None:
+        raise ConfigurationError(f"the configuration file {path} has an unknown key {unknown!r}: {_known(unknown)}")
+    return {key: _parsed(SETTINGS[key], value, f"{key} in {path}") for key, value in found.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or variable.startswith(_NOT_SETTINGS_PREFIX):
+            continue
+        field = variable.removeprefix(PREFIX).lower()
+        if field not in SETTINGS or SETTINGS[field].variable != variable:
+            raise ConfigurationError(f"the environment has an unknown variable {variable}: {_known(field)}")
+        if text:
+            values[field] = _parsed(SETTINGS[field], text, variable)
+    return values
+
+
+def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the AWS variables say of settings that nobody made. Credentials count as one: half of them would fit nobody's other half."""
+    found: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        text = next((environment[name] for name in setting.fallbacks if environment.get(name)), None)
+        if text is not None and setting.field not in values:
+            found[setting.field] = _parsed(setting, text, setting.fallbacks[0])
+    own = any(field in values for field in _CREDENTIALS)
+    if own or any(field not in found for field in _CREDENTIALS[:2]):
+        found = {field: value for field, value in found.items() if field not in _CREDENTIALS}
+    return found
+
+
+def _parsed(setting: Setting, value: object, source: str) -> str | int | Secret:
+    """The typed value of what was written; `source` is named if it is malformed."""
+    shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
+    try:
+        if setting.kind is int and isinstance(value, str):
+            value = _number(setting, value)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"{source} is {shown}: it must be {setting.accepts}") from error
+    if setting.kind is Secret and isinstance(value, str):
+        value = Secret(value)
+    check(setting, value, source)
+    assert isinstance(value, str | int | Secret)
+    return value
+
+
+def _number(setting: Setting, text: str) -> int:
+    if setting.unit == "duration":
+        return parse_duration_ms(text)
+    if setting.unit == "size":
+        return parse_size(text)
+    if not text.strip().isdecimal():
+        raise InvalidArgument(f"{text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _known(unknown: str) -> str:
+    """What was probably meant, or everything there is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(unknown.lower(), SETTINGS, n=1)
+    if close:
+        return f"did you mean {close[0]} ({SETTINGS[close[0]].variable})?"
+    return f"there are {', '.join(SETTINGS)}"
