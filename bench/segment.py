@@ -119,21 +119,20 @@ def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
     report.note("records/s of it", f"{batches * RECORDS / plain:,.0f} and {batches * RECORDS / encoded:,.0f}")
 
 
-def synced_appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
+def synced_appends(directory: Path, report: Report, rounds: int, batches: int, count: int) -> None:
     """What a sync takes depends on its place on the disk, and on what was deleted just before, more than on anything else here. So
     there are more turns, each in a new place, and nothing is deleted between them."""
     rounds, batches = rounds * 4, max(batches // 5, 1)
-    places = itertools.count()
-    for count in (RECORDS, RECORDS // 100):
-        body = encode_body(stamped(records(count), NOW_MS))
-        data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
-        (base, ours_s), ratios = in_turns(
-            rounds,
-            lambda: bare(directory / str(next(places)), batches, data, sync=True),  # noqa: B023
-            lambda: ours(directory / str(next(places)), batches, lambda: body, Fsync.ALWAYS),  # noqa: B023
-        )
-        against = f"writev + fdatasync {batches / base:,.0f}/s"
-        report.ratio(f"append of {count}, a sync each", f"{batches / ours_s:,.0f}/s", against, ratios[1], 0.9)
+    places = (directory / str(number) for number in itertools.count())
+    body = encode_body(stamped(records(count), NOW_MS))
+    data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
+    (base, ours_s), ratios = in_turns(
+        rounds,
+        lambda: bare(next(places), batches, data, sync=True),
+        lambda: ours(next(places), batches, lambda: body, Fsync.ALWAYS),
+    )
+    against = f"writev + fdatasync {batches / base:,.0f}/s"
+    report.ratio(f"append of {count}, a sync each", f"{batches / ours_s:,.0f}/s", against, ratios[1], 0.9)
 
 
 def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
@@ -253,8 +252,9 @@ def main() -> int:
         lambda directory: reads(directory, report, arguments.rounds, arguments.batches),
         lambda directory: lookups(directory, report, arguments.rounds),
         lambda directory: memory(directory, report),
-        # Last: the disk is busy for a while when its files are deleted.
-        lambda directory: synced_appends(directory, report, arguments.rounds, arguments.batches),
+        # Last, the larger one at the end: the disk is busy for a while when its files are deleted.
+        lambda directory: synced_appends(directory, report, arguments.rounds, arguments.batches, RECORDS // 100),
+        lambda directory: synced_appends(directory, report, arguments.rounds, arguments.batches, RECORDS),
     ]
     for work in works:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
