@@ -26,8 +26,8 @@ SMALL = b"a" * 100
 BLOCK = 4 << 10
 
 
-def opened(directory: Path, **options: object) -> SegmentWriter:
-    return SegmentWriter(directory, SegmentOptions(**options), "t/0")  # type: ignore[arg-type]
+def opened(directory: Path, options: SegmentOptions | None = None) -> SegmentWriter:
+    return SegmentWriter(directory, options or SegmentOptions(), "t/0")
 
 
 def zeros_behind(writer: SegmentWriter) -> int:
@@ -57,7 +57,7 @@ def test_small_appends_replace_zeros_and_a_close_leaves_none(directory: Path) ->
 
 
 def test_a_sealed_segment_has_no_zeros(directory: Path) -> None:
-    writer = opened(directory, segment_bytes=3000)
+    writer = opened(directory, SegmentOptions(segment_bytes=3000))
     for _ in range(100):
         append(writer, [SMALL])
     bases = numbered(directory, LOG)
@@ -72,11 +72,16 @@ def test_a_sealed_segment_has_no_zeros(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "size"),
-    [({"ahead_bytes": 0}, 100), ({"fsync": Fsync.OS}, 100), ({"fsync": Fsync.INTERVAL}, 100), ({}, 200_000)],
+    [
+        (SegmentOptions(ahead_bytes=0), 100),
+        (SegmentOptions(fsync=Fsync.OS), 100),
+        (SegmentOptions(fsync=Fsync.INTERVAL), 100),
+        (SegmentOptions(), 200_000),
+    ],
     ids=["off", "os", "interval", "large"],
 )
-def test_who_gains_nothing_by_zeros_gets_none(directory: Path, options: dict[str, object], size: int) -> None:
-    writer = opened(directory, **options)
+def test_who_gains_nothing_by_zeros_gets_none(directory: Path, options: SegmentOptions, size: int) -> None:
+    writer = opened(directory, options)
     for _ in range(20):
         append(writer, [b"a" * size])
         assert zeros_behind(writer) == 0
@@ -121,7 +126,7 @@ def test_a_frame_that_reached_the_disk_before_the_one_ahead_of_it_never_comes_ba
 def test_whichever_blocks_of_a_group_a_power_cut_leaves_its_first_frames_are_there_or_none(
     directory: Path, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
 ) -> None:
-    writer = opened(directory, ahead_bytes=ahead_bytes)
+    writer = opened(directory, SegmentOptions(ahead_bytes=ahead_bytes))
     acknowledged = [bytes([number]) * 1000 for number in range(20)]
     for payload in acknowledged:
         append(writer, [payload])
@@ -141,7 +146,7 @@ def test_whichever_blocks_of_a_group_a_power_cut_leaves_its_first_frames_are_the
         for at in left:
             image[at : at + BLOCK] = written[at : at + BLOCK]
         path.write_bytes(image)
-        writer = opened(directory, ahead_bytes=0)  # new zeros would hide what is left behind a hole
+        writer = opened(directory, SegmentOptions(ahead_bytes=0))  # new zeros would hide what is left behind a hole
         survived = writer.bounds.next_offset - 1 - len(acknowledged)
         assert survived == 3 if len(left) == len(starts) else survived < 3
         append(writer, [b"d" * 3000])
@@ -174,7 +179,7 @@ def test_a_disk_without_room_for_zeros_takes_the_append(directory: Path, monkeyp
 
 
 def test_readers_go_on_when_the_zeros_that_they_had_mapped_are_cut_off(directory: Path) -> None:
-    writer = opened(directory, segment_bytes=2 << 20)
+    writer = opened(directory, SegmentOptions(segment_bytes=2 << 20))
     large = b"b" * 4000
     for _ in range(300):
         append(writer, [large])
