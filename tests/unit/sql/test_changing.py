@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +17,6 @@ from llog.rocks.keys import COUNTERS
 from llog.topics.events import Op
 from llog.topics.routes import Route
 from tests.unit.sql.tables_world import World, everything, statement, told
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "db")
-    made.create("CREATE TABLE app.m (id BIGINT PRIMARY KEY, name VARCHAR NOT NULL DEFAULT 'anon', n INTEGER)")
-    yield made
-    made.close()
-
 
 _OPS: tuple[Literal["INSERT", "UPDATE", "DELETE"], ...] = ("INSERT", "UPDATE", "DELETE")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,14 +12,6 @@ from llog.errors import ConstraintViolation, ResultTooLarge, SqlError, Transacti
 from llog.sql.mirror import MirrorOptions
 from llog.topics.events import Op
 from tests.unit.sql.tables_world import World, everything, told
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "db")
-    made.create("CREATE TABLE app.m (id BIGINT PRIMARY KEY, name VARCHAR NOT NULL DEFAULT 'anon', n INTEGER)")
-    yield made
-    made.close()
 
 
 def test_a_transaction_is_written_as_a_whole_in_the_order_of_its_statements(world: World) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Iterable
 
 from llog.errors import LlogError, OutcomeUnknown
 from llog.model import TopicPartition
 from llog.partition.log import Log
-from llog.rocks.store import RocksStore
 from llog.topics.group_listing import GroupListing
 from llog.topics.group_records import GroupRecord
-from llog.topics.group_stores import GroupKey, GroupStore, MetaGroups, RocksGroups, Stored
+from llog.topics.group_stores import GroupKey, GroupStore, Stored
 from llog.topics.groups import Groups
 from tests.unit.partition.world import TP, World
 
@@ -89,16 +86,3 @@ class Room:
         assert given is not None
         assert {each.member for each in given} <= {member}
         return [(each.start, each.end, each.attempt) for each in given]
-
-
-@asynccontextmanager
-async def opened_room(kind: str, directory: Path) -> AsyncIterator[Room]:
-    """`kind` is meta or rocksdb."""
-    world = World()
-    await world.catalog.create(TP.topic, 4)
-    if kind == "meta":
-        yield Room(world, MetaGroups(world.meta))
-        return
-    store = RocksStore.open(directory)
-    yield Room(world, RocksGroups(store, world.runtime))
-    store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,7 @@ from llog.topics.group_listing import GroupLag, GroupListing, GroupShare
 from llog.topics.group_records import GroupMode, GroupRecord
 from llog.topics.groups import Groups
 from tests.unit.partition.world import TP
-from tests.unit.topics.groups_room import KEY, OTHER, VISIBILITY_MS, Room, opened_room
-
-
-@pytest.fixture(params=["meta", "rocksdb"])
-async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Room]:
-    async with opened_room(request.param, tmp_path) as made:
-        yield made
+from tests.unit.topics.groups_room import KEY, OTHER, VISIBILITY_MS, Room
 
 
 async def test_all_groups_are_listed_once(room: Room) -> None:

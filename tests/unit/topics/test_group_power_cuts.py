@@ -49,13 +49,18 @@ class Cuts:
 
 
 @pytest.fixture
+async def world() -> World:
+    made = World()
+    await made.catalog.create(TP.topic, 4)
+    return made
+
+
+@pytest.fixture
 def cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cuts:
     return Cuts(tmp_path, monkeypatch)
 
 
-async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
+async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
         room = Room(world, RocksGroups(store, world.runtime))
         await room.fill(20)
@@ -75,9 +80,7 @@ async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(cuts:
     assert positions == [2] * 3
 
 
-async def test_what_was_not_handed_out_is_not_its_members_again_after_a_power_cut(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
+async def test_what_was_not_handed_out_is_not_its_members_again_after_a_power_cut(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
         room = Room(world, RocksGroups(store, world.runtime))
         await room.fill(9)
@@ -89,9 +92,7 @@ async def test_what_was_not_handed_out_is_not_its_members_again_after_a_power_cu
         assert await room.claim("a", 100) == [(4, 9, 1)]
 
 
-async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(tmp_path: Path) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
+async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(world: World, tmp_path: Path) -> None:
     with closing(RocksStore.open(tmp_path)) as store:
         room = Room(world, RocksGroups(store, world.runtime))
         await room.fill(9)
@@ -104,9 +105,7 @@ async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(
         assert await room.groups.ack("g", TP, "a", 3) == 8, "an ACK may skip what nobody was given"
 
 
-async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(cuts: Cuts) -> None:
-    world = World()
-    await world.catalog.create(TP.topic, 4)
+async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
         room = Room(world, RocksGroups(store, world.runtime))
         await room.fill(9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,7 @@ from llog.stores.meta import ABSENT
 from llog.topics.group_records import Claim, GroupMode, GroupRecord
 from llog.topics.group_stores import GroupKey, MetaGroups, RocksGroups, Stored
 from tests.unit.partition.world import START_MS, TP, World
-from tests.unit.topics.groups_room import KEY, OTHER, UNKNOWN, VISIBILITY_MS, Disturbed, Room, opened_room
-
-
-@pytest.fixture(params=["meta", "rocksdb"])
-async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Room]:
-    async with opened_room(request.param, tmp_path) as made:
-        yield made
-
+from tests.unit.topics.groups_room import KEY, OTHER, UNKNOWN, VISIBILITY_MS, Disturbed, Room
 
 # --- plain positions
 
