@@ -234,7 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers wait, and "
-            "a broker refuses requests with 429.",
+            "a broker refuses requests with 429. One request of a broker never holds more than it leaves free for others.",
             ge=1,
             extra={"unit": "size"},
         ),
@@ -252,12 +252,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_max_bytes: Annotated[
         int,
         Meta(
-            description="Largest body of a request that the broker reads; larger ones are refused with 413.",
+            description="Largest body of a request that the broker reads; larger ones, and those over half of "
+            "LLOG_BATCH_MAX_BUFFER_BYTES, are refused with 413.",
             ge=1 << 10,
             le=256 << 20,
             extra={"unit": "size"},
         ),
     ] = 16 << 20
+    request_timeout_ms: Annotated[
+        int,
+        Meta(
+            description="How long a body may arrive more slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND before the broker gives it up "
+            "with 408. Raise it for clients on bad networks.",
+            ge=100,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 10_000
+    request_min_bytes_per_second: Annotated[
+        int,
+        Meta(
+            description="Bytes per second that a body must arrive with. Lower it for clients on slow networks.",
+            ge=1,
+            le=1 << 30,
+            extra={"unit": "size"},
+        ),
+    ] = 16 << 10
     role: Annotated[
         Literal["all", "write", "read"],
         Meta(

@@ -246,6 +246,12 @@ class RequestTooLarge(LlogError):
     code = "request_too_large"
 
 
+class RequestTimeout(LlogError):
+    """A request arrived more slowly than the broker waits for. Nothing of it was done."""
+
+    code = "request_timeout"
+
+
 class WrongRole(LlogError):
     """A broker was asked for what another role answers; nothing of the request was done."""
 
@@ -253,7 +259,7 @@ class WrongRole(LlogError):
 
 
 class Overloaded(LlogError):
-    """The broker holds as much as it may. Nothing of the request was read; try again later."""
+    """The broker holds as much as it may. Nothing of the request was done; try again later."""
 
     code = "overloaded"
 

@@ -132,7 +132,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
 
 
 async def test_requests_beyond_the_buffer_are_told_to_come_again() -> None:
-    served = Served(batch_max_buffer_bytes=4096, batch_max_bytes=1024)
+    served = Served(batch_max_buffer_bytes=8192, batch_max_bytes=1024)
     served.blobs.gate.clear()
     first = asyncio.ensure_future(served.produce("t", "x" * 3000))
     while not served.blobs.puts:

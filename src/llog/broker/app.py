@@ -1,12 +1,11 @@
-"""The HTTP surface: routes, bodies that are bounded before they are read, and one way to answer errors."""
+"""The HTTP surface: routes, and one way to answer errors."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,8 @@ from starlette.routing import Route
 
 from llog.broker import metrics as counting
 from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
-from llog.broker.batching import BatchingProducer, Buffer
+from llog.broker.batching import BatchingProducer
+from llog.broker.bodies import JSON, Bodies
 from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
@@ -45,7 +45,7 @@ from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import let_go_of_deleted
-from llog.errors import InvalidArgument, LlogError, RequestTooLarge, WrongRole
+from llog.errors import InvalidArgument, LlogError, RequestTimeout, RequestTooLarge, WrongRole
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import writer_options
 from llog.partition.catalog import Catalog
@@ -57,12 +57,10 @@ from llog.topics.consuming import Consuming
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
 
-BODY_SECONDS: Final = 60.0
 HEALTH_SECONDS: Final = 5.0
 _BOUNDS_AT_A_TIME: Final = 64
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
-_JSON: Final = "application/json"
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -92,13 +90,12 @@ class Broker:
         )
         self._producing = ProduceService(self._catalog, self._producer, self.metrics)
         self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, log.runtime, self.stopping)
+        self._body = Bodies(settings, self.metrics).read
         consuming = Consuming(log, self._reader, appender, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
-        self._buffer = Buffer(settings.batch_max_buffer_bytes, self.metrics)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
         self._sql = Sql(log, settings, self.stopping, self._body)
-        self._body_bytes_max = min(settings.request_max_bytes, settings.batch_max_buffer_bytes)
 
     async def start(self) -> None:
         """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
@@ -178,7 +175,7 @@ class Broker:
         except LlogError as error:
             self.metrics.errors[error.code] += 1
             response = problem_of(error)
-            if isinstance(error, RequestTooLarge):
+            if isinstance(error, RequestTooLarge | RequestTimeout):
                 response.headers["connection"] = "close"  # the rest of the body is not wanted
             return response
         except ClientDisconnect:
@@ -235,40 +232,6 @@ class Broker:
     async def _offset(self, request: Request) -> Response:
         asked = queried(TimeQuery, request.query_params)
         return _json({"offset": await self._reader.offset_for_time(_partition_of(request), asked.timestamp_ms)})
-
-    @asynccontextmanager
-    async def _body(self, request: Request, wanted: str = _JSON) -> AsyncIterator[bytearray]:
-        """The body, which counts as buffered until the block ends."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != wanted:  # what writes wants a type that no web page can send here behind its visitor's back
-            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
-        declared = request.headers.get("content-length", "")
-        taken = 0
-
-        def take(size: int) -> None:
-            nonlocal taken
-            if size > self._body_bytes_max:
-                raise RequestTooLarge(
-                    f"the body has {size} bytes or more: at most {self._body_bytes_max} are read (LLOG_REQUEST_MAX_BYTES)"
-                )
-            if size > taken:
-                self._buffer.take(size - taken)
-                taken = size
-
-        try:
-            if declared.isascii() and declared.isdecimal():
-                take(int(declared[:20]))
-            body = bytearray()
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    async for chunk in request.stream():
-                        take(len(body) + len(chunk))
-                        body += chunk
-            except TimeoutError:
-                raise InvalidArgument(f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
-            yield body
-        finally:
-            self._buffer.give_back(taken)
 
     # --- topics
 
@@ -363,4 +326,4 @@ def _partition_of(request: Request) -> TopicPartition:
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(msgspec.json.encode(value), status.value, media_type=_JSON)
+    return Response(msgspec.json.encode(value), status.value, media_type=JSON)

@@ -15,34 +15,13 @@ from typing import Final, NamedTuple
 from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.broker.uploads import Appends
-from llog.errors import LlogError, Overloaded, PartitionNotInitialized, StoreUnavailable, TopicNotFound
+from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable, TopicNotFound
 from llog.model import TopicPartition
 from llog.ports import AppendResult, Group
 
 FLUSHES_MAX: Final = 4
 RECORD_OVERHEAD: Final = 16
 """Bytes that a record counts for besides its own: empty ones must not collect without bound."""
-
-
-class Buffer:
-    """How much of requests the broker may hold, from before their bodies are read until they are answered."""
-
-    def __init__(self, max_bytes: int, metrics: Metrics) -> None:
-        self._max_bytes = max_bytes
-        self._metrics = metrics
-
-    def take(self, size: int) -> None:
-        """`Overloaded` if there is no room."""
-        held = self._metrics.buffered_bytes
-        if held + size > self._max_bytes:
-            raise Overloaded(
-                f"{held} bytes of other requests wait, and {size} more are over the limit of {self._max_bytes} "
-                "(LLOG_BATCH_MAX_BUFFER_BYTES): try again later"
-            )
-        self._metrics.buffered_bytes += size
-
-    def give_back(self, size: int) -> None:
-        self._metrics.buffered_bytes -= size
 
 
 class _Item(NamedTuple):

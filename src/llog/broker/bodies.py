@@ -1,0 +1,126 @@
+"""Bodies of requests, read within bounds: how large one may be, how slowly it may arrive, and how much all of them hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+
+from llog.broker.metrics import Metrics
+from llog.config import Settings
+from llog.errors import InvalidArgument, Overloaded, RequestTimeout, RequestTooLarge
+
+JSON: Final = "application/json"
+
+
+class Pace(NamedTuple):
+    """How slowly bytes may arrive: at `bytes_per_s`, with `patience_s` of delay forgiven."""
+
+    patience_s: float
+    bytes_per_s: int
+
+    def begin(self, now: float) -> float:
+        """Return when to give up unless bytes arrive."""
+        return now + self.patience_s
+
+    def extend(self, deadline: float, now: float, size: int) -> float:
+        """Return the deadline after `size` bytes arrived. A burst buys no more than the patience: a stall behind it is noticed."""
+        return min(now + self.patience_s, deadline + size / self.bytes_per_s)
+
+
+class Buffer:
+    """The bytes of requests that the broker holds, from their arrival until the requests are answered."""
+
+    def __init__(self, max_bytes: int, metrics: Metrics) -> None:
+        self.max_bytes = max_bytes
+        self.metrics = metrics
+
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        """Yield the share of one request, which is free again when the block ends."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.metrics.buffered_bytes -= share.size
+
+
+class Share:
+    """What one request, and so one connection, holds of the buffer: never more than it leaves free for the others.
+
+    So a few large bodies cannot take the last of the buffer.
+    """
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self.size = 0
+
+    def check(self, more: int) -> None:
+        """Raise `Overloaded` if there is no room for `more` bytes."""
+        max_bytes, held = self._buffer.max_bytes, self._buffer.metrics.buffered_bytes
+        if self.size + more > max_bytes - held - more:
+            raise Overloaded(
+                f"the broker holds {held} of at most {max_bytes} bytes of requests (LLOG_BATCH_MAX_BUFFER_BYTES), and this one's "
+                f"{self.size + more} would leave less than that to others: try again later"
+            )
+
+    def grow(self, more: int) -> None:
+        self.check(more)
+        self.size += more
+        self._buffer.metrics.buffered_bytes += more
+
+
+class Bodies:
+    """Reads bodies into one buffer."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._buffer = Buffer(settings.batch_max_buffer_bytes, metrics)
+        self._pace = Pace(settings.request_timeout_ms / 1000, settings.request_min_bytes_per_second)
+        self._bytes_max, self._bound_by = min(
+            (settings.request_max_bytes, "LLOG_REQUEST_MAX_BYTES"),
+            (settings.batch_max_buffer_bytes // 2, "half of LLOG_BATCH_MAX_BUFFER_BYTES"),
+        )
+
+    @asynccontextmanager
+    async def read(self, request: Request, wanted: str = JSON) -> AsyncIterator[bytearray]:
+        """Yield the body, which counts as held until the block ends."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != wanted:  # what writes wants a type that no web page can send here behind its visitor's back
+            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
+        declared = request.headers.get("content-length", "")
+        with self._buffer.share() as share:
+            if declared.isascii() and declared.isdecimal():
+                # Too much is refused before it is sent; nothing counts as held before it has arrived.
+                self._check_size(int(declared[:20]))
+                share.check(int(declared[:20]))
+            yield await self._received(request, share)
+
+    async def _received(self, request: Request, share: Share) -> bytearray:
+        body = bytearray()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        deadline = self._pace.begin(begun)
+        try:
+            async with asyncio.timeout_at(deadline) as timeout:
+                async for chunk in request.stream():
+                    self._check_size(len(body) + len(chunk))
+                    share.grow(len(chunk))
+                    body += chunk
+                    deadline = self._pace.extend(deadline, loop.time(), len(chunk))
+                    timeout.reschedule(deadline)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{len(body)} bytes of the body arrived within {loop.time() - begun:.0f} seconds, slower than "
+                f"{self._pace.bytes_per_s} bytes per second (LLOG_REQUEST_MIN_BYTES_PER_SECOND) for "
+                f"{self._pace.patience_s:g} seconds (LLOG_REQUEST_TIMEOUT_MS): send smaller requests, or lower the rate"
+            ) from None
+        return body
+
+    def _check_size(self, size: int) -> None:
+        if size > self._bytes_max:
+            raise RequestTooLarge(
+                f"the body has {size} bytes or more: at most {self._bytes_max} are read ({self._bound_by})"
+            )
