@@ -175,6 +175,12 @@ async def test_a_failing_store_is_told_and_nothing_is_acknowledged(served: Serve
     served.blobs.broken = True
     assert "out of order" in _problem(await served.client.get("/health"), 503, "store_unavailable")["detail"]
     assert (await served.produce("t", "lost"))["error"]["code"] == "store_unavailable"
+    lost = {"topic": "t", "partition": 0, "records": ["lost"]}
+    refused = await served.client.post("/produce", json={"topic_partitions": [lost]})
+    assert "out of order" in _problem(refused, 503, "store_unavailable")["detail"]
+    mixed = await served.client.post("/produce", json={"topic_partitions": [lost, lost | {"topic": "no topic"}]})
+    codes = [item["error"]["code"] for item in mixed.json()["topic_partitions"]]
+    assert (mixed.status_code, codes) == (200, ["store_unavailable", "invalid_argument"])
     other = Served(beside=served)
     assert (await other.consume("t", 1))["error"]["code"] == "store_unavailable"
     await other.close()

@@ -36,7 +36,7 @@ from llog.broker.messages import (
     decoded,
     queried,
 )
-from llog.broker.problems import problem, problem_of
+from llog.broker.problems import items_answer, problem, problem_of
 from llog.broker.producing import ProduceService
 from llog.broker.sql import Sql
 from llog.broker.tail import SharedTail, Tail
@@ -199,12 +199,12 @@ class Broker:
         async with self._body(request) as body:
             asked = decoded(ProduceRequest, body)
             body.clear()
-            return _json({"topic_partitions": await self._producing.produce(asked.topic_partitions)})
+            return items_answer(await self._producing.produce(asked.topic_partitions))
 
     async def _consume(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(ConsumeRequest, body)
-        return _json({"topic_partitions": await consume(self._fetching, asked, self.metrics)})
+        return items_answer(await consume(self._fetching, asked, self.metrics))
 
     async def _produce_arrow(self, request: Request) -> Response:
         tp = _partition_of(request)

@@ -82,6 +82,8 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
+_PASSING: Final = {error.code for error, status in _STATUS.items() if status is HTTPStatus.SERVICE_UNAVAILABLE}
+
 
 def problem(
     status: HTTPStatus,
@@ -100,6 +102,16 @@ def problem_of(error: LlogError) -> Response:
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     headers = {"retry-after": str(RETRY_AFTER_S)} if again else None
     return problem(status, error.code, str(error), headers, _more(error))
+
+
+def items_answer(items: list[dict[str, Any]]) -> Response:
+    """The answer to a request whose items go well or fail one by one: 503 if all of them failed and may go well later, else 200."""
+    body = {"topic_partitions": items}
+    errors = [item["error"] for item in items if "error" in item]
+    if len(errors) < len(items) or not all(error["code"] in _PASSING for error in errors):
+        return Response(msgspec.json.encode(body), media_type="application/json")
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, errors[0]["code"], errors[0]["detail"], headers, body)
 
 
 def error_of(error: LlogError) -> dict[str, Any]:

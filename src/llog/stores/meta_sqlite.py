@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
 from llog.stores.meta import Entry, Put, check, check_bounds
-from llog.stores.sqlite_file import BUSY_SECONDS, connect, prepare, unavailable
+from llog.stores.sqlite_file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
 from llog.stores.sqlite_writer import Transaction, Writer
 
 SLICE_ROWS_FIRST: Final = 32
@@ -194,7 +194,7 @@ class SqliteMetaStore:
                     return rows
                 except sqlite3.Error as error:
                     # A fork took the connection away, or a lock is held: both pass.
-                    passing = isinstance(error, sqlite3.ProgrammingError) or "locked" in str(error)
+                    passing = isinstance(error, sqlite3.ProgrammingError) or is_locked(error)
                     if self._closed or not passing or time.perf_counter() - started > BUSY_SECONDS:
                         raise unavailable(self._path, error) from error
                 await asyncio.sleep(POLL_SECONDS_MIN)

@@ -14,16 +14,21 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 from llog.errors import StoreUnavailable, WrongStore
+from llog.stores.lock_holder import holder_of
 
 APPLICATION_ID: Final = 0x4C4C4F47  # "LLOG"
 USER_VERSION: Final = 1
 BUSY_SECONDS: Final = 5.0
+"""How long a call waits for SQLite's own locks, which llog's processes hold for moments only."""
+LOCK_SECONDS: Final = 10.0
+"""How long a write waits for those of other processes."""
 
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -50,15 +55,31 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 def unavailable(path: Path, error: Exception) -> StoreUnavailable:
+    if is_locked(error):
+        return StoreUnavailable(f"metadata store {path}: {error} by {holder_of(path, Path(f'{path}-shm'))}")
     return StoreUnavailable(
-        f"metadata store {path}: {error}. Check that the file and its directory are writable, that the disk is not full, "
-        "and that no other program holds a lock on it"
+        f"metadata store {path}: {error}. Check that the file and its directory are writable, and that the disk is not full"
     )
+
+
+def is_locked(error: Exception) -> bool:
+    return isinstance(error, sqlite3.Error) and "locked" in str(error)
+
+
+def lock_timeout(path: Path) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"metadata store {path} has been locked for {LOCK_SECONDS:g} seconds, and nothing was changed. The lock is held by "
+        f"{holder_of(lock_path(path))}"
+    )
+
+
+def lock_path(path: Path) -> Path:
+    return Path(f"{path}.lock")
 
 
 def open_lock(path: Path) -> int:
     """The file whose `flock` is held around write transactions: unlike SQLite's busy handler it queues waiters."""
-    return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 @contextmanager
@@ -104,17 +125,30 @@ def _is_new(path: Path, connection: sqlite3.Connection) -> bool:
 def _create(path: Path, connection: sqlite3.Connection) -> None:
     lock = open_lock(path)
     try:
-        with locked(lock):
-            if _is_new(path, connection):
-                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                if mode != "wal":
-                    raise StoreUnavailable(
-                        f"metadata store {path}: its file system allows no write-ahead log (journal mode is {mode}): "
-                        "put it on a local disk"
-                    )
-                connection.executescript(_SCHEMA)
+        _acquire(path, lock)
+        if _is_new(path, connection):
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != "wal":
+                raise StoreUnavailable(
+                    f"metadata store {path}: its file system allows no write-ahead log (journal mode is {mode}): "
+                    "put it on a local disk"
+                )
+            connection.executescript(_SCHEMA)
     finally:
         os.close(lock)
+
+
+def _acquire(path: Path, lock: int) -> None:
+    """Not by `locked`, which waits without end: there is nobody here yet who could give up for it."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise lock_timeout(path) from None
+        time.sleep(0.01)
 
 
 def _make_directory(directory: Path) -> None:

@@ -19,7 +19,15 @@ from typing import Any, Final
 
 from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
 from llog.stores.meta import ABSENT, mismatch
-from llog.stores.sqlite_file import BUSY_SECONDS, connect, locked, open_lock, unavailable
+from llog.stores.sqlite_file import (
+    BUSY_SECONDS,
+    LOCK_SECONDS,
+    connect,
+    lock_timeout,
+    locked,
+    open_lock,
+    unavailable,
+)
 
 GROUP_JOBS_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 << 20
@@ -147,7 +155,7 @@ class Transaction:
 class Job:
     """One call, and where its answer goes."""
 
-    __slots__ = ("apply", "error", "future", "keys", "loop", "result", "size")
+    __slots__ = ("apply", "error", "future", "is_begun", "keys", "loop", "result", "size")
 
     def __init__(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> None:
         self.apply = apply
@@ -155,6 +163,8 @@ class Job:
         self.size = size
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.is_begun = False
+        """A transaction has taken it up, and will answer it."""
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -177,6 +187,8 @@ class Writer:
         self._group: list[Job] = []
         self._closed = False
         self._abandoned = False
+        self._is_locked_out = False
+        """A job has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
         self._ended = threading.Event()
         self._lock = open_lock(path)
         self._thread = threading.Thread(target=self._run, name=f"llog-meta-{path.name}", daemon=True)
@@ -187,11 +199,17 @@ class Writer:
         job = Job(apply, keys, size)
         if self._closed:
             raise _closed(self._path)
+        if self._is_locked_out:
+            raise lock_timeout(self._path)
         self._unanswered.add(job)
         self._queue.put(job)
         if self._ended.is_set():
             raise _closed(self._path)
-        return await job.future
+        deadline = job.loop.call_later(LOCK_SECONDS, self._withdraw, job)
+        try:
+            return await job.future
+        finally:
+            deadline.cancel()
 
     async def close(self) -> None:
         """Finishes what was asked for before, ends the session. Gives up on a thread that is stuck."""
@@ -215,6 +233,21 @@ class Writer:
         """In a forked child: closes the inherited descriptor, with which it would hold the parent's lock."""
         if not self._ended.is_set():
             os.close(self._lock)
+
+    def _withdraw(self, job: Job) -> None:
+        """At a job's deadline: fails the job if the thread still waits for the lock. With the gate in our hands no transaction begins."""
+        if job.is_begun:
+            return
+        if not self.gate.acquire(blocking=False):
+            job.loop.call_later(LOCK_SECONDS, self._withdraw, job)
+            return
+        try:
+            if not job.is_begun:
+                self._is_locked_out = True
+                job.error = lock_timeout(self._path)
+                self._answer([job])
+        finally:
+            self.gate.release()
 
     def _abandon(self) -> None:
         # With the gate in our hands no transaction runs, and none will: nothing that is unanswered has happened.
@@ -291,6 +324,10 @@ class Writer:
     def _apply(self, group: list[Job], first: Callable[[Transaction], None] | None) -> None:
         if self._abandoned:
             raise _closed(self._path)
+        self._is_locked_out = False
+        group = [job for job in group if job.error is None]
+        for job in group:
+            job.is_begun = True
         if self._connection is None:
             self._connection = connect(self._path, BUSY_SECONDS)
         try:
