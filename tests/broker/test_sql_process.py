@@ -48,6 +48,9 @@ def test_values_come_back_as_they_went(connection: Connection) -> None:
     assert connection.execute("INSERT INTO app.t VALUES (?, ?, ?, ?, ?, ?)", row).rowcount == 1
     assert connection.execute("SELECT * FROM app.t").fetchall() == [row]
     assert connection.executemany("INSERT INTO app.t (id) VALUES (?)", [(n,) for n in range(100)]).rowcount == 100
+    upsert = "INSERT INTO app.t (id, name) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET name = excluded.name"
+    assert connection.executemany(upsert, [(9, "a"), (9, "b"), (9, "c")]).rowcount == 3
+    assert connection.execute("SELECT name FROM app.t WHERE id = 9").fetchall() == [("c",)]
     assert connection.insert("app.t", pa.table({"id": range(1000, 1500)})) == 500
     assert connection.execute("SELECT count(*) FROM app.t").fetchone() == (601,)
 

@@ -22,7 +22,8 @@ from llog.runtime import Runtime
 from llog.sql.definitions import TableDefinition, TableStore
 from llog.sql.expressions import rows_as
 from llog.sql.mirror import Cursor, Mirror, Params, registered, roll_back
-from llog.sql.planning import Plan, planned, spread
+from llog.sql.planning import STAGED, Plan, Staging, planned, runs, share, spread
+from llog.sql.rendering import quoted
 from llog.sql.statements import TableStatement
 from llog.topics.changes import Change
 from llog.topics.events import Op
@@ -184,7 +185,7 @@ class Transaction:
             cursor = self._ready({each.number: each for each in (definition, *read)}.values())
             changed, returned = 0, []
             with registered(cursor, extra):
-                for sql, values in spread(plan, statement.values, params):
+                for sql, values in self._steps(cursor, definition, statement, plan, params):
                     rows = self._place.mirror.fetch(cursor, sql, values)
                     rows = rows.rename_columns(definition.codec.names).cast(definition.codec.schema)
                     self._record(definition, _OPS[statement.kind], rows, may_exist=statement.conflict)
@@ -192,6 +193,41 @@ class Transaction:
                     if plan.returning is not None:
                         returned.append(self._returned(cursor, definition, plan, rows))
             return Executed(changed, pa.concat_tables(returned) if returned else None)
+
+    def _steps(
+        self, cursor: Cursor, definition: TableDefinition, statement: TableStatement, plan: Plan, params: Params
+    ) -> Iterator[tuple[str, Params]]:
+        """Yields what to run with which parameters; each must have run before the next is taken."""
+        staging = plan.staging
+        count = plan.rows if statement.values is None else len(statement.values)
+        if staging is None or count == 1 or not (staging.updates or definition.checked):
+            return spread(plan, statement.values, params)
+        return self._staged(cursor, definition, statement, staging, params)
+
+    def _staged(
+        self, cursor: Cursor, definition: TableDefinition, statement: TableStatement, staging: Staging, params: Params
+    ) -> Iterator[tuple[str, Params]]:
+        """The rows in their order, as many at once as have different keys: the same as one by one."""
+        columns = ", ".join(
+            f"{quoted(each.name)} {each.type}" + ("" if each.default is None else f" DEFAULT {each.default}")
+            for each in definition.columns
+        )
+        key = ", ".join(map(quoted, definition.primary_key))
+        with self._place.mirror.explained():
+            cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({columns})")
+            for sql, values in spread(staging.fill, statement.values, share(params, staging.fill.parameters)):
+                cursor.execute(sql, values)
+        numbered = self._place.mirror.fetch(
+            cursor, f"SELECT rowid, lag(rowid) OVER (PARTITION BY {key} ORDER BY rowid) FROM {STAGED} ORDER BY rowid"
+        )
+        rows, before = (column.to_pylist() for column in numbered.columns)
+        if definition.checked:  # rows may conflict in other columns, too
+            before = [None, *rows][: len(rows)]
+        head, tail = staging.apply
+        for first, last in runs(rows, before):
+            yield f"{head}{first} AND {last}{tail}", share(params, staging.parameters)
+        with self._place.mirror.explained():
+            cursor.execute(f"DROP TABLE {STAGED}")
 
     def _returned(self, cursor: Cursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
         with registered(cursor, {"llog_returned": rows}):

@@ -80,6 +80,8 @@ def table_statement(cursor: Cursor) -> TableStatement:
     """The statement whose tokens these are; `SqlError` if it is none of those that tables know."""
     places = _places(cursor)
     plain = plain_insert(cursor)
+    if plain is not None and any(start > cursor.token.start for start in cursor.parameters):
+        plain = None  # rows of several runs cannot be joined: each has its own values beside them
     if plain is not None and plain.ends:
         at = plain.table_at
         qualify = {} if cursor.tokens[at + 1].upper == "." else {at: _main(cursor, at)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +57,8 @@ def statement(sql: str, **given: Any) -> TableStatement:
     found = _TARGET.match(sql)
     kind, target = (found[1].upper(), found[2]) if found else ("SELECT", None)
     tables = dict.fromkeys(each for each in _READ.findall(sql) if each != "app.nowhere")
+    numbers = count(1)
+    sql = re.sub(r"\?", lambda _: f"${next(numbers)}", sql)
     given.setdefault("conflict", bool(re.search(r"ON CONFLICT|INSERT OR ", sql, re.IGNORECASE)))
     given.setdefault("returning", bool(re.search(r"\bRETURNING\b", sql, re.IGNORECASE)))
     given.setdefault("if_exists", bool(re.search(r"IF (NOT )?EXISTS", sql, re.IGNORECASE)))

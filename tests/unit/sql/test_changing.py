@@ -299,8 +299,16 @@ def test_many_bound_rows_go_through_duckdb_at_once(world: World) -> None:
         assert done.rows is not None
         assert sorted(done.rows.column("id").to_pylist()) == list(range(1200))
     assert world.rows("SELECT sum(n), count(*) FROM app.m") == [(sum(range(1200)) * 2, 1200)]
-    with pytest.raises(SqlError, match="once for each row"):
-        world.run("INSERT INTO app.m VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = ?", values=rows)
+
+
+def test_rows_that_conflict_in_a_unique_column_are_applied_one_by_one(world: World) -> None:
+    world.create("CREATE TABLE app.u (id BIGINT PRIMARY KEY, mail VARCHAR UNIQUE, n INTEGER)")
+    rows = ((1, "a", 1), (2, "a", 2), (3, "b", 3))
+    world.run("INSERT INTO app.u VALUES (?, ?, ?) ON CONFLICT DO NOTHING", values=rows)
+    assert world.rows("SELECT * FROM app.u ORDER BY id") == [(1, "a", 1), (3, "b", 3)]
+    moved = "ON CONFLICT (mail) DO UPDATE SET mail = excluded.mail || '!', n = excluded.n"
+    world.run(f"INSERT INTO app.u VALUES (4, 'a', 4), (5, 'a!', 5), (6, 'a', 6) {moved}")
+    assert world.rows("SELECT * FROM app.u ORDER BY id") == [(1, "a!!", 5), (3, "b", 3), (6, "a", 6)]
 
 
 def test_long_statements_are_run_if_they_are_plain_values_and_refused_otherwise(world: World) -> None:

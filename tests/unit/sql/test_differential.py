@@ -52,9 +52,7 @@ def _statements(draw: st.DrawFn) -> tuple[str, list[Any], dict[str, Any]]:
     kind = draw(st.sampled_from(["plain", "insert", "select", "update", "delete", "replace"]))
     table = draw(_TABLES)
     if kind in ("plain", "insert", "replace"):
-        rows = draw(
-            st.lists(_NEW, min_size=1, max_size=3, unique_by=lambda row: row[0] if kind != "plain" else id(row))
-        )
+        rows = draw(st.lists(_NEW, min_size=1, max_size=3))
         places = ", ".join("(?, ?, ?)" for _ in rows)
         flat = [value for row in rows for value in row]
         if kind == "plain":
@@ -65,8 +63,10 @@ def _statements(draw: st.DrawFn) -> tuple[str, list[Any], dict[str, Any]]:
     if kind == "select":
         other = draw(_TABLES)
         where = draw(_WHERES)
+        moved = draw(st.sampled_from(["id + 4", "id % 3"]))
+        conflict = draw(_CONFLICTS)
         return (
-            f"INSERT INTO {table} SELECT id + 4, n, s || '+' FROM {other} WHERE {where}",
+            f"INSERT INTO {table} SELECT {moved}, n, s || '+' FROM {other} WHERE {where} ORDER BY id{conflict}",
             [draw(st.integers(0, 4))],
             {},
         )

@@ -340,6 +340,78 @@ async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session:
     assert await rows(session, "SELECT id, n FROM s.d ORDER BY id") == [(1, 1), (2, 3)]
 
 
+@pytest.mark.parametrize(
+    "conflict",
+    [
+        "ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+        "ON CONFLICT (id) DO UPDATE SET v = t.v || excluded.v",
+        "ON CONFLICT (id) DO UPDATE SET v = excluded.v WHERE excluded.v > 'a'",
+        "ON CONFLICT DO NOTHING",
+    ],
+)
+async def test_many_rows_are_upserted_as_if_one_by_one(session: Session, conflict: str) -> None:
+    await session.execute("CREATE TABLE u (id BIGINT PRIMARY KEY, v VARCHAR)")
+    given = [(9, "b"), (8, "x"), ("9", "c"), (7, "y"), (9, "a"), (8, "z")]
+    for row in given:
+        await session.execute(f"INSERT INTO u AS t VALUES (?, ?) {conflict}", row)
+    await session.execute_many(f"INSERT INTO t VALUES (?, ?) {conflict}", given)
+    stored = await rows(session, "SELECT * FROM t ORDER BY id")
+    assert stored == await rows(session, "SELECT * FROM u ORDER BY id")
+    await session.execute("DELETE FROM t")
+    flat = [value for row in given for value in row]
+    await session.execute(f"INSERT INTO t VALUES {', '.join(['(?, ?)'] * len(given))} {conflict}", flat)
+    assert await rows(session, "SELECT * FROM t ORDER BY id") == stored
+
+
+@pytest.mark.parametrize("places", [("?", "?", "?"), ("$id", "$v", "$v")])
+async def test_an_upsert_of_many_rows_may_have_parameters_beside_them(
+    session: Session, places: tuple[str, str, str]
+) -> None:
+    upsert = "INSERT INTO t VALUES ({}, {}) ON CONFLICT (id) DO UPDATE SET v = t.v || {}".format(*places)
+    given = [(9, "a", "a"), (9, "b", "b"), (8, "c", "c"), (9, "d", "d")]
+    named = places[0] == "$id"
+    many = [{"id": row[0], "v": row[1]} if named else row for row in given]
+    assert (await session.execute_many(upsert, many)).changed == 4
+    assert await rows(session, "SELECT * FROM t ORDER BY id") == [(8, "c"), (9, "abd")]
+
+
+async def test_a_query_whose_keys_repeat_is_upserted_in_its_order(session: Session) -> None:
+    await session.execute("INSERT INTO t VALUES (1, 'old')")
+    changed = await session.execute(
+        "WITH s AS (SELECT $2 AS k, r.range AS n FROM range(3) r) INSERT INTO t AS x (id, v) "
+        "SELECT k + n % 2, 'n' || n FROM s ORDER BY n ON CONFLICT (id) DO UPDATE SET v = x.v || $1 || excluded.v RETURNING id",
+        ["+", 1],
+    )
+    assert [each.changed for each in changed] == [3]
+    assert await rows(session, "SELECT * FROM t ORDER BY id") == [(1, "old+n0+n2"), (2, "n1")]
+
+
+async def test_a_replaced_row_keeps_columns_that_are_not_named(session: Session) -> None:
+    await session.execute("CREATE TABLE w (id BIGINT PRIMARY KEY, a BIGINT DEFAULT 7, b BIGINT)")
+    await session.execute("INSERT INTO w VALUES (1, 0, 0)")
+    many = "INSERT OR REPLACE INTO w (id, b) VALUES (?, ?)"
+    assert (await session.execute_many(many, [(1, 1), (2, 2), (1, 3), (2, 4)])).changed == 4
+    assert await rows(session, "SELECT * FROM w ORDER BY id") == [(1, 0, 3), (2, 7, 4)]
+    with pytest.raises(SqlError, match="BY NAME"):
+        await session.execute("INSERT OR REPLACE INTO w BY NAME SELECT 1 AS id, r.range AS b FROM range(2) r")
+    by_name = "INSERT INTO w BY NAME SELECT 1 AS id, r.range AS b FROM range(9) r ON CONFLICT (id) DO UPDATE SET b = excluded.b"
+    await session.execute(by_name)
+    nothing = "INSERT INTO w SELECT 1, 1, 1 WHERE false ON CONFLICT DO UPDATE SET b = 1 RETURNING id, b"
+    [result] = await session.execute(nothing)
+    assert result.table is not None
+    assert (result.changed, result.table.column_names) == (0, ["id", "b"])
+    assert await rows(session, "SELECT * FROM w WHERE id = 1") == [(1, 0, 8)]
+
+
+async def test_events_of_an_upsert_tell_of_every_change_of_a_row(session: Session) -> None:
+    await session.execute("CREATE TOPIC x; ALTER TOPIC x ADD SOURCE t ON INSERT, UPDATE WITH (payload = 'full')")
+    await session.execute_many(
+        "INSERT INTO t VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET v = excluded.v", [(9, "a"), (9, "b"), (9, "c")]
+    )
+    told = await rows(session, "SELECT op, payload->>'v' FROM TOPIC x ORDER BY offset")
+    assert told == [("INSERT", "a"), ("UPDATE", "b"), ("UPDATE", "c")]
+
+
 async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
     database: Database, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
