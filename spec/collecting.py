@@ -1,10 +1,24 @@
-"""The collector, and the trimmer that raises the log start. Any blob may be old enough at any time: there is no clock."""
+"""The collector, the trimmer that raises the log start, and damage to the index.
+
+There is no clock: any blob may be old enough at any time, and any blob could fill a gap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spec.partition import COMPACTED, BlobName, Collector, State, Trimmer, with_process
+from spec.partition import (
+    COMPACTED,
+    BlobName,
+    Collector,
+    Damager,
+    State,
+    Trimmer,
+    entry_at,
+    has_gap,
+    put_entry,
+    with_process,
+)
 
 Steps = Iterator[tuple[str, State]]
 
@@ -35,6 +49,8 @@ def collector_steps(state: State, number: int, me: Collector, mutation: str | No
             yield f"finds it in {me.pc}", with_process(state, number, idle)
         elif me.pc != _MARKS[-1]:
             yield f"does not find it in {me.pc}", become(state, _MARKS[_MARKS.index(me.pc) + 1])
+        elif has_gap(state) and mutation != "mark-ignores-gaps":
+            yield "finds a gap that it could fill", with_process(state, number, idle)
         else:
             yield "does not find it in index", become(state, "floor" if mutation == "no-remark" else "delete")
     elif me.pc == "delete":
@@ -66,6 +82,20 @@ def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) 
         kept_entries = tuple(entry for entry in state.entries if entry.end >= end)
         after = Trimmer(me.id, "raise", me.left)
         yield "deletes the entries below", with_process(state._replace(entries=kept_entries), number, after)
+
+
+def damager_steps(state: State, number: int, me: Damager) -> Steps:
+    """Loses any index entry, and puts lost ones back where nothing took their place and nobody trimmed them."""
+    if me.left:
+        for entry in state.entries:
+            left = tuple(other for other in state.entries if other != entry)
+            after = state._replace(entries=left, lost=tuple(sorted((*state.lost, entry))))
+            yield f"loses the entry at {entry.end}", with_process(after, number, me._replace(left=me.left - 1))
+    for entry in state.lost:
+        if entry_at(state, entry.end) is None and entry.end >= state.control.log_start:
+            lost = tuple(other for other in state.lost if other != entry)
+            mended = put_entry(state, entry.end, entry.start, entry.blob)._replace(lost=lost)
+            yield f"puts the entry at {entry.end} back", mended
 
 
 def name_of(name: BlobName) -> str:

@@ -34,6 +34,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "no-remark": Mutation("the collector marks before it raises the floor, and not again", _STALLED_WRITER),
     "mark-ignores-pending": Mutation("the mark does not look at `pending`", _STALLED_WRITER),
     "mark-ignores-breadcrumb": Mutation("the mark does not look at the breadcrumb", _ONE_COMPACTION),
+    "mark-ignores-gaps": Mutation(
+        "the collector deletes what could fill a gap in the index",
+        PartitionShape(collectors=1, damages=1, written=2),
+    ),
     "blob-before-breadcrumb": Mutation("the compacted blob is put before the breadcrumb names it", _ONE_COMPACTION),
     "delete-before-compacted": Mutation("the lower entries are deleted before COMPACTED is there", _ONE_COMPACTION),
     "no-cursor-check": Mutation(

@@ -99,7 +99,14 @@ class Trimmer(NamedTuple):
     start: int = 0
 
 
-Process = Writer | Compactor | Collector | Trimmer
+class Damager(NamedTuple):
+    """Makes index entries vanish, and is the operator who puts them back."""
+
+    id: int
+    left: int
+
+
+Process = Writer | Compactor | Collector | Trimmer | Damager
 
 
 class State(NamedTuple):
@@ -114,6 +121,8 @@ class State(NamedTuple):
     procs: tuple[Process, ...]
     losses: int
     fault: str | None
+    lost: tuple[Entry, ...] = ()
+    """Index entries that vanished and were not put back."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:
@@ -154,8 +163,17 @@ def put_blob(state: State, name: BlobName, values: tuple[Value, ...]) -> State:
     return state._replace(blobs=tuple(sorted([*state.blobs, Blob(name, values)])))
 
 
+def has_gap(state: State) -> bool:
+    """Whether no entry and no pending append covers some offset."""
+    spans = [(entry.start, entry.end) for entry in state.entries]
+    if state.control.pending is not None:
+        spans.append((state.control.pending.start, state.control.pending.end))
+    offsets = range(state.control.log_start, state.control.counter)
+    return any(not any(start <= offset <= end for start, end in spans) for offset in offsets)
+
+
 def read(state: State, offset: int, mutation: str | None) -> Value | None:
-    """What a reader that nobody disturbs gets for the offset now."""
+    """What a reader that nobody disturbs gets for the offset now, or will get when lost entries are back."""
     for entry in state.entries:
         if entry.start <= offset <= entry.end:
             values = values_of(state, entry.blob)
@@ -167,6 +185,10 @@ def read(state: State, offset: int, mutation: str | None) -> Value | None:
     if pending is not None and pending.start <= offset <= pending.end:
         values = values_of(state, pending.blob)
         return None if values is None else values[offset - pending.start]
+    for entry in state.lost:
+        values = values_of(state, entry.blob)
+        if entry.start <= offset <= entry.end and values is not None:
+            return values[offset - entry.start]
     return None
 
 

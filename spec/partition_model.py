@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spec.collecting import collector_steps, trimmer_steps
+from spec.collecting import collector_steps, damager_steps, trimmer_steps
 from spec.compacting import compactor_steps
 from spec.partition import (
     WAL,
     Collector,
     Compactor,
     Control,
+    Damager,
     Pending,
     Process,
     State,
@@ -39,6 +40,8 @@ class PartitionShape(NamedTuple):
     """CAS answers that may be lost."""
     written: int = 0
     """Offsets that are there at the start: the last one pending, those before it in the index."""
+    damages: int = 0
+    """Index entries that may be lost."""
     stalled: bool = False
     """The first compactor has read the control record when only the offsets up to the last but one were written."""
 
@@ -68,6 +71,8 @@ def initial(shape: PartitionShape) -> State:
     procs += [Collector(number, "list", shape.collections) for number in range(shape.collectors)]
     if shape.trims:
         procs.append(Trimmer(0, "raise", shape.trims))
+    if shape.damages:
+        procs.append(Damager(0, shape.damages))
     return state._replace(procs=tuple(procs))
 
 
@@ -87,7 +92,9 @@ def steps(state: State, mutation: str | None) -> Iterator[tuple[str, State]]:
             name, found = "compactor", compactor_steps(state, number, process, mutation)
         elif isinstance(process, Collector):
             name, found = "collector", collector_steps(state, number, process, mutation)
-        else:
+        elif isinstance(process, Trimmer):
             name, found = "trimmer", trimmer_steps(state, number, process, mutation)
+        else:
+            name, found = "damage", damager_steps(state, number, process)
         for label, after in found:
             yield f"{name} {process.id} {label}", after

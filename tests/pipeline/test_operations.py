@@ -35,7 +35,7 @@ from llog.partition.verify import verify
 from llog.partition.writer import Writer
 from llog.ports import Group
 from llog.runtime import stamp_of, uuid7
-from llog.spark.jobs.collect import SparkCollector, wal_prefixes
+from llog.spark.jobs.collect import SparkCollector, collect, wal_prefixes
 from llog.spark.jobs.compact import TOGETHER_BYTES_MAX, Share, assign, compact_lagging
 from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.retain import retain_topics
@@ -265,6 +265,29 @@ def test_collection_deletes_exactly_the_blobs_that_nothing_names(spark: SparkSes
 
     on(log_settings, check)
     assert SparkCollector(spark, log_settings).collect_once(NOW).deleted == 0
+
+
+def test_what_could_fill_a_gap_is_kept_and_told(spark: SparkSession, log_settings: Settings) -> None:
+    tps = [TopicPartition("orders", number) for number in range(40)]
+
+    async def fill(log: Log) -> tuple[set[str], set[str]]:
+        await Catalog(log).create("orders", 40)
+        for tp in tps:
+            for number in range(3):
+                await append(log, [tp], f"{number}")
+        keys = await Catalog(log).partition(tps[33])
+        await log.meta.delete(keys.entry(2))
+        ancient = [WAL + uuid7(1_000_000_000_000 + number, log.runtime.random()) for number in range(5)]
+        await asyncio.gather(*(log.blobs.put(name, [b"garbage"]) for name in ancient))
+        return await blobs(log), set(ancient)
+
+    before, ancient = on(log_settings, fill)
+    result = SparkCollector(spark, log_settings).collect_once(NOW)
+    assert (result.deleted, result.kept) == (5, 1)
+    assert [(gap.partition, gap.start_offset, gap.end_offset) for gap in result.gaps] == [(33, 2, 2)]
+    assert on(log_settings, blobs) == before - ancient
+    [failure] = collect(spark, log_settings, {"grace_ms": 0}).failures
+    assert "orders/33 offsets 2 to 2" in failure
 
 
 def test_young_blobs_are_left_alone(spark: SparkSession, log_settings: Settings) -> None:

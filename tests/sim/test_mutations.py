@@ -12,6 +12,7 @@ import pytest
 from llog.batch.shared import Body
 from llog.partition import collector, compaction, compaction_plan, sink, writer
 from llog.partition.compaction_plan import Crumb
+from llog.partition.gaps import Gaps
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
@@ -73,7 +74,7 @@ def collect_without_raising_the_floors(patch: pytest.MonkeyPatch) -> None:
 def ignore_in_the_mark(kind: str) -> Mutation:
     """The collector's mark without one of the places that name blobs."""
 
-    async def references(log: Log, enumerated: Sequence[PartitionKeys]) -> AsyncIterator[str]:
+    async def references(log: Log, enumerated: Sequence[PartitionKeys], gaps: Gaps | None = None) -> AsyncIterator[str]:
         for keys in enumerated:
             found = await log.meta.get(keys.control)
             if found is not None and kind != "pending":
@@ -100,6 +101,11 @@ def ignore_sink_manifests_in_the_mark(patch: pytest.MonkeyPatch) -> None:
             yield name
 
     patch.setattr(collector, "sink_references", none)
+
+
+def ignore_gaps(patch: pytest.MonkeyPatch) -> None:
+    """The collector deletes what could fill a gap in the index."""
+    patch.setattr(Gaps, "keeps", lambda self, blob: False)
 
 
 def ignore_pins(patch: pytest.MonkeyPatch) -> None:
@@ -173,6 +179,7 @@ def eager_collectors(plan: SimPlan) -> SimPlan:
         (ignore_in_the_mark("breadcrumb"), "I6"),
         (ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
         (ignore_pins, "I6"),
+        (ignore_gaps, "I6"),
         (append_without_looking_for_a_repeated_one, "I8|S1"),
         (forget_what_this_writer_appended, "I8"),
         (answer_before_the_commit, "I3"),

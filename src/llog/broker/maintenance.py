@@ -143,4 +143,6 @@ class Maintenance:
                 self._report(f"key compaction of {tp}: {result}")
 
     async def collect(self) -> None:
-        await self._collector.collect_once()
+        warning = (await self._collector.collect_once()).warning
+        if warning is not None:
+            self._report(f"collection: {warning}")

@@ -171,7 +171,8 @@ _PINS_MS_MAX = 600_000
 def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
     """Delete the blobs that no record lies in any more: compacted, trimmed, of deleted topics, or left by a crash.
 
-    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs.
+    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs. While the index of a
+    partition has a gap, blobs that could fill it are kept, whatever the grace: see `llog repair index`.
     """
 
     async def collected(log: Log, settings: Settings) -> CollectionResult:
@@ -195,6 +196,8 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         )
 
     result = with_log(invocation, collected)
+    if result.warning is not None:
+        note(f"llog: {result.warning}")
     if as_json:
         print_json(result)
         return

@@ -6,7 +6,9 @@
 3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS: a writer that stalled
    before its commit now loses its CAS, sees its blob below the floor, and uploads it again.
 4. The last mark reads references in the order in which they move: sink manifests, then per partition `pending`, the
-   compaction's breadcrumb, the index. What it does not find is not named, and never will be.
+   compaction's breadcrumb, the index. What it does not find is not named, and never will be, except by a repair: where the index has
+   a gap, what could fill it stays (`gaps.py`). One scan tells names and gaps, so that an entry which a repair puts back meanwhile is met
+   as one or as the other.
 5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name waits for the pins
    alive when it was first found here, however they started, for their clocks are not ours. Later pins do not matter to it.
 6. The rest is deleted.
@@ -27,9 +29,11 @@ import msgspec
 from llog.errors import OutcomeUnknown, VersionMismatch
 from llog.model import TopicPartition
 from llog.partition.catalog import OBJECT, Catalog
+from llog.partition.gaps import Coverage, Gap, Gaps, without_trimmed
 from llog.partition.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.pins import alive_pins
+from llog.partition.reader import pending_pieces
 from llog.partition.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode, encode
 from llog.runtime import stamp_of
 from llog.stores.blobs import BlobInfo
@@ -38,6 +42,7 @@ from llog.stores.meta import Entry, after, scan
 GRACE_MS = 3_600_000
 SINK_OPEN_MS = 86_400_000
 _DELETE_PAGE = 1000
+_GAPS_NAMED = 3
 _INDEX_PAGE = 5000
 _CONCURRENCY = 32
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -54,7 +59,7 @@ class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, and `waiting` held back by pins."""
+    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held back by pins."""
 
     listed: int
     candidates: int
@@ -62,6 +67,12 @@ class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     deleted: int
     deleted_bytes: int
+    kept: int = 0
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def warning(self) -> str | None:
+        return gap_warning(self.gaps, self.kept)
 
 
 class Waiting:
@@ -104,13 +115,16 @@ class Collector:
             await sweep_partition(self._log, keys)
         limit = threshold(self._log, self._options.grace_ms)
         self._waiting.begin_run()
-        listing = Listing()
-        waiting = deleted = deleted_bytes = spared = 0
+        listing = Listing(self._options.grace_ms)
+        waiting = deleted = deleted_bytes = spared = kept = 0
         async for names in unreferenced(self._log, limit, listing, self._options.chunk_names):
             found = len(names)
-            await self._mark_last(names, limit)
-            gone = await delete_unreferenced(self._log, names, self._waiting)
+            await self._mark_last(names, limit, listing.gaps)
             spared += found - len(names)
+            found = len(names)
+            strike_off_kept(names, listing.gaps)
+            kept += found - len(names)
+            gone = await delete_unreferenced(self._log, names, self._waiting)
             waiting += len(names) - len(gone)
             deleted += len(gone)
             deleted_bytes += sum(names[name] for name in gone)
@@ -121,16 +135,18 @@ class Collector:
             waiting=waiting,
             deleted=deleted,
             deleted_bytes=deleted_bytes,
+            kept=kept,
+            gaps=listing.gaps.found,
         )
 
-    async def _mark_last(self, names: dict[str, int], limit: int) -> None:
-        """Leaves those in `names` that may go, pins aside."""
+    async def _mark_last(self, names: dict[str, int], limit: int, gaps: Gaps) -> None:
+        """Leaves those in `names` that may go, pins and gaps aside."""
         enumerated = await partitions(self._log)
         await raise_floors(self._log, enumerated, limit)
         floors = await raise_sink_floors(self._log, limit, self._options.sink_open_ms)
         for name in [name for name in names if is_open_upload(name, floors)]:
             del names[name]
-        await strike_off(self._log, enumerated, names)
+        await strike_off(self._log, enumerated, names, gaps)
 
 
 def threshold(log: Log, grace_ms: int = GRACE_MS) -> int:
@@ -166,9 +182,10 @@ async def partitions(log: Log) -> list[PartitionKeys]:
 
 
 class Listing:
-    """Counts of one listing, complete when it is."""
+    """Counts of one listing, complete when it is, and the gaps that its marks met."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_ms: int = GRACE_MS) -> None:
+        self.gaps = Gaps(grace_ms)
         self.listed = 0
         self.candidates = 0
         self.referenced = 0
@@ -184,7 +201,7 @@ async def unreferenced(
     async def settle() -> None:
         candidates = len(chunk)
         if chunk:
-            await strike_off(log, await partitions(log), chunk)
+            await strike_off(log, await partitions(log), chunk, listing.gaps)
         listing.candidates += candidates
         listing.referenced += candidates - len(chunk)
         suspects.update(chunk)
@@ -203,12 +220,31 @@ async def unreferenced(
         yield suspects
 
 
-async def strike_off(log: Log, enumerated: Sequence[PartitionKeys], names: dict[str, int]) -> None:
-    """A mark: removes from `names` what something names."""
+async def strike_off(
+    log: Log, enumerated: Sequence[PartitionKeys], names: dict[str, int], gaps: Gaps | None = None
+) -> None:
+    """A mark: removes from `names` what something names, and adds the gaps that it meets."""
     async for name in sink_references(log):
         names.pop(name, None)
-    async for name in references(log, enumerated):
+    async for name in references(log, enumerated, gaps):
         names.pop(name, None)
+
+
+def strike_off_kept(names: dict[str, int], gaps: Gaps) -> None:
+    """Removes from `names` what could fill a gap."""
+    for name in [name for name in names if gaps.keeps(name)]:
+        del names[name]
+
+
+def gap_warning(gaps: Sequence[Gap], kept: int) -> str | None:
+    """What an operator should know of the gaps that a collection met."""
+    if not gaps:
+        return None
+    more = f" and {len(gaps) - _GAPS_NAMED} more" if len(gaps) > _GAPS_NAMED else ""
+    return (
+        f"the index has gaps ({'; '.join(map(str, gaps[:_GAPS_NAMED]))}{more}): {kept} blobs that could fill them are kept. "
+        "`llog repair index` shows what can be mended"
+    )
 
 
 async def sink_references(log: Log) -> AsyncIterator[str]:
@@ -220,19 +256,35 @@ async def sink_references(log: Log) -> AsyncIterator[str]:
                 yield blob
 
 
-async def references(log: Log, enumerated: Sequence[PartitionKeys]) -> AsyncIterator[str]:
-    """The blobs that these partitions name, some more than once. A reference that moves meanwhile is met at least once."""
+async def references(log: Log, enumerated: Sequence[PartitionKeys], gaps: Gaps | None = None) -> AsyncIterator[str]:
+    """The blobs that these partitions name, some more than once. A reference that moves meanwhile is met at least once.
+
+    The gaps of the partitions' indexes are added to `gaps` on the way.
+    """
     for keys in enumerated:
-        found = await log.meta.get(keys.control)
-        if found is not None:
-            pending = decode(Control, found.value, found.key).pending
-            for entry in pending.entries if pending else ():
-                yield log.blob_name(entry.data_uri)
+        control = await _control(log, keys)
+        coverage = Coverage(keys, control)
+        pending = pending_pieces(control)
+        for piece in pending:
+            yield log.blob_name(piece.entry.data_uri)
         found = await log.meta.get(keys.compaction)
         if found is not None:
             yield decode(Compaction, found.value, found.key).blob
         async for found in scan(log.meta, keys.index):
-            yield log.blob_name(decode(IndexEntry, found.value, found.key).data_uri)
+            entry = decode(IndexEntry, found.value, found.key)
+            coverage.add(end_offset_of(found.key), entry)
+            yield log.blob_name(entry.data_uri)
+        for piece in pending:
+            coverage.add(piece.end_offset, piece.entry)
+        holes = coverage.gaps()
+        if holes and gaps is not None:
+            gaps.add(without_trimmed(holes, await _control(log, keys)))
+
+
+async def _control(log: Log, keys: PartitionKeys) -> Control:
+    """The control record; that of an empty partition if there is none."""
+    found = await log.meta.get(keys.control)
+    return Control() if found is None else decode(Control, found.value, found.key)
 
 
 async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], limit: int) -> None:

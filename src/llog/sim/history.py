@@ -16,6 +16,7 @@ from llog.batch.codecs import decoder
 from llog.partition.keys import GROUPS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
 from llog.partition.reader import pending_pieces
 from llog.partition.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
+from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
 from llog.sim.outbox import SimOutbox
 from llog.sim.stores import WatchedMeta
@@ -47,6 +48,7 @@ class SinkRecord(NamedTuple):
 class History:
     def __init__(self, meta: WatchedMeta, blobs: MemoryBlobs, outbox: SimOutbox, actor: Callable[[], str]) -> None:
         self.groups = GroupHistory(meta, actor)
+        self.damage = Damage(meta, blobs)
         self._meta = meta
         self._blobs = blobs
         self.truth: dict[str, list[bytes]] = {}
@@ -68,6 +70,8 @@ class History:
         elif "/index/" in key:
             prefix = key[: key.index("index/")]
             self._entry_put(prefix, key, new)
+            if self.damage.entries.get(key) == new:
+                del self.damage.entries[key]
             if old is not None:
                 self._entries_gone(prefix, [self._span(key, old)])
         elif key.endswith(_CURSOR):
@@ -155,10 +159,12 @@ class History:
         found = self._meta.value(prefix + "meta/compaction-cursor")
         cursor = 1 if found is None else decode(Cursor, found, prefix).offset
         spans = self._spans(prefix)
-        compacted = [span for span in spans if span.kind is Kind.COMPACTED]
+        compacted = [span for span in [*spans, *self._lost(prefix)] if span.kind is Kind.COMPACTED]
         for span in spans:
             if span.kind is Kind.COMPACTED or not control.log_start_offset <= span.end < cursor:
                 continue
+            if span.blob in self.damage.blobs:
+                continue  # the cursor passes a damaged slice
             if not any(other.start <= span.start and span.end <= other.end for other in compacted):
                 raise Violation(f"I5: the cursor of {prefix} is at {cursor}, but {span} is not compacted")
 
@@ -205,11 +211,20 @@ class History:
                 for piece in pending_pieces(control):
                     found[_name(piece.entry)] = key
                 lowest = control.sequence_counter
-                for span in reversed(self._spans(prefix)):
+                spans = self._spans(prefix) + self._lost(prefix)
+                for span in sorted(spans, key=lambda span: (span.end, span.kind is Kind.COMPACTED), reverse=True):
                     if span.start < lowest and span.end >= control.log_start_offset:
                         found[span.blob] = f"{prefix}index/{span.end:020}"
                     lowest = min(lowest, span.start)
         return found
+
+    def lost_entries(self) -> list[str]:
+        """The keys of lost entries without which some record cannot be read now."""
+        return [key for key in self.referenced().values() if key in self.damage.entries]
+
+    def needed_entries(self) -> list[str]:
+        """The keys of the index entries without which some record could not be read."""
+        return [key for key in self.referenced().values() if "/index/" in key and key not in self.damage.entries]
 
     # --- parts
 
@@ -278,7 +293,9 @@ class History:
             raise Violation(f"I5: {key} was put, but the counter is {control.sequence_counter}")
         if span.blob not in self._blobs.blobs:
             leftover = span.end < control.log_start_offset or any(
-                other.start <= span.start and other.end > span.end for other in self._spans(prefix)
+                other.start <= span.start
+                and (span.end < other.end or (span.end == other.end and span.kind is not other.kind))
+                for other in [*self._spans(prefix), *self._lost(prefix)]
             )
             if not leftover:
                 raise Violation(f"I6: {key} was put, but its blob {span.blob} is not there")
@@ -296,7 +313,7 @@ class History:
     def _require(self, prefix: str, control: Control, start: int, end: int) -> None:
         """I1: offsets [start, end] are covered by the index or by `pending`, as far as they are not trimmed."""
         start = max(start, control.log_start_offset)
-        spans = self._spans(prefix)
+        spans = self._spans(prefix) + self._lost(prefix)
         spans += [Span(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_pieces(control)]
         while start <= end:
             ends = [span.end for span in spans if span.start <= start <= span.end]
@@ -323,10 +340,10 @@ class History:
                 raise Violation(f"I6: {key} was put, but its blob {blob} is not there")
 
     def _payloads(self, prefix: str, entry: IndexEntry) -> list[bytes]:
-        blob = self._blobs.blobs.get(_name(entry))
+        blob = self.damage.undamaged(_name(entry))
         if blob is None:
             raise Violation(f"I6: an append to {prefix} was committed, but its blob {entry.data_uri} is not there")
-        data: Buffer = blob[0][entry.byte_offset : entry.byte_offset + entry.byte_length]
+        data: Buffer = blob[entry.byte_offset : entry.byte_offset + entry.byte_length]
         payloads: list[bytes] = decoder(entry.encoding)(data).values.to_pylist()
         return payloads
 
@@ -336,6 +353,23 @@ class History:
 
     def _spans(self, prefix: str) -> list[Span]:
         return [self._span(key, value) for key, value in self._meta.below(prefix + "index/")]
+
+    def _lost(self, prefix: str) -> list[Span]:
+        """Spans of lost entries that nothing else covers now."""
+        lost = [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
+        control = self._control(prefix) if lost else None
+        if control is None:
+            return []
+        there = [span for span in self._spans(prefix) if span.blob in self._blobs.blobs]
+        there += [Span(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_pieces(control)]
+        return [
+            span
+            for span in lost
+            if any(
+                not any(other.start <= offset <= other.end for other in there)
+                for offset in range(max(span.start, control.log_start_offset), span.end + 1)
+            )
+        ]
 
     def _span(self, key: str, value: bytes) -> Span:
         span = self._decoded.get((key, value))

@@ -30,6 +30,8 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How many claimed groups the consumers share."""
     visibility_ms: int
     relayed_at_once: int
+    damage_every: float
+    """Mean seconds between two index entries that get lost, or blobs that are damaged."""
 
 
 def draw_plan(source: random.Random) -> SimPlan:
@@ -78,4 +80,5 @@ def draw_plan(source: random.Random) -> SimPlan:
         groups=source.randint(1, 2),
         visibility_ms=source.choice((500, 5_000, 30_000)),
         relayed_at_once=source.choice((1, 3, 1_000)),
+        damage_every=source.choice((1e9, 1e9, 10.0)) if bad else 1e9,
     )

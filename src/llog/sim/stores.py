@@ -63,6 +63,13 @@ class WatchedMeta(MemoryMeta):
         low, high = self._slice(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
         return [(key, self._entries[key].value) for key in self._keys[low:high]]
 
+    def lose(self, key: str) -> None:
+        """Removes the key as damage does: nobody asked for it."""
+        super()._remove(key)
+
+    def put_back(self, key: str, value: bytes) -> None:
+        self._put(key, value, None, None)
+
     def _put(self, key: str, value: bytes, expected: int | None, session: int | None) -> int:
         old = self.value(key)
         version = super()._put(key, value, expected, session)

@@ -55,6 +55,7 @@ _HEAL_STEPS_MAX: Final = 400_000
 _LATER_MS: Final = 100 * 86_400_000
 """How far the healer's clock is ahead: past every lease and every open sink."""
 _ROUNDS_MAX: Final = 500
+_DAMAGE_MAX: Final = 4
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +138,7 @@ class World:
         nemeses = [
             self.loop.spawn(self._crash_some(), self.loop.world),
             self.loop.spawn(self._stall_some(), self.loop.world),
+            self.loop.spawn(self._damage_some(), self.loop.world),
         ]
         while self.loop.steps < self._steps:
             await asyncio.sleep(1.0)
@@ -174,7 +176,11 @@ class World:
             await work()
         except Exception as error:
             self.trace.add(f"{process.name} found: {type(error).__name__}: {error}")
-            self._findings.append(error)
+            if not self.history.damage.explains(error):
+                self._findings.append(error)
+                return
+            self.trace.count("met damage")
+            self.loop.call_world(1.0, lambda: self._restart(process))
 
     async def _crash_some(self) -> None:
         while True:
@@ -198,6 +204,27 @@ class World:
                 self._expire_later(self._running[victim])
                 if victim.role != "task" and self.is_newest(victim) and self._source.random() < 0.5:
                     self._start(victim.role)  # what was stalled comes back beside its successor
+
+    async def _damage_some(self) -> None:
+        damage = self.history.damage
+        for _ in range(_DAMAGE_MAX):
+            await asyncio.sleep(self._source.expovariate(1 / self.plan.damage_every))
+            keys = self.history.needed_entries()
+            if keys and self._source.random() < 0.7:
+                key = self._source.choice(keys)
+                damage.lose_entry(key)
+                self.trace.add(f"{key} is lost")
+                self.trace.count("lost entries")
+            else:
+                self.trace.add(f"{damage.damage_blob(self._source)} is damaged")
+                self.trace.count("damaged blobs")
+
+    def _restart(self, process: Process) -> None:
+        """As a supervisor would, after the process ended by itself."""
+        if process in self._running:
+            self._kill(process)
+            if process.role != "task":
+                self._start(process.role)
 
     def _kill(self, process: Process) -> None:
         self.trace.add(f"{process.name} crashes")
@@ -230,17 +257,27 @@ class World:
         await asyncio.sleep(200)  # messages on their way arrive, sessions end
         self._check_findings()
         self._network.faults = Faults()
+        self._mend()
         process, log = self._process("healer", _LATER_MS)
         healing = self.loop.spawn(self._life(process, lambda: self._finish(process, log)), process)
         await asyncio.wait([healing])
         self._check_findings()
+
+    def _mend(self) -> None:
+        """What was damaged is put back: it can be, for nobody deleted what it leads to."""
+        damage = self.history.damage
+        damage.mend_blobs()
+        for key, value in list(damage.entries.items()):
+            if key in self.history.lost_entries():
+                self._meta.put_back(key, value)
+        damage.end()
 
     async def _finish(self, process: Process, log: Log) -> None:
         await self._finish_callers()
         compactor = Compactor(log, CompactorOptions(max_offsets=self.plan.max_offsets))
         partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
         for tp in partitions:
-            await _until_quiet(partial(_compacted, compactor, tp))
+            await _until_quiet(partial(_compacted, self, compactor, tp))
         collector = Collector(log, CollectorOptions(grace_ms=1000))
         await _until_quiet(lambda: _collected(collector))
         reader = Reader(log)
@@ -279,9 +316,9 @@ class World:
         self.history.check_acknowledged(keys.prefix, bounds.log_start_offset, payloads)
 
 
-async def _compacted(compactor: Compactor, tp: TopicPartition) -> bool:
+async def _compacted(world: World, compactor: Compactor, tp: TopicPartition) -> bool:
     result = await compactor.compact_once(tp, force=True)
-    roles.check_compaction(result)
+    roles.check_compaction(world, result)
     return result.end_offset is not None
 
 

@@ -21,6 +21,7 @@ from llog.partition.catalog import Catalog
 from llog.partition.collector import (
     CollectorOptions,
     Waiting,
+    gap_warning,
     is_candidate,
     is_open_upload,
     partitions,
@@ -31,6 +32,7 @@ from llog.partition.collector import (
     sweep_partition,
     threshold,
 )
+from llog.partition.gaps import Gap, Gaps
 from llog.partition.keys import ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
 from llog.partition.log import Log, is_remote
 from llog.partition.pins import alive_pins
@@ -54,17 +56,20 @@ _PREFIXES_MAX = 256
 _STAMP_DIGITS = 12
 _BLOBS = "name string, size bigint"
 _NAMES = "name string"
+_MARKED = "name string, gap string"
 _DELETED = "deleted bigint, bytes bigint"
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, and `waiting` held back by pins."""
+    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held back by pins."""
 
     candidates: int
     referenced: int = 0
     waiting: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    kept: int = 0
+    gaps: tuple[Gap, ...] = ()
 
 
 def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
@@ -76,6 +81,7 @@ def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any])
     key = (spark.sparkContext.applicationId, settings)
     collector = _collectors.setdefault(key, SparkCollector(spark, settings))
     result = collector.collect_once(chosen)
+    warning = gap_warning(result.gaps, result.kept)
     return StepResult(
         name="collect",
         seconds=time.monotonic() - started,
@@ -85,6 +91,7 @@ def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any])
             ("wait for readers", f"{result.waiting:,}"),
             ("deleted", f"{result.deleted:,} ({format_size(result.deleted_bytes)})"),
         ],
+        failures=[] if warning is None else [warning],
     )
 
 
@@ -102,36 +109,49 @@ class SparkCollector:
         run(settings, lambda log: Catalog(log).finish_deletions())
         self._over(run(settings, partitions), _sweep)
         limit = run(settings, partial(_threshold, options.grace_ms))
+        gaps = Gaps(options.grace_ms)
         prefixes = run(settings, partial(blob_prefixes, limit))
         listed = partial(_list, settings, limit)
         candidates = _fixed(scattered(self._spark, chunks(self._spark, prefixes), listed, _BLOBS))
         count = candidates.count()
         # Saves the floors if everything is in use; decides nothing.
-        suspects = _fixed(self._unnamed(candidates, run(settings, partitions))) if count else candidates
+        suspects = _fixed(self._unnamed(candidates, run(settings, partitions), gaps)) if count else candidates
         if not count or suspects.isEmpty():
-            return Collected(candidates=count, referenced=count)
+            return Collected(candidates=count, referenced=count, gaps=gaps.found)
         enumerated = run(settings, partitions)
         self._over(enumerated, partial(_raise, limit))
         floors = run(settings, lambda log: raise_sink_floors(log, limit, options.sink_open_ms))
         closed = suspects.mapInArrow(partial(_without_open_uploads, floors), _BLOBS)
-        unreferenced = _fixed(self._unnamed(closed, enumerated))
+        unreferenced = _fixed(self._unnamed(closed, enumerated, gaps))
+        unnamed = unreferenced.count()
+        if gaps.found:
+            unreferenced = _fixed(unreferenced.mapInArrow(partial(_without_kept, gaps), _BLOBS))
         garbage = unreferenced.count()
         alive = run(settings, _alive)
         free, waiting = self._waiting.split(unreferenced, alive)
         deleted, size = _sums(free.mapInArrow(partial(_delete, settings), _DELETED))
         return Collected(
             candidates=count,
-            referenced=count - garbage,
+            referenced=count - unnamed,
             waiting=waiting,
             deleted=deleted,
             deleted_bytes=size,
+            kept=unnamed - garbage,
+            gaps=gaps.found,
         )
 
-    def _unnamed(self, blobs: DataFrame, enumerated: Sequence[PartitionKeys]) -> DataFrame:
-        """A mark: the blobs that nothing names. What sinks name is read to its end before anything of the partitions."""
+    def _unnamed(self, blobs: DataFrame, enumerated: Sequence[PartitionKeys], gaps: Gaps) -> DataFrame:
+        """A mark: the blobs that nothing names. What sinks name is read to its end before anything of the partitions.
+
+        Names and gaps are of one scan: the gaps are added to `gaps` before this returns.
+        """
         in_sinks = _fixed(scattered(self._spark, [None], partial(_sink_names, self._settings), _NAMES))
         groups = chunks(self._spark, enumerated, _PARTITIONS_PER_TASK_MIN)
-        in_partitions = scattered(self._spark, groups, partial(_names, self._settings), _NAMES)
+        marked = _fixed(scattered(self._spark, groups, partial(_names, self._settings), _MARKED))
+        gaps.add(
+            [msgspec.json.decode(row[0], type=Gap) for row in marked.where("gap is not null").select("gap").collect()]
+        )
+        in_partitions = marked.where("gap is null").select("name")
         return blobs.join(in_sinks.unionAll(in_partitions), "name", "left_anti")
 
     def _over(self, enumerated: Sequence[PartitionKeys], work: Callable[[Settings, list[PartitionKeys]], None]) -> None:
@@ -264,7 +284,12 @@ def _sink_names(settings: Settings, _: None) -> Iterator[pa.RecordBatch]:
 
 
 def _names(settings: Settings, group: list[PartitionKeys]) -> Iterator[pa.RecordBatch]:
-    return _batches(settings, lambda log: references(log, group))
+    """What these partitions name, and then their gaps."""
+    gaps = Gaps()
+    for batch in _batches(settings, lambda log: references(log, group, gaps)):
+        yield batch.append_column("gap", pa.nulls(batch.num_rows, pa.string()))
+    told = [msgspec.json.encode(gap).decode() for gap in gaps.found]
+    yield pa.record_batch([pa.nulls(len(told), pa.string()), pa.array(told, pa.string())], names=["name", "gap"])
 
 
 def _batches(settings: Settings, found: Callable[[Log], AsyncIterator[str]]) -> Iterator[pa.RecordBatch]:
@@ -288,6 +313,12 @@ def _without_open_uploads(floors: dict[str, int], batches: Iterator[pa.RecordBat
     for batch in batches:
         closed = [not is_open_upload(name, floors) for name in batch.column("name").to_pylist()]
         yield batch.filter(pa.array(closed, pa.bool_()))
+
+
+def _without_kept(gaps: Gaps, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        free = [not gaps.keeps(name) for name in batch.column("name").to_pylist()]
+        yield batch.filter(pa.array(free, pa.bool_()))
 
 
 def _delete(settings: Settings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
