@@ -249,6 +249,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_port: Annotated[
         int, Meta(description="Port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
     ] = 8080
+    broker_hosts: Annotated[
+        str | None,
+        Meta(
+            description="Names that clients may call the broker by, with commas between them: `llog.example.com`, `*.example.com` for all "
+            "below one, or `*` for any, where a proxy in front of the broker checks them.",
+            extra={"default": "none: only localhost, LLOG_BROKER_BIND_HOST and any IP address"},
+        ),
+    ] = None
     request_max_bytes: Annotated[
         int,
         Meta(

@@ -258,6 +258,12 @@ class WrongRole(LlogError):
     code = "wrong_role"
 
 
+class WrongHost(LlogError):
+    """A request named a host that the broker does not serve; nothing of the request was done."""
+
+    code = "wrong_host"
+
+
 class Overloaded(LlogError):
     """The broker holds as much as it may. Nothing of the request was done; try again later."""
 

@@ -57,7 +57,7 @@ class Served:
         self.settings = Settings(meta="memory://", blobs="memory://", **settings)
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://broker")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def produce(self, topic: str, *records: object, partition: int = 0) -> dict[str, Any]:
         item = {"topic": topic, "partition": partition, "records": records}

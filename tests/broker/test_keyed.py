@@ -316,7 +316,7 @@ class _Events:
             "method": "GET",
             "path": "/keyed/tail",
             "query_string": query.encode(),
-            "headers": headers,
+            "headers": [(b"host", b"localhost"), *headers],
         }
         transport = served.client._transport
         assert isinstance(transport, httpx.ASGITransport)

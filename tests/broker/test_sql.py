@@ -226,7 +226,7 @@ async def test_a_waiting_request_ends_when_the_client_goes(served: WithSql) -> N
     async def send(_: Any) -> None:
         pass
 
-    headers = [(b"content-type", b"application/sql")]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/sql")]
     scope = {"type": "http", "method": "POST", "path": "/sql", "query_string": b"", "headers": headers}
     asked = asyncio.ensure_future(served.broker.app()(scope, receive, send))
     await served.database.waiting.wait()

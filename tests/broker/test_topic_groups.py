@@ -192,7 +192,7 @@ async def test_what_comes_after_a_client_has_gone_is_for_others(served: Served) 
         "method": "POST",
         "path": "/topics/consume",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
     waiting = asyncio.ensure_future(served.broker.app()(scope, receive, send))
     await asyncio.sleep(0.1)

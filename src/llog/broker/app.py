@@ -25,6 +25,7 @@ from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
 from llog.broker.groups import GroupRoutes
+from llog.broker.hosts import host_check
 from llog.broker.keyed import Keyed
 from llog.broker.messages import (
     ConsumeRequest,
@@ -127,14 +128,16 @@ class Broker:
             *self._keyed.routes(),
             *self._sql.routes(),
         ]
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route(path, self._answering(path, self._as_role(role, handler)), methods=[verb])
                 for role, verb, path, handler in routes
             ],
             exception_handlers={HTTPException: self._no_route},
-            middleware=cors(self._settings),
+            middleware=[host_check(self._settings, self.metrics), *cors(self._settings)],
         )
+        app.router.redirect_slashes = False  # a redirect would name the host that the request named
+        return app
 
     async def close(self) -> None:
         """Ends waits and appends what was accepted; returns when all of it is answered."""

@@ -42,6 +42,7 @@ from llog.errors import (
     TransactionFailed,
     WriterFenced,
     WrongEngine,
+    WrongHost,
     WrongRole,
 )
 
@@ -69,6 +70,7 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     StaleMember: HTTPStatus.CONFLICT,
     TopicElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
     WrongRole: HTTPStatus.MISDIRECTED_REQUEST,
+    WrongHost: HTTPStatus.MISDIRECTED_REQUEST,
     OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     RequestTimeout: HTTPStatus.REQUEST_TIMEOUT,
     RecordTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
