@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -95,6 +96,31 @@ def test_what_a_connection_consumed_it_can_acknowledge(connection: Connection) -
     connection.execute("INSERT INTO app.t VALUES (9)")
     with connection.consumer("app.changes", group="g", timeout=0.0) as consumer:
         assert [message.json() for message in consumer] == [{"id": 9}]
+
+
+def test_an_ack_of_what_others_hold_is_warned_of(broker: Running, connection: Connection, tmp_path: Path) -> None:
+    connection.execute("CREATE TOPIC t")
+    connection.execute("INSERT INTO TOPIC t (payload) VALUES ('a'), ('b'), ('c')")
+    connection.execute("CONSUME FROM t GROUP 'g' MEMBER 'w1' LIMIT 1")
+    warning = "acknowledged nothing: of t/0, offset 1 is held by 'w1'"
+    cursor = connection.execute("ACK t GROUP 'g' UPTO OFFSET 1")
+    assert cursor.messages == [(dbapi.Warning, warning)]
+    assert cursor.fetchall() == [("t", "g", 0, 1)]
+    assert cursor.execute("ACK t GROUP 'g' MEMBER 'w1' UPTO OFFSET 1").messages == []
+    shown = _llog(tmp_path, "sql", "--url", str(broker.client.base_url), "-c", "ACK t GROUP 'g' UPTO OFFSET 1")
+    assert "warning" not in shown.stderr
+
+    def sql(text: str, **asked: str) -> dict[str, Any]:
+        [result] = broker.client.post("/sql", json={"sql": text, **asked}).json()["results"]
+        found: dict[str, Any] = result
+        return found
+
+    crashed, alive = (sql("CONSUME FROM t GROUP 'g' LIMIT 1")["member"] for _ in range(2))
+    assert "warnings" not in sql("ACK t GROUP 'g' UPTO OFFSET 3", member=alive)
+    assert "without a name" in sql("ACK t GROUP 'g' UPTO OFFSET 3", member=alive)["warnings"][0]
+    shown = _llog(tmp_path, "sql", "--url", str(broker.client.base_url), "-c", "ACK t GROUP 'g' UPTO OFFSET 3")
+    assert "warning: acknowledged nothing: of t/0, offset 2 is held by a member without a name" in shown.stderr
+    assert sql("ACK t GROUP 'g' UPTO OFFSET 3")["rows"] == [["t", "g", 0, 4]], f"an ACK without a name is for {crashed}"
 
 
 def test_the_command_goes_through_the_broker_that_owns_the_log(broker: Running, tmp_path: Path) -> None:

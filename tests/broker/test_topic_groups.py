@@ -77,6 +77,36 @@ async def test_the_requests_of_the_document_need_no_member(served: Served) -> No
     assert [each["offset"] for each in await consumed(served)] == [3]
 
 
+async def test_a_consume_without_a_name_gets_one_that_its_ack_may_carry(served: Served) -> None:
+    await served.produce("t", "1", "2", "3", "4")
+    answers = [(await post(served, "consume", topic="t", group_id="g", limit=2)).json() for _ in range(2)]
+    crashed, alive = (each["member"] for each in answers)
+    assert crashed != alive
+    ack = {"topic": "t", "group_id": "g", "upto_offset": 4}
+    assert (await post(served, "ack", **ack, member=alive)).json() == {"committed": {"0": 1}}
+    asked = {"topic": "t", "group_id": "g", "limit": 1}
+    response = await served.client.post("/topics/consume", json=asked, headers={"accept": MEDIA_TYPE})
+    assert response.headers["llog-member"] not in (crashed, alive, "")
+    assert (await post(served, "ack", **ack)).json() == {"committed": {"0": 5}}, "without one, it is for all of them"
+    plain = (await post(served, "consume", topic="t", limit=1)).json()
+    assert plain["member"] == ""
+
+
+async def test_an_ack_of_what_others_hold_says_who_does(served: Served) -> None:
+    await served.produce("t", "1", "2", "3")
+    await consumed(served, member="w1", limit=2)
+    asked = {"topic": "t", "group_id": "g", "upto_offset": 2}
+    assert (await post(served, "ack", **asked, member="w2")).json() == {
+        "committed": {"0": 1},
+        "held_by_others": {"0": [{"start": 1, "end": 2, "member": "w1"}]},
+        "warnings": ["acknowledged nothing: of t/0, offsets 1 to 2 are held by 'w1'"],
+    }
+    assert (await post(served, "ack", **asked, member="w1")).json() == {"committed": {"0": 3}}
+    await consumed(served)
+    refused = (await post(served, "ack", **asked | {"upto_offset": 3}, member="w1")).json()
+    assert refused["warnings"] == ["acknowledged nothing: of t/0, offset 3 is held by a member without a name"]
+
+
 @pytest.mark.parametrize(
     ("record", "payload"),
     [

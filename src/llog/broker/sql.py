@@ -165,7 +165,7 @@ class Sql:
 
     async def _run(self, request: Request, member: str | None, run: Callable[[Session], Awaitable[T]]) -> T:
         """The result of `run` in a session of its own, which is closed whatever happens."""
-        session = (await self._opened()).session(member=member or "")  # all who give no name are one
+        session = (await self._opened()).session(member=member or "")  # an ACK without a name is for all of them
         task = asyncio.ensure_future(run(session))
         try:
             await self._ended(request, task)
@@ -227,9 +227,14 @@ def _json(results: list[Result], ms: float) -> bytes:
 
 def _result(result: Result) -> dict[str, Any]:
     table = pa.table({}) if result.table is None else result.table
-    return {
+    shown = {
         "kind": result.kind,
         "columns": [{"name": field.name, "type": type_name(field.type)} for field in table.schema],
         "rows": list(json_rows(table)),
         "changed": result.changed,
     }
+    if result.warnings:
+        shown["warnings"] = result.warnings
+    if result.member is not None:
+        shown["member"] = result.member
+    return shown

@@ -23,6 +23,7 @@ from llog.broker.leaving import unless_gone
 from llog.broker.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, data_out, decoded
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
+from llog.topics.acks import committed_in, warnings_of
 from llog.topics.calls import LIMIT_MAX, VISIBILITY_MS_MAX, ConsumeCall, Start
 from llog.topics.consuming import Consuming
 from llog.units import ms_of
@@ -117,18 +118,23 @@ class TopicGroups:
     async def _consume(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(ConsumeRequest, body)
-        found = await unless_gone(request, self._consuming.consume(_call(asked)))
+        call = self._consuming.named(_call(asked))
+        found = await unless_gone(request, self._consuming.consume(call))
         self._metrics.consumed_records += found.num_rows
         self._metrics.consumed_bytes += sum(_byte_size(found.column(name)) for name in ("key", "payload"))
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return Response(memoryview(_stream(found)), headers={MEMBER_HEADER: asked.member}, media_type=MEDIA_TYPE)
-        return answer({"messages": messages_out(found), "member": asked.member})
+            return Response(memoryview(_stream(found)), headers={MEMBER_HEADER: call.member}, media_type=MEDIA_TYPE)
+        return answer({"messages": messages_out(found), "member": call.member})
 
     async def _ack(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(AckRequest, body)
-        committed = await self._consuming.ack(asked.topic, asked.group_id, _upto(asked), asked.member)
-        return answer({"committed": {str(partition): offset for partition, offset in sorted(committed.items())}})
+        acked = await self._consuming.ack(asked.topic, asked.group_id, _upto(asked), asked.member)
+        found: dict[str, Any] = {"committed": committed_in(acked)}
+        if warnings := warnings_of(asked.topic, acked):
+            held = {partition: each.held for partition, each in sorted(acked.items()) if each.held}
+            found |= {"held_by_others": held, "warnings": warnings}
+        return answer(found)
 
     async def _release(self, request: Request) -> Response:
         async with self._body(request) as body:

@@ -56,6 +56,8 @@ class Output:
     def show(self, result: Result, ms: float) -> None:
         if result.table is not None:
             _SHOWN[self.form](result.table)
+        for warning in result.warnings:
+            note(f"warning: {warning.translate(_HARMLESS)}")
         if self._quiet or (result.table is not None and not sys.stdout.isatty()):
             return
         if result.table is None:

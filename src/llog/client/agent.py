@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from llog.client.backend import Backend, HasBackend, backend_of
+from llog.client.backend import Backend, HasBackend, acknowledge, backend_of
 from llog.client.consumer import Message, messages_in, renamed
 from llog.errors import InvalidArgument, OutcomeUnknown, Overloaded, StoreUnavailable
 from llog.topics.consuming import ConsumeCall, Start
@@ -125,7 +125,7 @@ class _Agent:
         assert call.group is not None
         group: str = call.group
         upto: dict[int | None, int] = {message.partition: message.offset}
-        self._finished(lambda: self._backend.ack(call.topic, group, upto, call.member))
+        self._finished(lambda: acknowledge(self._backend, call.topic, group, upto, call.member))
         self._handled += 1
 
     def _give_back(self, message: Message) -> None:

@@ -5,13 +5,17 @@ Calls block, and may be made from several threads at once. Errors are those of `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from llog.sql.result import Result
+from llog.topics.acks import Acked, committed_in, warnings_of
 from llog.topics.consuming import ConsumeCall
+
+logger: Final = logging.getLogger("llog.client")
 
 Params = Sequence[Any] | Mapping[str, Any]
 """Values for the places of a statement: by number or by name."""
@@ -30,8 +34,8 @@ class Backend(Protocol):
         """Messages (`llog.topics.events.MESSAGES` and `attempt`); none if nothing came in time."""
         ...
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
-        """Acknowledges up to these offsets, by partition; returns the next offset that the group wants in each."""
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
+        """Acknowledges up to these offsets, by partition; returns what became of it in each."""
         ...
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
@@ -56,6 +60,16 @@ class HasBackend(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+
+
+def acknowledge(
+    backend: Backend, topic: str, group: str, upto: Mapping[int | None, int], member: str
+) -> dict[int, int]:
+    """Returns the next offset that the group wants, by partition; logs a warning where nothing was acknowledged."""
+    acked = backend.ack(topic, group, upto, member)
+    for warning in warnings_of(topic, acked):
+        logger.warning("member %r of group %r %s", member, group, warning)
+    return committed_in(acked)
 
 
 def backend_of(client: Backend | HasBackend) -> Backend:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from llog.client import exceptions
-from llog.client.backend import Backend
+from llog.client.backend import Backend, acknowledge
 from llog.client.cursor import Cursor
 from llog.client.exceptions import InterfaceError, NotSupportedError, translated
 from llog.client.sessions import SqlSession, open_session
@@ -89,11 +89,11 @@ class Connection:
     ) -> dict[int, int]:
         """Acknowledges messages up to an offset, or up to one in each partition; returns the next that the group wants in each.
 
-        A partition must be named if the topic has several.
+        A partition must be named if the topic has several. Logs a warning if `member` holds nothing of it, but others do.
         """
         offsets: Mapping[int | None, int] = {partition: upto} if isinstance(upto, int) else upto
         with translated():
-            return self.backend.ack(topic, group, offsets, member)
+            return acknowledge(self.backend, topic, group, offsets, member)
 
     @property
     def backend(self) -> Backend:

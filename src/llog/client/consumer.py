@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 import pyarrow as pa
 
-from llog.client.backend import Backend
+from llog.client.backend import Backend, acknowledge
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember, StoreUnavailable
 from llog.topics.consuming import ConsumeCall, Start
 
@@ -250,7 +250,7 @@ class Consumer:
 
     def _acked(self, upto: dict[int | None, int]) -> None:
         if upto:
-            self._backend.ack(self.topic, self.group, upto, self.member)
+            acknowledge(self._backend, self.topic, self.group, upto, self.member)
         for partition, offset in upto.items():
             for kept in (self._finished, self._delivered):
                 if partition in kept and kept[partition] <= offset:

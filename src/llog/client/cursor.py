@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from llog.client.exceptions import DataError, InterfaceError, translated
+from llog.client.exceptions import DataError, InterfaceError, Warning, translated
 from llog.client.sessions import SqlSession
 from llog.sql.result import Result
 
@@ -36,6 +36,8 @@ class Cursor:
         self.connection = connection
         self._session = session
         self._closed = False
+        self.messages: list[tuple[type[Warning], str]] = []
+        """What the last statements did not do, though they succeeded: an ACK of what others hold, for one."""
         self._results: list[Result] = []
         self._rows: Iterator[Row] | None = None
 
@@ -70,14 +72,17 @@ class Cursor:
         """`?` stands for the parameters in their order, `:name` for one that has a name. Returns the cursor itself."""
         session = self._open()
         self._become([])
+        self.messages = []
         with translated():
             self._become(session.execute(operation, parameters))
+        self.messages = [(Warning, text) for result in self._results for text in result.warnings]
         return self
 
     def executemany(self, operation: str, seq_of_parameters: Iterable[Sequence[Any]]) -> Cursor:
         """The statement for each row of parameters, at once: all of it happens or nothing does."""
         session = self._open()
         self._become([])
+        self.messages = []
         with translated():
             self._become([session.execute_many(operation, list(seq_of_parameters))])
         return self

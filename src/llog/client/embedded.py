@@ -20,6 +20,7 @@ from llog.partition.log import Log
 from llog.portal import Connection
 from llog.sql.opening import open_database
 from llog.sql.result import Names, Result
+from llog.topics.acks import Acked
 from llog.topics.consuming import ConsumeCall, Consuming
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class EmbeddedBackend:
     def consume(self, call: ConsumeCall) -> pa.Table:
         return self._shared.call(lambda parts: parts.consuming.consume(call))
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
         return self._shared.call(lambda parts: parts.consuming.ack(topic, group, upto, member))
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:

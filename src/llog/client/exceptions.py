@@ -14,7 +14,7 @@ from llog.errors import LlogError
 
 
 class Warning(Exception):  # the name that PEP 249 has for it
-    """Part of the standard; never raised here."""
+    """Part of the standard; never raised here, but named in `Cursor.messages`."""
 
 
 class Error(Exception):

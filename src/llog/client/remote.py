@@ -16,6 +16,7 @@ import pyarrow as pa
 from llog.client.backend import Params
 from llog.client.http import ARROW, JSON, Http
 from llog.sql.result import Result
+from llog.topics.acks import Acked, Held
 from llog.topics.calls import ConsumeCall, Start
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _WAIT_MS_MAX: Final = 60_000
 """As long as a broker waits in one request."""
 
 
-class _Committed(msgspec.Struct):
+class _Acked(msgspec.Struct):
     committed: dict[int, int]
+    held_by_others: dict[int, tuple[Held, ...]] = {}
 
 
 class RemoteBackend:
@@ -71,7 +73,7 @@ class RemoteBackend:
         except (pa.ArrowException, OSError) as error:
             raise self._http.strange(error) from error
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
         asked: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
         if None in upto and len(upto) == 1:
             asked["upto_offset"] = upto[None]
@@ -79,9 +81,10 @@ class RemoteBackend:
             asked["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
         body = self._posted("/topics/ack", asked)
         try:
-            return msgspec.json.decode(body, type=_Committed, strict=False).committed
+            found = msgspec.json.decode(body, type=_Acked, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._http.strange(error) from error
+        return {place: Acked(offset, found.held_by_others.get(place, ())) for place, offset in found.committed.items()}
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
         asked = {

@@ -14,6 +14,10 @@ class Result(NamedTuple):
     """The rows, if the statement gives any."""
     changed: int = 0
     """Rows changed, or records appended."""
+    warnings: tuple[str, ...] = ()
+    """What the statement did not do, though it succeeded."""
+    member: str | None = None
+    """The name that CONSUME made up for a session without one: an ACK may name it."""
 
 
 class Names(NamedTuple):

@@ -24,6 +24,7 @@ from llog.sql import statements as sql
 from llog.sql.clauses import time_ms
 from llog.sql.result import Result
 from llog.sql.topic_tables import as_text
+from llog.topics.acks import committed_in, warnings_of
 from llog.topics.consuming import ConsumeCall, Consuming, Start
 
 _COLUMNS: Final = {"key": pa.binary(), "payload": pa.binary(), "partition": pa.int64(), "ts": pa.timestamp("ms", "UTC")}
@@ -100,13 +101,16 @@ class TopicCommands:
             ConsumeCall,
             from_attributes=True,
         )
-        return Result("CONSUME", as_text(await self.consuming.consume(call)))
+        named = self.consuming.named(call)
+        found = await self.consuming.consume(named)
+        return Result("CONSUME", as_text(found), member=None if named is call else named.member)
 
     async def ack(self, statement: sql.Ack, member: str) -> Result:
         upto: dict[int | None, int] = dict(statement.upto)  # type: ignore[arg-type]  # bound by now
         group, given = str(statement.group), statement.member
-        committed = await self.consuming.ack(statement.topic, group, upto, member if given is None else str(given))
-        return Result("ACK", _positions(statement.topic, group, committed))
+        acked = await self.consuming.ack(statement.topic, group, upto, member if given is None else str(given))
+        table = _positions(statement.topic, group, committed_in(acked))
+        return Result("ACK", table, warnings=warnings_of(statement.topic, acked))
 
     async def reset(self, statement: sql.ResetGroup) -> Result:
         partition = statement.partition

@@ -5,7 +5,7 @@ A parameter is null, a boolean, a number, text, or an object with one field that
 `{"integer": …}` for those of more than 64 bits, `{"float": "nan"}`, or `{"json": …}`, any JSON value as it is.
 
 Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and `llog.rows`, which is 0 for
-a statement that gives no rows.
+a statement that gives no rows; and, where there are any, `llog.warnings`, a JSON list, and `llog.member`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from llog.sql.result import Result
 ALL_RESULTS: Final = "results=all"
 """Parameter of the accepted media type: every result, not only the last one with rows."""
 _KIND, _CHANGED, _ROWS = b"llog.kind", b"llog.changed", b"llog.rows"
+_WARNINGS, _MEMBER = b"llog.warnings", b"llog.member"
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "base64": lambda text: base64.b64decode(text, validate=True),
     "decimal": Decimal,
@@ -122,6 +123,10 @@ def stream_of(results: Iterable[Result]) -> pa.Buffer:
     for result in results:
         table = pa.table({}) if result.table is None else result.table
         about = {_KIND: result.kind, _CHANGED: str(result.changed), _ROWS: str(int(result.table is not None))}
+        if result.warnings:
+            about[_WARNINGS] = msgspec.json.encode(result.warnings).decode()
+        if result.member is not None:
+            about[_MEMBER] = result.member
         with pa.ipc.new_stream(sink, table.schema.with_metadata((table.schema.metadata or {}) | about)) as writer:
             writer.write_table(table)
     return sink.getvalue()
@@ -137,11 +142,15 @@ def results_from(body: bytes) -> list[Result]:
                 about = dict(reader.schema.metadata or {})
                 table = reader.read_all()
             kind, changed, rows = (about.pop(each).decode() for each in (_KIND, _CHANGED, _ROWS))
+            warnings = msgspec.json.decode(about.pop(_WARNINGS, b"[]"), type=tuple[str, ...])
+            member = about.pop(_MEMBER, None)
             found.append(
                 Result(
                     kind=kind,
                     table=table.replace_schema_metadata(about or None) if rows == "1" else None,
                     changed=int(changed),
+                    warnings=warnings,
+                    member=None if member is None else member.decode(),
                 )
             )
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:

@@ -28,7 +28,7 @@ class ConsumeCall(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     """None: a plain read, which nobody remembers."""
     member: str = ""
-    """Who holds what is delivered; all who give no name are one member."""
+    """Who holds what is delivered. An ACK without a name acknowledges what all hold who gave none."""
     partition: int | None = None
     start: Start | None = None
     """Latest and earliest count where the group has no position yet; the others are read exactly there, and nothing is claimed."""

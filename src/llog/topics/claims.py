@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from llog.errors import TooManyClaims
 from llog.ports import Bounds
-from llog.topics.group_records import NOBODY, Claim, GroupRecord
+from llog.topics.group_records import NOBODY, Claim, GroupRecord, is_unnamed
 
 CLAIMS_MAX: Final = 10_000
 """In one partition: a record with so many stays well below what a store takes."""
@@ -84,6 +84,21 @@ def ack(record: GroupRecord, member: str, upto: int) -> GroupRecord:
     if doubtful >= record.offset:
         claims = _merged((*claims, Claim(record.offset, doubtful, NOBODY, 0, 0)))
     return replace(record, offset=max(record.offset, upto + 1), claims=claims)
+
+
+def held_by(record: GroupRecord, member: str, upto: int) -> tuple[Claim, ...]:
+    """What `member` would acknowledge up to `upto`."""
+    return tuple(each for each in _between(record.claims, 0, upto) if _speaks_for(member, each))
+
+
+def held_by_others(record: GroupRecord, member: str, upto: int) -> tuple[Claim, ...]:
+    """What `member` would pass over up to `upto`."""
+    return tuple(each for each in _between(record.claims, 0, upto) if not _speaks_for(member, each))
+
+
+def is_any_done(record: GroupRecord, given: Iterable[Claim]) -> bool:
+    """Whether one of the records that these claims had, at least, is in no claim any more."""
+    return any(sum(part.count for part in _between(record.claims, each.start, each.end)) < each.count for each in given)
 
 
 def settle(record: GroupRecord, member: str, start: int, end: int) -> GroupRecord:
@@ -194,7 +209,7 @@ def _changed(
     """With what `member` holds inside [start, end] changed, or gone."""
     changed: list[Claim] = []
     for each in claims:
-        if each.member != member:
+        if not _speaks_for(member, each):
             changed.append(each)
             continue
         for part, inside in _parts(each, start, end):
@@ -202,6 +217,10 @@ def _changed(
             if new is not None:
                 changed.append(new)
     return changed
+
+
+def _speaks_for(member: str, claim: Claim) -> bool:
+    return claim.member == member or (not member and is_unnamed(claim.member))
 
 
 def _without(claims: Sequence[Claim], member: str, start: int, end: int) -> tuple[Claim, ...]:

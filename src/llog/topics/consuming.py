@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import InvalidArgument, LlogError, OffsetOutOfRange, StaleMember
@@ -19,12 +20,14 @@ from llog.partition.catalog import Catalog, check_partition
 from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.ports import LogAppender, LogReader
+from llog.runtime import uuid7
+from llog.topics.acks import Acked
 from llog.topics.calls import VISIBILITY_MS_MAX, check_call, check_range, check_start
 from llog.topics.calls import ConsumeCall as ConsumeCall
 from llog.topics.calls import Start as Start
 from llog.topics.dead_letters import DeadLetters
 from llog.topics.delivering import Delivering, Unsettled
-from llog.topics.group_records import Claim
+from llog.topics.group_records import UNNAMED, Claim
 from llog.topics.groups import Groups
 from llog.topics.message_reading import CONSUMED, MessageReader
 from llog.topics.positions import bounds_of, resolved
@@ -95,9 +98,16 @@ class Consuming:
             if not turn.has_progress:
                 await any_of(self._reader, self._runtime, turn.watches, min(left, LOOK_AGAIN_S), self._stopping)
 
-    async def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, int]:
-        """Acknowledges what `member` holds up to and with these offsets; the next offset that the group wants, by partition.
+    def named(self, call: ConsumeCall) -> ConsumeCall:
+        """Gives a call that claims for a member without a name one that nobody else has: an ACK under it passes over nothing of others."""
+        if call.group is None or call.member or call.mode == "assigned":
+            return call
+        return replace(call, member=UNNAMED + uuid7(self._runtime.now_ms(), self._runtime.random()))
 
+    async def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
+        """Acknowledges what `member` holds up to and with these offsets; returns what became of it, by partition.
+
+        The empty name speaks for all who consumed without one.
         No partition (None) may be named only if there is one; `OffsetOutOfRange` beyond the partition's end.
         """
         found = await self._catalog.get(topic)

@@ -16,6 +16,8 @@ from llog.model import check_topic_name
 MEMBER_BYTES_MAX: Final = 128
 NOBODY: Final = "\0"
 """Holds the claims that were given back: no member has this name."""
+UNNAMED: Final = "~"
+"""How the names begin that members are given who have none of their own. The empty name speaks for all of them."""
 
 
 class GroupMode(StrEnum):
@@ -90,8 +92,12 @@ def check_group_name(name: str) -> str:
         raise InvalidArgument(str(error).replace("topic name", "group name", 1)) from None
 
 
+def is_unnamed(member: str) -> bool:
+    return not member or member.startswith(UNNAMED)
+
+
 def check_member_name(name: str) -> str:
-    """Any short text; the empty name is one as any other."""
+    """Any short text. Under the empty name, all is acknowledged and released that was claimed without a name."""
     if not name.isprintable() or len(name.encode()) > MEMBER_BYTES_MAX:
         raise InvalidArgument(
             f"the member name {name[:80]!r} is not usable: at most {MEMBER_BYTES_MAX} bytes of characters that can be printed"

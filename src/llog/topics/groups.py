@@ -32,6 +32,7 @@ from llog.partition.records import Topic
 from llog.ports import Bounds, LogReader
 from llog.stores.meta import ABSENT
 from llog.topics import claims
+from llog.topics.acks import Acked, held_in
 from llog.topics.assignment import Assignments, Membership, holder
 from llog.topics.group_records import Claim, GroupMode, GroupRecord, check_group_name, check_member_name
 from llog.topics.group_stores import GroupKey, GroupStore, GroupStores
@@ -139,11 +140,12 @@ class Groups:
 
         return _there(await self._change(home, decide)).committed
 
-    async def ack(self, group: str, tp: TopicPartition, member: str, upto: int, *, topic: Topic | None = None) -> int:
-        """Everything up to `upto`, included, is done: what `member` was given, and what nobody was. Returns the group's position then.
+    async def ack(self, group: str, tp: TopicPartition, member: str, upto: int, *, topic: Topic | None = None) -> Acked:
+        """Everything up to `upto`, included, is done: what `member` was given, and what nobody was.
 
-        That is the lowest offset that others were given, if they were. `OffsetOutOfRange` beyond the end; in an assigned group,
-        `StaleMember` from one that does not have the partition.
+        Returns the group's position then, which is the lowest offset that others were given, if they were; and, if nothing was
+        acknowledged, who holds it. `OffsetOutOfRange` beyond the end; in an assigned group, `StaleMember` from one that does not have the
+        partition.
         """
         home = await self._home(group, tp, topic)
         check_member_name(member)
@@ -156,17 +158,25 @@ class Groups:
             mode = await self._known_mode(home) or GroupMode.CLAIMED
         assigned = mode is GroupMode.ASSIGNED
         generation = await self._generation_of_holder(home, member) if assigned else 0
+        given: tuple[Claim, ...] = ()
+        passes_on = False
 
         def decide(old: GroupRecord | None) -> GroupRecord:
+            nonlocal given, passes_on
             if old is None:
                 old = GroupRecord(offset=FIRST_OFFSET, updated_ms=0, mode=mode)
             if assigned:
                 old = _served(home, _in_mode(home, old, mode), generation)
             elif old.mode is GroupMode.ASSIGNED:  # since it was looked at
                 raise _stale(home)
+            given += claims.held_by(old, member, upto)  # not the last time, if an answer was lost
+            passes_on |= upto >= old.offset
             return claims.ack(old, member, upto)
 
-        return _there(await self._change(home, decide)).committed
+        record = _there(await self._change(home, decide))
+        if passes_on or claims.is_any_done(record, given):
+            return Acked(record.committed)
+        return Acked(record.committed, held_in(claims.held_by_others(record, member, upto)))
 
     async def settle(
         self, group: str, tp: TopicPartition, member: str, ranges: Ranges, *, topic: Topic | None = None

@@ -21,6 +21,7 @@ from llog.errors import (
 )
 from llog.leaderless import SharedAppendGroup
 from llog.model import Record
+from llog.topics.acks import Acked
 from llog.topics.consuming import ConsumeCall, Start
 from tests.unit.client.backends import Place, embedded, remote
 
@@ -91,6 +92,22 @@ def test_two_consumers_share_the_messages_of_a_group(place: Place) -> None:
     assert place.committed() == 11
 
 
+def test_an_ack_of_what_another_was_given_is_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.create()
+    place.append("1", "2")
+    slow, quick = consumer(place, auto_ack=False, visibility_ms=1), consumer(place, auto_ack=False)
+    [first, _] = slow.poll()
+    deadline = time.monotonic() + 60
+    while not quick.poll() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    slow.ack(first)
+    assert f"acknowledged nothing: of t/0, offset 1 is held by {quick.member!r}" in caplog.text
+    caplog.clear()
+    quick.ack_all()
+    assert not caplog.text
+    assert place.committed() == 3
+
+
 def test_a_poll_hands_out_what_there_is_and_the_next_one_acknowledges_it(place: Place) -> None:
     place.create()
     place.append("1", "2", "3")
@@ -127,7 +144,7 @@ def test_errors_are_the_same_whichever_way_they_come(place: Place) -> None:
     assert (caught.value.log_start_offset, caught.value.next_offset) == (1, 2)
     with pytest.raises(InvalidArgument, match="has 2 partitions"):
         place.backend.ack("t", "g", {None: 1})
-    assert place.backend.ack("t", "g", {0: 1}) == {0: 2}
+    assert place.backend.ack("t", "g", {0: 1}) == {0: Acked(2)}
     assert place.backend.consume(ConsumeCall(topic="t", start=Start("after", 0), partition=0)).num_rows == 1
     since = Start("timestamp", 0)
     assert place.backend.consume(ConsumeCall(topic="t", start=since)).column("attempt").to_pylist() == [0]

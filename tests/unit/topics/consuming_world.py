@@ -63,8 +63,8 @@ class World:
         return found
 
     async def ack(self, upto: int, member: str = "m", partition: int | None = 0) -> int:
-        (committed,) = (await self.consuming.ack("t", "g", {partition: upto}, member)).values()
-        return committed
+        (acked,) = (await self.consuming.ack("t", "g", {partition: upto}, member)).values()
+        return acked.committed
 
     async def position(self, partition: int = 0) -> int | None:
         return await self.groups.position("g", TopicPartition("t", partition))

@@ -26,6 +26,7 @@ from llog.opening import opened_log
 from llog.partition.catalog import Catalog
 from llog.partition.records import Cleanup
 from llog.reading import iter_from
+from llog.topics.acks import Acked
 from llog.topics.consuming import ConsumeCall, Consuming, Start
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
@@ -163,7 +164,7 @@ async def test_an_ack_must_name_the_partition_where_there_are_several(world: Wor
         await world.ack(1, partition=None)
     with pytest.raises(PartitionNotInitialized):
         await world.ack(1, partition=2)
-    assert await world.consuming.ack("t", "g", {0: 1}, "m") == {0: 2}
+    assert await world.consuming.ack("t", "g", {0: 1}, "m") == {0: Acked(2)}
 
 
 async def test_an_ack_beyond_the_end_is_refused(world: World) -> None:
@@ -360,7 +361,7 @@ async def test_records_that_key_compaction_took_count_as_acknowledged(world: Wor
     consuming = Consuming(world.log, holes)
     call = ConsumeCall(topic="t", group="g", member="m")
     assert (await consuming.consume(call)).column("offset").to_pylist() == [1, 3, 4]
-    assert await consuming.ack("t", "g", {0: 4}, "m") == {0: 7}
+    assert await consuming.ack("t", "g", {0: 4}, "m") == {0: Acked(7)}
     await world.append("7")
     assert (await consuming.consume(call)).column("offset").to_pylist() == [7]
 

@@ -66,17 +66,17 @@ async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(world
         await room.fill(20)
         await room.groups.begin("g", TP, 1)
         assert await room.claim("first", 1) == [(1, 1, 1)]
-        assert await room.groups.ack("g", TP, "first", 1) == 2
+        assert (await room.groups.ack("g", TP, "first", 1)).committed == 2
         assert await room.claim("a", 3) == [(2, 4, 1)]
         assert await room.claim("b", 3) == [(5, 7, 1)]
     positions = []
     for left in cuts.states():
         room = Room(world, RocksGroups(left, world.runtime))
-        positions.append(await room.groups.ack("g", TP, "b", 7))
+        positions.append((await room.groups.ack("g", TP, "b", 7)).committed)
         world.runtime.now += VISIBILITY_MS
         (first, *_) = await room.claim("c", 100)
         assert first[:2] in [(2, 4), (2, 7), (2, 20)]
-        assert await room.groups.ack("g", TP, "c", 20) == 21
+        assert (await room.groups.ack("g", TP, "c", 20)).committed == 21
     assert positions == [2] * 3
 
 
@@ -101,8 +101,8 @@ async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(
         assert await room.claim("b", 2) == [(4, 5, 1)]
     with closing(RocksStore.open(tmp_path)) as store:
         room = Room(world, RocksGroups(store, world.runtime))
-        assert await room.groups.ack("g", TP, "b", 7) == 1
-        assert await room.groups.ack("g", TP, "a", 3) == 8, "an ACK may skip what nobody was given"
+        assert (await room.groups.ack("g", TP, "b", 7)).committed == 1
+        assert (await room.groups.ack("g", TP, "a", 3)).committed == 8, "an ACK may skip what nobody was given"
 
 
 async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(world: World, cuts: Cuts) -> None:
@@ -111,4 +111,4 @@ async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(worl
         await room.fill(9)
         await room.groups.ack("g", TP, "a", 3)
     for left in cuts.states():
-        assert await Room(world, RocksGroups(left, world.runtime)).groups.ack("g", TP, "a", 7) == 8
+        assert (await Room(world, RocksGroups(left, world.runtime)).groups.ack("g", TP, "a", 7)).committed == 8

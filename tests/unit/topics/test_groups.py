@@ -26,6 +26,7 @@ from llog.partition.retention import trim
 from llog.rocks import keys as rocks_keys
 from llog.rocks.store import RocksStore
 from llog.stores.meta import ABSENT
+from llog.topics.acks import Acked, Held
 from llog.topics.group_records import Claim, GroupMode, GroupRecord
 from llog.topics.group_stores import GroupKey, MetaGroups, RocksGroups, Stored
 from tests.unit.partition.world import START_MS, TP, World
@@ -83,7 +84,7 @@ async def test_reset_may_go_back_and_forgets_claims(room: Room) -> None:
     await room.groups.reset("g", TP, 2)
     assert await room.groups.position("g", TP) == 2
     assert await room.claim("b", 10) == [(2, 4, 1)]
-    assert await room.groups.ack("g", TP, "a", 4) == 2
+    assert (await room.groups.ack("g", TP, "a", 4)).committed == 2
 
 
 async def test_a_topic_created_again_starts_its_groups_anew(room: Room) -> None:
@@ -107,10 +108,39 @@ async def test_members_get_different_records_and_only_their_own_are_acknowledged
     assert await room.claim("b", 3) == [(4, 6, 1)]
     assert await room.claim("a", 100) == [(7, 10, 1)]
     assert await room.claim("a", 100) == []
-    assert await room.groups.ack("g", TP, "b", 6) == 1
-    assert await room.groups.ack("g", TP, "a", 3) == 7
-    assert await room.groups.ack("g", TP, "b", 10) == 7
-    assert await room.groups.ack("g", TP, "a", 10) == 11
+    assert (await room.groups.ack("g", TP, "b", 6)).committed == 1
+    assert (await room.groups.ack("g", TP, "a", 3)).committed == 7
+    assert (await room.groups.ack("g", TP, "b", 10)).committed == 7
+    assert (await room.groups.ack("g", TP, "a", 10)).committed == 11
+
+
+async def test_an_ack_of_what_others_hold_says_who_does(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("a", 3)
+    await room.claim("b", 3)
+    assert await room.groups.ack("g", TP, "c", 5) == Acked(1, (Held(1, 3, "a"), Held(4, 5, "b")))
+    assert await room.groups.ack("g", TP, "b", 6) == Acked(1)
+    assert await room.groups.ack("g", TP, "b", 6) == Acked(1, (Held(1, 3, "a"),)), "b holds nothing any more"
+    assert await room.groups.release("g", TP, "a", 2)
+    assert await room.groups.ack("g", TP, "b", 2) == Acked(1, (Held(1, 1, "a"), Held(2, 2, None)))
+    assert await room.groups.ack("g", TP, "a", 3) == Acked(2)
+    assert await room.groups.ack("g", TP, "c", 8) == Acked(2), "nobody was given the last ones: c passes over them"
+    await room.claim("c", 1)
+    assert await room.groups.ack("g", TP, "c", 2) == Acked(9)
+    assert await room.groups.ack("g", TP, "c", 2) == Acked(9), "all of it is acknowledged, by whomever"
+
+
+async def test_an_ack_without_a_name_is_for_all_who_gave_none(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    for member in ("~first", "~second", "named"):
+        await room.claim(member, 2)
+    assert await room.groups.ack("g", TP, "~second", 4) == Acked(1)
+    assert (await room.groups.ack("g", TP, "~second", 4)).held == (Held(1, 2, "~first"),)
+    assert (await room.groups.ack("g", TP, "named", 2)).held == (Held(1, 2, "~first"),)
+    assert await room.groups.ack("g", TP, "", 6) == Acked(5), "it has nothing of what named members hold"
+    assert (await room.groups.ack("g", TP, "", 6)).held == (Held(5, 6, "named"),)
 
 
 async def test_expired_claims_are_delivered_again_and_outstanding_until_acknowledged(room: Room) -> None:
@@ -119,12 +149,12 @@ async def test_expired_claims_are_delivered_again_and_outstanding_until_acknowle
     await room.claim("a", 3)
     room.world.runtime.now += VISIBILITY_MS
     assert await room.claim("b", 5) == [(1, 3, 2), (4, 5, 1)]
-    assert await room.groups.ack("g", TP, "a", 3) == 1
+    assert (await room.groups.ack("g", TP, "a", 3)).committed == 1
     room.world.runtime.now += VISIBILITY_MS
     assert await room.groups.position("g", TP) == 1
     assert await room.claim("c", 2) == [(1, 2, 3)]
-    assert await room.groups.ack("g", TP, "b", 5) == 1
-    assert await room.groups.ack("g", TP, "c", 2) == 6
+    assert (await room.groups.ack("g", TP, "b", 5)).committed == 1
+    assert (await room.groups.ack("g", TP, "c", 2)).committed == 6
 
 
 async def test_the_first_position_counts_whoever_stores_another(room: Room) -> None:
@@ -137,7 +167,7 @@ async def test_the_first_position_counts_whoever_stores_another(room: Room) -> N
 
 async def test_an_ack_is_remembered_by_a_group_without_a_position(room: Room) -> None:
     await room.fill(6)
-    assert await room.groups.ack("g", TP, "a", 4) == 5
+    assert (await room.groups.ack("g", TP, "a", 4)).committed == 5
     assert await room.claim("a", 10) == [(5, 6, 1)]
 
 
@@ -153,8 +183,8 @@ async def test_exact_ranges_are_settled_given_back_and_released(room: Room) -> N
     assert await room.claim("b", 100) == [(4, 4, 1), (11, 12, 1)]
     assert await room.groups.release("g", TP, "a", 8, delay_ms=5)
     assert not await room.groups.release("g", TP, "a", 8)
-    assert await room.groups.ack("g", TP, "a", 10) == 4
-    assert await room.groups.ack("g", TP, "b", 12) == 8
+    assert (await room.groups.ack("g", TP, "a", 10)).committed == 4
+    assert (await room.groups.ack("g", TP, "b", 12)).committed == 8
     assert await room.claim("b", 100) == []
     room.world.runtime.now += 5
     assert await room.claim("b", 100) == [(8, 8, 2)]
@@ -167,7 +197,7 @@ async def test_records_that_retention_took_are_no_longer_outstanding(room: Room)
     await trim(room.world.log, TP, 4)
     room.world.runtime.now += VISIBILITY_MS
     assert await room.claim("b", 100) == [(4, 4, 2), (5, 6, 1)]
-    assert await room.groups.ack("g", TP, "b", 6) == 7
+    assert (await room.groups.ack("g", TP, "b", 6)).committed == 7
 
 
 async def test_a_poll_that_finds_nothing_writes_nothing(room: Room) -> None:
@@ -176,7 +206,7 @@ async def test_a_poll_that_finds_nothing_writes_nothing(room: Room) -> None:
     await room.claim("a", 10)
     groups, store = room.disturbed()
     assert await room.claim("b", 10, groups) == []
-    assert await groups.ack("g", TP, "b", 2) == 1
+    assert (await groups.ack("g", TP, "b", 2)).committed == 1
     assert store.puts == 0
 
 
@@ -238,8 +268,28 @@ async def test_an_ack_whose_answer_was_lost_counts_once(room: Room, done: bool) 
     await room.claim("a", 4)
     await room.claim("b", 4)
     groups, _ = room.disturbed((UNKNOWN, done))
-    assert await groups.ack("g", TP, "a", 10) == 5
-    assert await room.groups.ack("g", TP, "b", 8) == 11
+    assert (await groups.ack("g", TP, "a", 10)).committed == 5
+    assert (await room.groups.ack("g", TP, "b", 8)).committed == 11
+
+
+async def test_an_ack_that_was_done_or_overtaken_says_so_whatever_answers_were_lost(room: Room) -> None:
+    await room.fill(10)
+    await room.groups.begin("g", TP, 1)
+    await room.claim("b", 2)
+    await room.claim("a", 2)
+    groups, _ = room.disturbed((UNKNOWN, True))
+    assert await groups.ack("g", TP, "a", 4) == Acked(1)
+    await room.claim("a", 2)
+    room.world.runtime.now += VISIBILITY_MS
+
+    class Raced(Disturbed):
+        async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+            if self.puts == 0:
+                assert await room.claim("b", 4) == [(1, 2, 2), (5, 6, 2)]
+            await super().put(key, record, expected=expected, durable=durable)
+
+    overtaken = await room.over(Raced(room.store)).ack("g", TP, "a", 6)
+    assert overtaken.held == (Held(1, 2, "b"), Held(5, 6, "b"))
 
 
 async def test_a_release_says_whether_it_was_done(room: Room) -> None:
@@ -289,7 +339,7 @@ async def test_nothing_is_lost_when_members_race_stall_and_die(room: Room, seed:
             if held and rng.random() < 0.6:
                 upto = rng.choice(held).end
                 done.update(o for each in held for o in range(each.start, each.end + 1) if o <= upto)
-                committed = await groups.ack("g", TP, name, upto)
+                committed = (await groups.ack("g", TP, name, upto)).committed
                 assert set(range(1, committed)) <= done
 
     rng = random.Random(seed)
@@ -301,7 +351,7 @@ async def test_nothing_is_lost_when_members_race_stall_and_die(room: Room, seed:
     again = await room.claim("last", 1000)
     delivered = {offset for start, end, _ in again for offset in range(start, end + 1)}
     assert delivered | done == set(range(1, count + 1))
-    assert await room.groups.ack("g", TP, "last", count) == count + 1
+    assert (await room.groups.ack("g", TP, "last", count)).committed == count + 1
 
 
 # --- modes
@@ -313,7 +363,7 @@ async def test_plain_commits_are_refused_while_members_hold_claims(room: Room) -
     await room.claim("a", 3)
     with pytest.raises(GroupConflict, match="group 'g' on orders/0"):
         await room.groups.commit("g", TP, 7)
-    assert await room.groups.ack("g", TP, "a", 4) == 5
+    assert (await room.groups.ack("g", TP, "a", 4)).committed == 5
     assert await room.groups.commit("g", TP, 7) == 7
 
 
@@ -351,7 +401,7 @@ async def test_an_assigned_partition_is_delivered_in_order_by_one_member_at_a_ti
     assert await claim("a", 2) == [(4, 5, 1)]
     room.world.runtime.now += 50
     assert await claim("a", 4) == [(1, 4, 2)]  # in order from the first that expired, though 4 was claimed later
-    assert await room.groups.ack("g", TP, "a", 2) == 3
+    assert (await room.groups.ack("g", TP, "a", 2)).committed == 3
 
     later = await room.groups.join("g", TP.topic, "A", session_ms=1000)  # sorts first: it gets partition 0
     assert later.partitions == (0, 2)
@@ -361,7 +411,7 @@ async def test_an_assigned_partition_is_delivered_in_order_by_one_member_at_a_ti
     with pytest.raises(StaleMember):
         await room.groups.ack("g", TP, "a", 8)
     assert await room.groups.position("g", TP) == 3
-    assert await room.groups.ack("g", TP, "A", 8) == 9
+    assert (await room.groups.ack("g", TP, "A", 8)).committed == 9
 
 
 async def test_a_member_that_was_replaced_while_it_acknowledged_is_refused(room: Room) -> None:
@@ -392,7 +442,7 @@ async def test_an_ack_before_the_first_claim_of_an_assigned_group_is_its_holders
     await room.groups.reset("g", OTHER, 1)
     with pytest.raises(StaleMember):
         await room.groups.ack("g", OTHER, "b", 1)
-    assert await room.groups.ack("g", TP, "a", 2) == 3
+    assert (await room.groups.ack("g", TP, "a", 2)).committed == 3
     given = await room.groups.claim("g", TP, "a", limit=9, visibility_ms=50, membership=a)
     assert [(each.start, each.end) for each in given or ()] == [(3, 6)]
 
