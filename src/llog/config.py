@@ -184,6 +184,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    segment_frame_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes of records, before compression, that a disk topic writes as one frame; a larger append becomes several "
+            "frames, which recovery keeps or drops together. A frame is what a read decodes at least: fewer bytes make reads of "
+            "single records cheaper, and appends a little slower.",
+            ge=4 << 10,
+            le=64 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 1 << 20
     segment_fsync: Annotated[
         Literal["always", "interval", "os"],
         Meta(

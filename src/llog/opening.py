@@ -94,6 +94,7 @@ def segment_options(settings: Settings) -> SegmentOptions:
         segment_ms=settings.segment_ms,
         index_interval_bytes=settings.segment_index_bytes,
         index_interval_records=settings.segment_index_records or None,
+        frame_bytes=settings.segment_frame_bytes,
         fsync=Fsync(settings.segment_fsync),
         fsync_interval_ms=settings.segment_fsync_interval_ms,
         ahead_bytes=settings.segment_ahead_bytes,

@@ -208,7 +208,7 @@ def test_appends_that_found_no_segment_to_be_written_to_are_known_to_be_absent(t
 def test_all_appends_of_a_group_that_failed_get_the_error(tmp_path: Path, faults: Failing) -> None:
     writer = SegmentWriter(tmp_path / "log", SegmentOptions(), "t/0")
     faults.fail("pwritev", 1, errno.ENOSPC)
-    results = writer.commit([Append(body([b"a"])), Append(body([b"b"]))], 1)
+    results = writer.commit([Append([body([b"a"])]), Append([body([b"b"])])], 1)
     assert [type(result) for result in results] == [StoreUnavailable, StoreUnavailable]
     assert append(writer, [b"c"]).start_offset == 1
     writer.close()

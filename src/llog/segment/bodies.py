@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from llog.batch.columns import Columns, cut_columns, timestamp_bounds
-from llog.batch.format import Codec, decode, encode
-from llog.errors import CorruptBatch
+from llog.batch.columns import Columns, byte_size, cut_columns, record_sizes, timestamp_bounds
+from llog.batch.format import BATCH_BYTES_MAX, Codec, decode, encode
+from llog.errors import CorruptBatch, RecordTooLarge
 from llog.segment.frames import KIND_BATCH, KIND_NONE, Body, Located, Scan, check_body, checksum_of
 
 Part = tuple[int, Columns]
@@ -20,6 +20,28 @@ def encode_body(columns: Columns, codec: Codec = Codec.NONE) -> Body:
     parts = encode(columns, codec)
     crc = checksum_of(parts[0], int.from_bytes(parts[0][4:8], "little"))
     return Body(parts, sum(map(len, parts)), crc, columns.count, append_ms[0], max(append_ms), timestamp_max)
+
+
+def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body]:
+    """The bodies of the frames that one append is made of: each has up to `frame_bytes` of records before compression, one at least.
+
+    `RecordTooLarge` if all together are more than a batch may have.
+    """
+    arrays = (columns.values, columns.keys, columns.timestamps, columns.headers)
+    size = sum(array.nbytes for array in arrays if array is not None)
+    if size <= frame_bytes or columns.count == 1:
+        return [encode_body(columns, codec)]
+    if size > BATCH_BYTES_MAX:
+        raise RecordTooLarge(
+            f"an append of {columns.count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
+        )
+    overhead = -(-(size - byte_size(columns)) // columns.count)
+    ends = (record_sizes(columns) + overhead).cumsum()
+    edges, end = [0], 0
+    while edges[-1] < columns.count:
+        edges.append(max(int(np.searchsorted(ends, end + frame_bytes, "right")), edges[-1] + 1))
+        end = int(ends[edges[-1] - 1])
+    return [encode_body(part, codec) for part in cut_columns(columns, edges)]
 
 
 def parts_of(scan: Scan, located: Located) -> list[Part]:

@@ -232,7 +232,7 @@ class _Cleaner:
         snapshot = newest_snapshot(self._directory, self._log.bounds().next_offset, remove=False)
         known = snapshot is not None and snapshot.next_offset >= group[-1].stop
         producers = snapshot.producers if snapshot is not None and known else None
-        rewriter = Rewriter(group[0].base, rule, self._log.options.codec, producers)
+        rewriter = Rewriter(group[0].base, rule, self._log.options, producers)
         pieces = (block for each in group for block in self._blocks(each, each.base))
         size = 0
         for made in rewriter.frames(pieces, met):

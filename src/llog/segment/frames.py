@@ -6,8 +6,9 @@
 16  4  body length (u32)                     56  8  producer's sequence (i64), else 0
 20  4  record count n (u32)                  64  4  span: how many offsets the frame covers (u32, >= n, >= 1)
 24  4  checksum of the body (u32)            68  4  kind of body (u32): 0 none, 1 bytes-batch-v1
-28  2  flags 1 sparse 2 producer (u16)       72  …  producer's id · sparse: u32[n] offsets relative to the base · body,
-30  2  length of the producer's id (u16)            each padded with zeros to 8 bytes
+28  2  flags (u16): 1 sparse 2 producer      72  …  producer's id · sparse: u32[n] offsets relative to the base · body,
+       4 more 8 continues                          each padded with zeros to 8 bytes
+30  2  length of the producer's id (u16)
 
 All numbers are little-endian. The body is opaque here: this layer checks its length and its checksum only. That is the crc32c of the
 body's bytes from 8 on followed by its bytes 0 to 7, so that a body which holds a crc32c of its bytes from 8 on is not gone through twice.
@@ -31,7 +32,11 @@ MAGIC: Final = b"LLF1"
 HEADER_BYTES: Final = 72
 SPARSE: Final = 1
 PRODUCER: Final = 2
-_FLAGS_KNOWN: Final = SPARSE | PRODUCER
+MORE: Final = 4
+"""The append goes on in the next frame."""
+CONTINUES: Final = 8
+"""The append began in an earlier frame."""
+_FLAGS_KNOWN: Final = SPARSE | PRODUCER | MORE | CONTINUES
 KIND_NONE: Final = 0
 KIND_BATCH: Final = 1
 SPAN_MAX: Final = (1 << 32) - 1
@@ -71,6 +76,8 @@ class Frame(NamedTuple):
     sequence: int
     kind: int
     sparse: bool
+    more: bool
+    continues: bool
     body_start: int
     body_length: int
     body_crc: int
@@ -129,16 +136,18 @@ def frame_parts(
     producer: str | None = None,
     sequence: int = 0,
     *,
+    flags: int = 0,
     offsets: Offsets | None = None,
     span: int | None = None,
 ) -> list[Buffer]:
     """The bytes of one frame, to be written one after the other.
 
     The maxima are those of the log up to the end of this frame. `offsets` are those of its records, relative to the base, if they
-    have gaps; `span` says how many offsets it covers, of which the last ones may have no record.
+    have gaps; `span` says how many offsets it covers, of which the last ones may have no record. `flags` are `MORE` and `CONTINUES`,
+    of an append that is several frames.
     """
     count, length = body.records, body.length
-    flags, name, prefix = 0, b"", b""
+    name, prefix = b"", b""
     if producer is not None:
         flags |= PRODUCER
         name = producer.encode()
@@ -198,7 +207,8 @@ def parse(data: Buffer, at: int, end: int) -> Frame | int:
         raise CorruptBatch(f"a frame of {count} records says that it covers {span} offsets")
     return Frame(
         base_offset, span, count, append_ms, max_append_ms, max_timestamp_ms, name, sequence, kind,
-        bool(flags & SPARSE), body_start, body_length, body_crc, body_start + body_length + -body_length % 8,
+        bool(flags & SPARSE), bool(flags & MORE), bool(flags & CONTINUES), body_start, body_length, body_crc,
+        body_start + body_length + -body_length % 8,
     )  # fmt: skip
 
 

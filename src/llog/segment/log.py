@@ -21,7 +21,7 @@ from llog.ports import Bounds, RetentionResult
 from llog.producers import Producer, check_producer
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment import retention
-from llog.segment.bodies import encode_body
+from llog.segment.bodies import encode_bodies, encode_body
 from llog.segment.files import LOG, explained, numbered
 from llog.segment.frames import Body, Offsets
 from llog.segment.options import Fsync, SegmentOptions
@@ -83,18 +83,18 @@ class SegmentLog:
         self._check_open()
         # Nothing is awaited before the queue: append times are in the order of the offsets.
         now = max(self._runtime.now_ms(), self._append_ms, self._writer.state.maxima.append_ms)
-        body = encode_body(stamped(columns, now), self.options.codec)
+        bodies = encode_bodies(stamped(columns, now), self.options.codec, self.options.frame_bytes)
         self._append_ms = now
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._queue.append((Append(body, producer), future))
+        self._queue.append((Append(bodies, producer), future))
         if self._committer is None:
             self._committer = loop.create_task(self._commit_all())
         return await future
 
     def append_encoded(self, bodies: Sequence[Body]) -> list[Result | LlogError]:
-        """Appends bodies that were encoded before, as one group, on this thread: for programs without an event loop."""
-        results = self._writer.commit(list(map(Append, bodies)), self._runtime.now_ms())
+        """Appends each of these bodies, encoded before, as one group, on this thread: for programs without an event loop."""
+        results = self._writer.commit([Append([body]) for body in bodies], self._runtime.now_ms())
         if self._waiting:
             self._wake()
         return results
@@ -190,7 +190,7 @@ class SegmentLog:
                 taken, size = [], 0
                 while self._queue and size < GROUP_BYTES_MAX:
                     taken.append(self._queue.popleft())
-                    size += taken[-1][0].body.length
+                    size += sum(body.length for body in taken[-1][0].bodies)
                 appends = [append for append, _ in taken]
                 results = await loop.run_in_executor(_threads(), self._writer.commit, appends, self._runtime.now_ms())
                 for (_, future), result in zip(taken, results, strict=True):

@@ -27,6 +27,8 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_ms: int = 7 * 86_400_000
     index_interval_bytes: int = 4 << 10
     index_interval_records: int | None = None
+    frame_bytes: int = 1 << 20
+    """Records of an append that go into one frame, before compression; one record at least."""
     fsync: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 1000
     ahead_bytes: int = 512 << 10
@@ -37,7 +39,7 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
 def check_options(options: SegmentOptions) -> None:
     if not 1 <= options.segment_bytes <= SEGMENT_BYTES_MAX:
         raise InvalidArgument(f"segment_bytes must be 1 to {SEGMENT_BYTES_MAX}: {options.segment_bytes}")
-    for name in ("segment_ms", "index_interval_bytes", "fsync_interval_ms"):
+    for name in ("segment_ms", "index_interval_bytes", "frame_bytes", "fsync_interval_ms"):
         if getattr(options, name) < 1:
             raise InvalidArgument(f"{name} must be 1 or more: {getattr(options, name)}")
     if options.ahead_bytes < 0:

@@ -1,8 +1,8 @@
 """What is left of a log after its writer has ended in whatever way, and how it becomes whole again.
 
-Only the newest segment is read, from the last index entry that points at a frame: entries are written once what they point at is
-durable, so the frames before are as they were acknowledged. If the writer acknowledged before it synced (`unsynced`), all of the segment is
-read. The log ends before the first frame that is not whole.
+Only the newest segment is read, from the last index entry that points at the first frame of an append: entries are written once what they
+point at is durable, so the frames before are as they were acknowledged. If the writer acknowledged before it synced (`unsynced`), all of
+the segment is read. The log ends before the first append that is not whole: one of several frames counts with its last one.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ class Found(NamedTuple):
     first_append_ms: int | None
     entries: bytes
     time_entries: bytes
+
+
+class _Whole(NamedTuple):
+    """How far the appends of a segment are whole, and how much of its indexes belongs to them."""
+
+    position: int
+    next_offset: int
+    maxima: Maxima
+    entries_bytes: int
+    time_entries_bytes: int
 
 
 class Recovered(NamedTuple):
@@ -219,25 +229,33 @@ def examine(directory: Path, base: int, options: SegmentOptions, before: Maxima,
     # Damage in here is not a torn tail: readers report it, and what follows stays.
     for located in segment.scan(start, checked.position):
         note(located)
+    whole = _Whole(checked.position, checked.offset, before, len(entries), len(time_entries))
+    within = False
     scan = segment.scan(checked, end, bodies=True, window=_BODIES_WINDOW)
     for located in scan:
+        if located.frame.continues != within:
+            break
         note(located)
-    first = next(iter(segment.scan(Start(0, base), scan.position)), None)
+        within = located.frame.more
+        if not within:
+            whole = _Whole(scan.position, scan.offset, before, len(entries), len(time_entries))
+    first = segment.frame_at(Start(0, base), whole.position)
     return Found(
-        scan.position,
-        scan.offset,
-        before,
-        first.frame.append_ms if first else None,
-        bytes(entries),
-        bytes(time_entries),
+        whole.position,
+        whole.next_offset,
+        whole.maxima,
+        first.append_ms if first else None,
+        bytes(entries[: whole.entries_bytes]),
+        bytes(time_entries[: whole.time_entries_bytes]),
     )
 
 
 def _last_standing(segment: Segment, index: Index, count: int, end: int) -> int:
-    """How many entries are left if the last one of them must point at a frame."""
+    """How many entries are left if the last one of them must point at a frame with which an append begins."""
     while count:
         entry = index[count - 1]
-        if segment.has_frame(Start(entry.position, segment.base + entry.relative_offset), end):
+        frame = segment.frame_at(Start(entry.position, segment.base + entry.relative_offset), end)
+        if frame is not None and not frame.continues:
             break
         count -= 1
     return count

@@ -2,7 +2,8 @@
 
 Frames are joined into larger ones on the way, since what is left of small ones is smaller still. Each covers the offsets of those that it
 was made of, and has the highest times of the last of them, so times found before are found again. A frame of which all stays, alone,
-stays byte for byte. A frame whose producer may still repeat it stays a frame of its own, even without records: it says who appended it.
+keeps its body byte for byte. A frame whose producer may still repeat it stays a frame of its own, even without records: it says who
+appended it. Which frames were one append is not kept: only recovery asks, and it never cuts a sealed segment.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from llog.batch.columns import Buffer, Columns, concat
-from llog.batch.format import Codec
 from llog.errors import CorruptBatch
 from llog.producers import ProducerState, find_appended
 from llog.segment.bodies import encode_body, parts_of
 from llog.segment.frames import KIND_NONE, Body, Frame, Located, Offsets, Scan, body_of, frame_parts
 from llog.segment.newest import Newest, Numbers
+from llog.segment.options import SegmentOptions
 from llog.segment.segments import Segment, Start
 
 BLOCK_BYTES: Final = 8 << 20
@@ -125,11 +126,18 @@ def keyed(block: Sequence[Piece]) -> tuple[npt.NDArray[np.intp], pa.BinaryArray]
 class Rewriter:
     """Makes the frames of the segments that take the place of others, from `base` on."""
 
-    def __init__(self, base: int, rule: Rule, codec: Codec, producers: Mapping[str, ProducerState] | None) -> None:
+    def __init__(
+        self,
+        base: int,
+        rule: Rule,
+        options: SegmentOptions,
+        producers: Mapping[str, ProducerState] | None,
+    ) -> None:
         self._base = base
         """The first offset that no frame covers yet."""
         self._rule = rule
-        self._codec = codec
+        self._codec = options.codec
+        self._frame_bytes = options.frame_bytes
         self._producers = producers
         self._joined: list[tuple[Piece, Mask]] = []
         self._last: Frame | None = None
@@ -140,13 +148,14 @@ class Rewriter:
         for block in pieces:
             for piece, mask in zip(block, self._rule.kept(block, tally), strict=True):
                 alone = self._is_remembered(piece.frame)
-                if alone:
+                kept = int(np.count_nonzero(mask))
+                size = piece.frame.body_length * kept // len(mask) if kept else 0
+                if alone or (self._joined and self._size + size > self._frame_bytes):
                     yield from self._flush()
                 self._last = piece.frame
-                kept = int(np.count_nonzero(mask))
                 if kept:
                     self._joined.append((piece, mask))
-                    self._size += piece.frame.body_length * kept // len(mask)
+                    self._size += size
                 if alone or self._size >= JOINED_BYTES:
                     yield from self._flush()
         yield from self._flush()

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from llog.model import TimestampType
 from llog.segment.files import INDEX, LOG, TIMEINDEX, is_removed, name_of
-from llog.segment.frames import Scan
+from llog.segment.frames import Frame, Scan
 from llog.segment.index import (
     Index,
     IndexRule,
@@ -169,7 +169,12 @@ class Segment:
         return self._index, self._times
 
     def has_frame(self, start: Start, end: int) -> bool:
-        return start.position < end and next(iter(self.scan(start, end)), None) is not None
+        return self.frame_at(start, end) is not None
+
+    def frame_at(self, start: Start, end: int) -> Frame | None:
+        """The header of the frame that begins there; None if none does."""
+        located = next(iter(self.scan(start, end)), None)
+        return None if located is None else located.frame
 
 
 def _opened(path: Path) -> FileIO | None:

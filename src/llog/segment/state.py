@@ -44,6 +44,11 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
         producers, evicted = self.producers, self.evicted_through
         if frame.producer is not None:
             appended = Appended(frame.sequence, frame.base_offset, frame.next_offset - 1)
+            known = producers.get(frame.producer)
+            if known is not None and known.last[-1].sequence == frame.sequence:
+                # One more frame of the same append.
+                appended = Appended(frame.sequence, known.last[-1].start_offset, frame.next_offset - 1)
+                producers = {**producers, frame.producer: ProducerState(last=known.last[:-1], used_ms=known.used_ms)}
             producers, evicted = remembered(producers, evicted, frame.producer, appended, frame.append_ms)
         return LogState(
             next_offset=frame.next_offset, maxima=maxima_of(frame), producers=producers, evicted_through=evicted

@@ -24,7 +24,7 @@ from llog.ports import Bounds
 from llog.producers import Appended, Producer, find_repeated, remembered
 from llog.segment import replace, tail
 from llog.segment.files import UNSYNCED, begin_writing, explained, put_small, unavailable
-from llog.segment.frames import SPAN_MAX, Body, frame_parts
+from llog.segment.frames import CONTINUES, MORE, SPAN_MAX, Body, frame_parts
 from llog.segment.index import Maxima
 from llog.segment.options import Fsync, SegmentOptions, check_options
 from llog.segment.recovery import create, recover
@@ -34,9 +34,9 @@ GROUP_BYTES_MAX: Final = 64 << 20
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """A body that waits to be appended."""
+    """Records that wait to be appended: the bodies of one frame or several, which are in the log together or not at all."""
 
-    body: Body
+    bodies: Sequence[Body]
     producer: Producer | None = None
 
 
@@ -48,13 +48,23 @@ class Result(NamedTuple):
     repeated: bool = False
 
 
+class _Framed(NamedTuple):
+    """One append as frames, and where the log is behind it."""
+
+    parts: list[Buffer]
+    size: int
+    frames: list[tuple[int, int, int, Maxima]]
+    """Length, base offset, append time and the highest times before it, of each."""
+    next_offset: int
+    maxima: Maxima
+
+
 class _Group(msgspec.Struct, frozen=True, gc=False):
     """Appends that are written together, and the log's state behind them."""
 
     parts: list[Buffer]
     size: int
     frames: list[tuple[int, int, int, Maxima]]
-    """Length, base offset, append time and the highest times before it, of each."""
     state: LogState
     results: list[Result | LlogError]
 
@@ -218,10 +228,8 @@ class SegmentWriter:
         frames: list[tuple[int, int, int, Maxima]] = []
         results: list[Result | LlogError] = []
         for append in appends:
-            body, producer = append.body, append.producer
-            name, sequence = None, 0
+            producer = append.producer
             if producer is not None:
-                name, sequence = producer.id, producer.sequence
                 try:
                     found = find_repeated(producers, evicted, start, producer, self.what)
                 except LlogError as error:
@@ -230,22 +238,18 @@ class SegmentWriter:
                 if found is not None:
                     results.append(Result(found.start_offset, found.end_offset, True))
                     continue
-            after = maxima
-            if body.append_ms_max > after.append_ms or body.timestamp_max > after.timestamp_ms:
-                after = Maxima(max(after.append_ms, body.append_ms_max), max(after.timestamp_ms, body.timestamp_max))
-            made = frame_parts(body, start, after.append_ms, after.timestamp_ms, name, sequence)
-            length = len(made[0]) + body.length + -body.length % 8
-            following = start + body.records
-            if (size or active.position) and (size + length > room or following - base > SPAN_MAX):
+            made = _framed(append, start, maxima)
+            if (size or active.position) and (size + made.size > room or made.next_offset - base > SPAN_MAX):
                 break
-            parts += made
-            size += length
-            frames.append((length, start, body.append_ms, maxima))
-            results.append(Result(start, following - 1))
-            if name is not None:
-                appended = Appended(sequence, start, following - 1)
-                producers, evicted = remembered(producers, evicted, name, appended, body.append_ms)
-            start, maxima = following, after
+            parts += made.parts
+            size += made.size
+            frames += made.frames
+            results.append(Result(start, made.next_offset - 1))
+            if producer is not None:
+                appended = Appended(producer.sequence, start, made.next_offset - 1)
+                used_ms = append.bodies[-1].append_ms
+                producers, evicted = remembered(producers, evicted, producer.id, appended, used_ms)
+            start, maxima = made.next_offset, made.maxima
             if size >= GROUP_BYTES_MAX:
                 break
         state = LogState(next_offset=start, maxima=maxima, producers=producers, evicted_through=evicted)
@@ -320,3 +324,27 @@ class SegmentWriter:
             sync_directory(self.directory)
         elif not path.exists():
             put_small(path, b"")
+
+
+def _framed(append: Append, start: int, maxima: Maxima) -> _Framed:
+    """The frames of an append from offset `start` on. `maxima` are the highest times of the log before it."""
+    bodies, producer = append.bodies, append.producer
+    name, sequence = (None, 0) if producer is None else (producer.id, producer.sequence)
+    parts: list[Buffer] = []
+    frames: list[tuple[int, int, int, Maxima]] = []
+    size = flags = 0
+    left = len(bodies)
+    for body in bodies:
+        left -= 1
+        before = maxima
+        if body.append_ms_max > before.append_ms or body.timestamp_max > before.timestamp_ms:
+            maxima = Maxima(max(before.append_ms, body.append_ms_max), max(before.timestamp_ms, body.timestamp_max))
+        flags = flags | MORE if left else flags & ~MORE
+        made = frame_parts(body, start, maxima.append_ms, maxima.timestamp_ms, name, sequence, flags=flags)
+        flags |= CONTINUES
+        length = len(made[0]) + body.length + -body.length % 8
+        parts += made
+        size += length
+        frames.append((length, start, body.append_ms, before))
+        start += body.records
+    return _Framed(parts, size, frames, start, maxima)

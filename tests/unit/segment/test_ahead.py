@@ -135,7 +135,7 @@ def test_whichever_blocks_of_a_group_a_power_cut_leaves_its_first_frames_are_the
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", _stopped)
         with pytest.raises(KeyboardInterrupt):
-            writer.commit([Append(body([payload])) for payload in under_way], 1)
+            writer.commit([Append([body([payload])]) for payload in under_way], 1)
     written = path.read_bytes()
     kill(writer)
     synced = synced.ljust(len(written), b"\0")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llog.errors import CorruptBatch, InvalidArgument
 from llog.ports import Bounds
-from llog.segment.frames import KIND_BATCH, KIND_NONE, Frame, Scan, body_of, frame_parts, parse
+from llog.segment.frames import CONTINUES, KIND_BATCH, KIND_NONE, MORE, Frame, Scan, body_of, frame_parts, parse
 from llog.segment.index import Index, IndexRule, Maxima, TimeIndex, sound_entries, sound_time_entries
 from llog.segment.tail import pack_tail, unpack_tail
 from tests.unit.segment.tools import body
@@ -30,6 +30,8 @@ def vector_bytes() -> dict[str, bytes]:
     sparse = frame_parts(body([b"a", b"b"], 1002), 4, 1002, 1100, offsets=np.array([1, 4], np.uint32), span=6)
     nothing = body_of([], records=0, append_ms=1003, timestamp_max=0, kind=KIND_NONE)
     empty = frame_parts(nothing, 10, 1003, 1100, offsets=np.array([], np.uint32), span=5)
+    begun = frame_parts(body([b"a"], 1004), 15, 1004, 1100, producer="p", sequence=1, flags=MORE)
+    ended = frame_parts(body([b"b"], 1004), 16, 1004, 1100, producer="p", sequence=1, flags=CONTINUES)
     rule = IndexRule(1, 100, None)
     found = [rule.entries(at, at // 8 + 1, Maxima(at, at - 5)) for at in (0, 96, 104, 208, 800, 1000)]
     return {
@@ -37,13 +39,14 @@ def vector_bytes() -> dict[str, bytes]:
         "producer": b"".join(named),
         "sparse": b"".join(sparse),
         "empty": b"".join(empty),
+        "two frames": b"".join([*begun, *ended]),
         "index": b"".join(entry for entry, _ in found),
         "timeindex": b"".join(entry for _, entry in found),
         "tail": pack_tail(Bounds(3, 15), 0x0123456789ABCDEF),
     }
 
 
-@pytest.mark.parametrize("name", ["dense", "producer", "sparse", "empty", "index", "timeindex", "tail"])
+@pytest.mark.parametrize("name", ["dense", "producer", "sparse", "empty", "two frames", "index", "timeindex", "tail"])
 def test_the_bytes_are_those_of_the_vectors(name: str) -> None:
     assert vector_bytes()[name].hex() == VECTORS[name]
 
@@ -74,6 +77,13 @@ def test_a_frame_says_what_it_was_made_of() -> None:
     assert (frame.append_ms, frame.max_append_ms, frame.max_timestamp_ms) == (1001, 1001, 1100)
     assert (frame.producer, frame.sequence, frame.kind, frame.sparse) == ("pröd", 7, KIND_BATCH, False)
     assert frame.length == len(data)
+    assert (frame.more, frame.continues) == (False, False)
+    both = vector_bytes()["two frames"]
+    begun = parse(both, 0, len(both))
+    assert isinstance(begun, Frame)
+    ended = parse(both, begun.length, len(both))
+    assert isinstance(ended, Frame)
+    assert (begun.more, begun.continues, ended.more, ended.continues) == (True, False, False, True)
 
 
 @pytest.mark.parametrize("name", ["dense", "producer", "sparse", "empty"])

@@ -23,7 +23,7 @@ from llog.runtime import SystemRuntime
 from llog.segment import retention
 from llog.segment.bodies import Part, encode_body, parts_of
 from llog.segment.files import INDEX, LOG_START, TAIL, TIMEINDEX, name_of
-from llog.segment.frames import KIND_NONE, Frame, Offsets, body_of, frame_parts
+from llog.segment.frames import CONTINUES, KIND_NONE, MORE, Frame, Offsets, body_of, frame_parts
 from llog.segment.log import SegmentLog
 from llog.segment.options import SegmentOptions
 from llog.segment.reader import SegmentReader
@@ -42,9 +42,9 @@ class Kept(NamedTuple):
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(ahead_bytes=st.sampled_from([0, 300, 4096]))
-    def begin(self, ahead_bytes: int) -> None:
-        self.options = msgspec.structs.replace(OPTIONS, ahead_bytes=ahead_bytes)
+    @initialize(ahead_bytes=st.sampled_from([0, 300, 4096]), frame_bytes=st.sampled_from([1, 250, 1 << 20]))
+    def begin(self, ahead_bytes: int, frame_bytes: int) -> None:
+        self.options = msgspec.structs.replace(OPTIONS, ahead_bytes=ahead_bytes, frame_bytes=frame_bytes)
         self.root = Path(tempfile.mkdtemp(prefix="llog-segment-"))
         self.directory = self.root / "log"
         self.writer = SegmentWriter(self.directory, self.options, "t/0")
@@ -55,6 +55,8 @@ class Machine(RuleBasedStateMachine):
         self.start = self.next = 1
         self.now = 1000
         self.sequences: dict[str, list[tuple[int, int, int]]] = {}
+        self.appends: list[range] = []
+        """Offsets of those that took several frames, or may have."""
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
@@ -87,6 +89,7 @@ class Machine(RuleBasedStateMachine):
         assert not result.repeated
         if producer:
             self.sequences[name].append((producer.sequence, result.start_offset, result.end_offset))
+        self.appends.append(range(result.start_offset, result.end_offset + 1))
         self._noted(payloads, timestamps, self.now)
 
     @precondition(lambda self: any(self.sequences.values()))
@@ -177,7 +180,7 @@ class Machine(RuleBasedStateMachine):
                 assert rebuild_indexes(self.writer) >= 0
 
     @rule(
-        sizes=st.lists(st.integers(0, 60), max_size=3),
+        appends=st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=3), max_size=3),
         kind=st.sampled_from(Damage),
         at=st.integers(0, 100).map(lambda percent: percent / 100),
         index_kind=st.sampled_from(Damage),
@@ -187,7 +190,7 @@ class Machine(RuleBasedStateMachine):
     )
     def crash(
         self,
-        sizes: list[int],
+        appends: list[list[int]],
         kind: Damage,
         at: float,
         index_kind: Damage,
@@ -195,18 +198,21 @@ class Machine(RuleBasedStateMachine):
         tail_kind: Damage,
         look: bool,
     ) -> None:
-        """Frames that were not acknowledged are on their way, and the machine stops."""
+        """Appends that were not acknowledged are on their way, a frame for each record, and the machine stops."""
         active = self.writer.active
         synced = active.position
-        frames, payloads = [], []
+        under_way: list[bytes] = []
+        payloads = [[bytes([self.now % 251]) * size for size in sizes] for sizes in appends]
         offset = self.next
-        for size in sizes:
-            payload = bytes([self.now % 251]) * size
-            parts = frame_parts(body([payload], self.now), offset, max(self.now, self._append_ms()), self._timestamp())
-            frames.append(b"".join(parts))
-            payloads.append(payload)
-            offset += 1
-        written = b"".join(frames)
+        for each in payloads:
+            frames = b""
+            for left, payload in zip(range(len(each) - 1, -1, -1), each, strict=True):
+                flags = (CONTINUES if frames else 0) | (MORE if left else 0)
+                times = max(self.now, self._append_ms()), self._timestamp()
+                frames += b"".join(frame_parts(body([payload], self.now), offset, *times, flags=flags))
+                offset += 1
+            under_way.append(frames)
+        written = b"".join(under_way)
         os.pwrite(active.descriptor, written, synced)
         kill(self.writer)
         length = int(at * synced) if kind is Damage.TWICE else len(written) // 3
@@ -218,16 +224,17 @@ class Machine(RuleBasedStateMachine):
         if look and tail_kind is not Damage.NONE and tail_kind is not Damage.TWICE:
             SegmentReader.open(self.directory).bounds_now()
         self.writer = SegmentWriter(self.directory, self.options, "t/0")
-        # A whole frame that nobody was told of may be there, or not; never a part of one.
-        survived = self.writer.state.next_offset - self.next
-        ends = [0, *accumulate(map(len, frames))]
-        assert 0 <= survived <= len(frames)
+        # A whole append that nobody was told of may be there, or not; never a part of one.
+        following = list(accumulate(map(len, payloads), initial=self.next))
+        survived = following.index(self.writer.state.next_offset)
+        ends = accumulate(map(len, under_way), initial=0)
         if kind in (Damage.NONE, Damage.TWICE):
-            assert survived == len(frames)
+            assert survived == len(under_way)
         elif kind is Damage.CUT:
             assert survived == max(n for n, end in enumerate(ends) if end <= int(at * len(written)))
-        for payload in payloads[:survived]:
-            self._noted([payload], [self.now], self.now)
+        for each in payloads[:survived]:
+            self.appends.append(range(self.next, self.next + len(each)))
+            self._noted(each, [self.now] * len(each), self.now)
 
     @rule(data=st.data(), kind=st.sampled_from([Damage.CUT, Damage.ZEROS, Damage.TWICE]))
     def harm_any_suffix_of_any_file(self, data: st.DataObject, kind: Damage) -> None:
@@ -242,6 +249,8 @@ class Machine(RuleBasedStateMachine):
             if Path(piece.path).name == path.name and piece.position + piece.length > start
             for offset in range(piece.start_offset, piece.end_offset + 1)
         }
+        # Recovery takes an append as a whole.
+        harmed |= {offset for each in self.appends if not harmed.isdisjoint(each) for offset in each}
         if kind is Damage.TWICE:
             harmed = set()
         damage(path, kind, start)

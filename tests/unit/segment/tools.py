@@ -14,8 +14,8 @@ from llog.batch.columns import Columns, columns_of, records_of, stamped
 from llog.errors import LlogError
 from llog.model import Record
 from llog.producers import Producer
+from llog.segment.bodies import encode_bodies, encode_body
 from llog.segment.frames import Body
-from llog.segment.log import encode_body
 from llog.segment.reader import SegmentReader
 from llog.segment.writer import Append, Result, SegmentWriter
 
@@ -61,9 +61,13 @@ class Faults:
 
 
 def body(payloads: Sequence[bytes], append_ms: int = 1, timestamps: Sequence[int | None] = ()) -> Body:
+    return encode_body(_columns(payloads, append_ms, timestamps))
+
+
+def _columns(payloads: Sequence[bytes], append_ms: int, timestamps: Sequence[int | None]) -> Columns:
     times = timestamps or [None] * len(payloads)
     records = [Record(payload=each, timestamp=ms) for each, ms in zip(payloads, times, strict=True)]
-    return encode_body(stamped(columns_of(records), append_ms))
+    return stamped(columns_of(records), append_ms)
 
 
 def append(
@@ -75,7 +79,9 @@ def append(
     producer: Producer | None = None,
 ) -> Result:
     """One append that must work."""
-    (result,) = writer.commit([Append(body(payloads, append_ms, timestamps), producer)], append_ms)
+    columns, options = _columns(payloads, append_ms, timestamps), writer.options
+    bodies = encode_bodies(columns, options.codec, options.frame_bytes)
+    (result,) = writer.commit([Append(bodies, producer)], append_ms)
     if isinstance(result, LlogError):
         raise result
     return result
