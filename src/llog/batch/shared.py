@@ -1,4 +1,4 @@
-"""The shared WAL blob: bodies of several partitions behind one header, so that a blob explains itself.
+"""The shared blob: bodies of several partitions behind one header, so that a blob explains itself. A compacted blob has one body.
 
 "LLS1" · u32 BE header length · u32 BE crc32c of the header · header (JSON) · zeros to 8 bytes · bodies, each followed
 by zeros to 8 bytes. Bodies have no gaps between them and the order of the header's `partitions`.
@@ -28,7 +28,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=_POSITION_MAX)]
 Millis = Annotated[int, msgspec.Meta(ge=-_POSITION_MAX - 1, le=_POSITION_MAX)]
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where one partition's records lie in the blob; `body_offset` counts from the blob's first byte."""
 
     topic: str
@@ -42,6 +42,10 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """Append time of the first record."""
     timestamp_min: Millis
     timestamp_max: Millis
+    next_offset: Positive | None = None
+    """The next offset of the partition that the writer knew of when it uploaded: the records got this one or a higher one, if any."""
+    start_offset: Positive | None = None
+    """The offset of the first record, where it is settled: in a compacted blob."""
 
 
 class BlobHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,15 +64,17 @@ def pack(
     writer: str,
     created_at_ms: int,
     codec: Codec = Codec.NONE,
+    next_offsets: Sequence[int] | None = None,
 ) -> tuple[list[Buffer], list[Body]]:
     """The parts of a blob, to be written one after the other, and where each group's body lies, in the order given.
 
-    Takes (partition, its topic's directory, stamped columns). `RecordTooLarge` if a group or the header is too large.
+    Takes (partition, its topic's directory, stamped columns), and the next offsets of these partitions as far as they are known.
+    `RecordTooLarge` if a group or the header is too large.
     """
     bodies: list[Body] = []
     body_parts: list[Buffer] = []
     position = 0
-    for (topic, partition), directory, columns in groups:
+    for number, ((topic, partition), directory, columns) in enumerate(groups):
         parts = encode(columns, codec)
         length = sum(map(len, parts))
         timestamp_min, timestamp_max = timestamp_bounds(columns)
@@ -84,6 +90,7 @@ def pack(
                 append_ms=columns.append_runs[0][1],
                 timestamp_min=timestamp_min,
                 timestamp_max=timestamp_max,
+                next_offset=None if next_offsets is None else next_offsets[number],
             )
         )
         body_parts += parts
@@ -91,14 +98,14 @@ def pack(
             body_parts.append(bytes(-length % 8))
         position += _aligned(length)
 
-    header, bodies = _header(bodies, writer, created_at_ms)
-    if len(header) > HEADER_BYTES_MAX:
-        raise RecordTooLarge(
-            f"the header of a blob with {len(bodies)} partitions has {len(header)} bytes, "
-            f"more than {HEADER_BYTES_MAX}: write several blobs"
-        )
-    start = MAGIC + len(header).to_bytes(4, "big") + crc32c(header).to_bytes(4, "big") + header
-    return [start + bytes(-len(start) % 8), *body_parts], bodies
+    start, bodies = _start(bodies, writer, created_at_ms)
+    return [start, *body_parts], bodies
+
+
+def pack_one(body: Body, parts: Sequence[Buffer], *, writer: str, created_at_ms: int) -> tuple[list[Buffer], Body]:
+    """The parts of a blob of one body that is encoded already, and the body with the place where it lies."""
+    start, [placed] = _start([body], writer, created_at_ms)
+    return [start, *parts, bytes(-body.body_length % 8)], placed
 
 
 def header_length(data: Buffer) -> int:
@@ -139,6 +146,18 @@ def unpack_header(data: Buffer) -> BlobHeader:
             )
         position += _aligned(body.body_length)
     return header
+
+
+def _start(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, list[Body]]:
+    """What stands before the bodies, and the bodies with the places where they lie."""
+    header, placed = _header(bodies, writer, created_at_ms)
+    if len(header) > HEADER_BYTES_MAX:
+        raise RecordTooLarge(
+            f"the header of a blob with {len(bodies)} partitions has {len(header)} bytes, "
+            f"more than {HEADER_BYTES_MAX}: write several blobs"
+        )
+    start = MAGIC + len(header).to_bytes(4, "big") + crc32c(header).to_bytes(4, "big") + header
+    return start + bytes(-len(start) % 8), placed
 
 
 def _header(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, list[Body]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,8 @@ from llog.batch.codecs import decoder
 from llog.batch.columns import Columns
 from llog.batch.format import Codec
 from llog.batch.joined import Encoded, encode_run, layout_of
+from llog.batch.shared import MAGIC as SHARED_MAGIC
+from llog.batch.shared import Body, pack_one, unpack_header
 from llog.errors import (
     BlobExists,
     BlobNotFound,
@@ -32,9 +34,11 @@ from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.partition.reader import Piece, decode_piece
 from llog.partition.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode
-from llog.runtime import uuid7
+from llog.runtime import stamp_of, uuid7
 from llog.stores.blobs import Buffer
 from llog.stores.meta import ABSENT
+
+_WRITER: Final = "compactor"
 
 
 class Job(NamedTuple):
@@ -59,6 +63,13 @@ class Again(NamedTuple):
     stop_before: int | None = None
     damaged: str | None = None
     """A slice that the cursor has passed."""
+
+
+class _Written(NamedTuple):
+    """Where the records of the run lie in its blob."""
+
+    byte_offset: int
+    encoded: Encoded
 
 
 Slice = Buffer | LlogError
@@ -126,7 +137,7 @@ async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done 
     keys, crumb = job.plan.keys, job.crumb
     if crumb.record.state is CompactionState.WRITING_BLOB:
         written = await _write_blob(log, codec, job, slices)
-        if not isinstance(written, Encoded):
+        if not isinstance(written, _Written):
             return written
         entry = _compacted_entry(log, job, written)
         following = await _advance(log, keys, crumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
@@ -166,7 +177,7 @@ async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]
         return [error] * len(ranges)
 
 
-async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Encoded | Again | None:
+async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> _Written | Again | None:
     """Puts the compacted blob, or takes the one that is there; what is in it, or why the run must be another."""
     plan, crumb = job.plan, job.crumb
     if job.blob_there:
@@ -188,21 +199,47 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
             raise
         half = plan.pieces[len(plan.pieces) // 2].start_offset
         return Again(stop_before=half) if await clear(log, plan.keys, crumb) else None
+    # All that a header says is the same for every twin, so that their blobs are, too.
+    body = _body(job, encoded, append_ms=parts[0].append_runs[0][1])
+    created_at_ms = stamp_of(crumb.record.blob) or 0
+    buffers, body = pack_one(body, buffers, writer=_WRITER, created_at_ms=created_at_ms)
     try:
         await log.blobs.put(crumb.record.blob, buffers)
     except BlobExists:
         return await _existing(log, job)
-    return encoded
+    return _Written(body.body_offset, encoded)
 
 
-async def _existing(log: Log, job: Job) -> Encoded | Again | None:
+def _body(job: Job, encoded: Encoded, *, append_ms: int) -> Body:
+    """The header's word on the run: with its offsets, by which a lost index entry can be put back."""
+    entries = [piece.entry for piece in job.plan.pieces]
+    return Body(
+        topic=job.plan.tp.topic,
+        partition=job.plan.tp.partition,
+        directory=job.plan.keys.directory,
+        msg_count=sum(entry.msg_count for entry in entries),
+        encoding=encoded.encoding,
+        body_offset=0,
+        body_length=encoded.byte_length,
+        append_ms=append_ms,
+        timestamp_min=min(entry.timestamp_min for entry in entries),
+        timestamp_max=max(entry.timestamp_max for entry in entries),
+        start_offset=job.crumb.record.start_offset,
+    )
+
+
+async def _existing(log: Log, job: Job) -> _Written | Again | None:
     """What is in the blob that a twin has put; if it is not these records, another run gets another name."""
     record = job.crumb.record
     try:
-        data = await log.blobs.get(record.blob)
+        data = memoryview(await log.blobs.get(record.blob))
+        position = 0
+        if bytes(data[: len(SHARED_MAGIC)]) == SHARED_MAGIC:  # without a header if an older version put it
+            body = unpack_header(data).partitions[0]
+            position, data = body.body_offset, data[body.body_offset : body.body_offset + body.body_length]
         encoded = layout_of(data)
         if decoder(encoded.encoding)(data).count == record.end_offset - record.start_offset + 1:
-            return encoded
+            return _Written(position, encoded)
     except (BlobNotFound, CorruptBatch):
         pass
     return Again() if await clear(log, job.plan.keys, job.crumb) else None
@@ -226,11 +263,13 @@ async def _cut(log: Log, job: Job, piece: Piece, error: LlogError) -> Again | No
     return Again(damaged=f"{what} in blob {piece.entry.data_uri}: {error}")
 
 
-def _compacted_entry(log: Log, job: Job, encoded: Encoded) -> IndexEntry:
+def _compacted_entry(log: Log, job: Job, written: _Written) -> IndexEntry:
+    encoded = written.encoded
     entries = [piece.entry for piece in job.plan.pieces]
     return IndexEntry(
         kind=Kind.COMPACTED,
         data_uri=log.data_uri(job.crumb.record.blob),
+        byte_offset=written.byte_offset,
         byte_length=encoded.byte_length,
         msg_count=sum(entry.msg_count for entry in entries),
         encoding=encoded.encoding,

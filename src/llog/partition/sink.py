@@ -21,7 +21,7 @@ import msgspec
 
 from llog.batch.columns import Columns, stamped
 from llog.batch.format import Codec
-from llog.batch.shared import PREFIX_BYTES, Body, header_length, pack, unpack_header
+from llog.batch.shared import Body, pack
 from llog.errors import (
     BlobCollected,
     InvalidArgument,
@@ -35,6 +35,7 @@ from llog.errors import (
 )
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
+from llog.partition.headers import read_header
 from llog.partition.keys import SINK_BLOBS, WAL, sink_key
 from llog.partition.log import Log
 from llog.partition.reader import Reader
@@ -75,23 +76,31 @@ class SinkUploader:
         self._log = log
         self._sink = check_sink(sink)
         self._codec = codec
-        self._catalog = Catalog(log)
-        self._directories: dict[TopicPartition, str] = {}
+        self._reader = Reader(log)
+        self._known: dict[TopicPartition, tuple[str, int]] = {}
 
     async def upload(self, groups: Sequence[tuple[TopicPartition, Columns]]) -> Upload:
         """Puts one blob that holds all groups. Nothing is appended by this."""
         record = await open_sink(self._log, self._sink)
         now = self._log.runtime.now_ms()
         name = f"{SINK_BLOBS}{self._sink}/{uuid7(max(now, record.blob_floor_ms), self._log.runtime.random())}"
-        packed = [(tp, await self._directory(tp), stamped(columns, now)) for tp, columns in groups]
-        parts, bodies = pack(packed, writer=f"sink:{self._sink}", created_at_ms=now, codec=self._codec)
+        known = [await self._partition(tp) for tp, _ in groups]
+        parts, bodies = pack(
+            [(tp, directory, stamped(part, now)) for (tp, part), (directory, _) in zip(groups, known, strict=True)],
+            writer=f"sink:{self._sink}",
+            created_at_ms=now,
+            codec=self._codec,
+            next_offsets=[next_offset for _, next_offset in known],
+        )
         await self._log.blobs.put(name, parts)
         return Upload(name, tuple(bodies))
 
-    async def _directory(self, tp: TopicPartition) -> str:
-        if tp not in self._directories:
-            self._directories[tp] = (await self._catalog.partition(tp)).directory
-        return self._directories[tp]
+    async def _partition(self, tp: TopicPartition) -> tuple[str, int]:
+        """The partition's directory, and its next offset when this task first wrote to it: it only grows."""
+        if tp not in self._known:
+            keys, control = await self._reader.control(tp)
+            self._known[tp] = keys.directory, control.sequence_counter
+        return self._known[tp]
 
 
 async def open_sink(log: Log, sink: str) -> Sink:
@@ -208,7 +217,7 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
     """
     sources: dict[TopicPartition, list[tuple[str, Body]]] = {}
     for blob in manifest.blobs:
-        for body in known.get(blob) or await read_directory(log, blob):
+        for body in known.get(blob) or (await read_header(log, blob)).partitions:
             sources.setdefault(TopicPartition(body.topic, body.partition), []).append((blob, body))
     writer = Writer(log)
     slots = asyncio.Semaphore(_APPLY_CONCURRENCY)
@@ -261,10 +270,3 @@ async def _finish(log: Log, key: str, batch: int) -> None:
         except (VersionMismatch, OutcomeUnknown):
             continue
         return
-
-
-async def read_directory(log: Log, blob: str) -> tuple[Body, ...]:
-    """What a shared blob says it holds."""
-    start = await log.blobs.get_range(blob, 0, PREFIX_BYTES)
-    header = unpack_header(await log.blobs.get_range(blob, 0, header_length(start)))
-    return tuple(header.partitions)

@@ -30,7 +30,7 @@ from llog.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
-from llog.model import TopicPartition
+from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
@@ -139,14 +139,15 @@ class Writer:
         floors = [lane.known[0].blob_floor_ms for lane in lanes if isinstance(lane, _Lane) and lane.known]
         stamp = max([now, *(floor + 1 for floor in floors)])
         blob = WAL + uuid7(stamp, self._log.runtime.random())
-        packed = [
-            (lane.tp, lane.keys.directory, stamped(part, now))
-            for lane, part in zip(lanes, columns, strict=True)
-            if isinstance(lane, _Lane)
-        ]
+        packed, next_offsets = [], []
+        for lane, part in zip(lanes, columns, strict=True):
+            if isinstance(lane, _Lane):
+                packed.append((lane.tp, lane.keys.directory, stamped(part, now)))
+                next_offsets.append(lane.known[0].sequence_counter if lane.known else FIRST_OFFSET)
         if not packed:
             raise next(lane for lane in lanes if isinstance(lane, LlogError))
-        parts, bodies = pack(packed, writer=self._name, created_at_ms=now, codec=self._options.codec)
+        codec = self._options.codec
+        parts, bodies = pack(packed, writer=self._name, created_at_ms=now, codec=codec, next_offsets=next_offsets)
         await self._log.blobs.put(blob, parts)
         remaining = iter(bodies)
         return [next(remaining) if isinstance(lane, _Lane) else bodies[0] for lane in lanes], blob
@@ -261,7 +262,11 @@ class Writer:
         blob = WAL + uuid7(max(now, control.blob_floor_ms + 1), self._log.runtime.random())
         again = stamped(source.columns, now)
         parts, bodies = pack(
-            [(lane.tp, lane.keys.directory, again)], writer=self._name, created_at_ms=now, codec=self._options.codec
+            [(lane.tp, lane.keys.directory, again)],
+            writer=self._name,
+            created_at_ms=now,
+            codec=self._options.codec,
+            next_offsets=[control.sequence_counter],
         )
         await self._log.blobs.put(blob, parts)
         return _Source(blob, bodies[0], source.columns)

@@ -13,12 +13,14 @@ from llog.batch import shared
 from llog.batch.codecs import decoder
 from llog.batch.columns import Columns, columns_of, records_of, stamped, timestamp_bounds
 from llog.batch.format import Codec
-from llog.batch.shared import header_length, pack, unpack_header
+from llog.batch.joined import encode_run
+from llog.batch.shared import Body, header_length, pack, pack_one, unpack_header
 from llog.errors import CorruptBatch, RecordTooLarge
 from llog.model import Record, TopicPartition
 from tests.unit.batch.examples import joined, millis, stamped_columns, text
 
-VECTOR = json.loads((Path(__file__).parent / "vectors.json").read_text())["shared_blob"]
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+VECTOR = VECTORS["shared_blob"]
 GROUPS = [
     (TopicPartition("orders", 0), "orders", stamped(columns_of([Record(payload=b"a")]), 1000)),
     (
@@ -38,6 +40,42 @@ def test_the_checked_in_blob_is_still_made_and_read() -> None:
     parts, bodies = pack(GROUPS, writer=VECTOR["writer"], created_at_ms=VECTOR["created_at_ms"])
     assert joined(parts).hex() == VECTOR["blob"]
     assert list(unpack_header(bytes.fromhex(VECTOR["blob"])).partitions) == bodies
+
+
+def test_bodies_may_tell_the_next_offset_that_the_writer_knew() -> None:
+    vector = VECTORS["shared_blob_with_next_offsets"]
+    parts, bodies = pack(
+        GROUPS,
+        writer=vector["writer"],
+        created_at_ms=vector["created_at_ms"],
+        next_offsets=vector["next_offsets"],
+    )
+    assert joined(parts).hex() == vector["blob"]
+    assert [body.next_offset for body in bodies] == vector["next_offsets"] == [1, 40]
+    assert list(unpack_header(bytes.fromhex(vector["blob"])).partitions) == bodies
+
+
+def test_a_compacted_blob_is_a_shared_one_of_one_body_that_names_its_offset() -> None:
+    vector = VECTORS["compacted_blob"]
+    buffers, encoded = encode_run([GROUPS[0][2]])
+    body = Body(
+        topic="orders",
+        partition=0,
+        directory="orders",
+        msg_count=1,
+        encoding=encoded.encoding,
+        body_offset=0,
+        body_length=encoded.byte_length,
+        append_ms=1000,
+        timestamp_min=1000,
+        timestamp_max=1000,
+        start_offset=vector["start_offset"],
+    )
+    parts, placed = pack_one(body, buffers, writer=vector["writer"], created_at_ms=vector["created_at_ms"])
+    blob = joined(parts)
+    assert blob.hex() == vector["blob"]
+    assert unpack_header(blob).partitions == (placed,)
+    assert records_of(decoder(placed.encoding)(blob[placed.body_offset :][: placed.body_length]), 7)[0].offset == 7
 
 
 groups = st.lists(

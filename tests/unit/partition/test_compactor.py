@@ -13,13 +13,22 @@ from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
 from llog.model import Record, TimestampType, TopicPartition
 from llog.partition import compaction
 from llog.partition.compactor import Compactor, CompactorOptions, claimed, lagging
+from llog.partition.headers import read_header
 from llog.partition.keys import WAL
 from llog.partition.records import Kind
 from llog.partition.retention import trim
 from llog.partition.writer import index_puts
 from llog.ports import AppendResult, Group
 from llog.stores.blobs import Buffer
-from tests.unit.partition.world import START_MS, TP, World
+from tests.unit.partition.world import START_MS, TP, Crash, Faults, World
+
+
+class CrashAfterBlob(Faults):
+    """Dies when it has put a blob."""
+
+    async def after(self, operation: str, key: str) -> None:
+        if operation == "put blob":
+            raise Crash
 
 
 def compactor(world: World, **options: object) -> Compactor:
@@ -209,10 +218,54 @@ async def test_compacted_blobs_may_be_compressed(world: World, codec: Codec) -> 
         await world.append(f"a{number}" * 100)
     await compactor(world, codec=codec).compact_once(TP)
     entry = (await world.index())[0].entry
-    data = await world.blobs.get(entry.data_uri)
+    data = await world.blobs.get_range(entry.data_uri, entry.byte_offset, entry.byte_length)
     assert peek(data).codec is codec
-    assert len(data) == entry.byte_length
     assert await world.payloads() == [f"a{number}" * 100 for number in range(5)]
+
+
+async def test_a_compacted_blob_names_its_offsets(world: World) -> None:
+    for number in range(5):
+        await world.append(f"a{number}", f"b{number}")
+    await trim(world.log, TP, 4)
+    await compactor(world).compact_once(TP)
+    [piece, _] = await world.index()
+    [body] = (await read_header(world.log, piece.entry.data_uri)).partitions
+    assert (body.topic, body.partition, body.directory) == (*TP, "orders")
+    assert (body.start_offset, body.msg_count) == (piece.start_offset, piece.entry.msg_count) == (3, 6)
+    assert (body.body_offset, body.body_length) == (piece.entry.byte_offset, piece.entry.byte_length)
+    assert (body.encoding, body.timestamp_max) == (piece.entry.encoding, piece.entry.timestamp_max)
+
+
+async def test_twins_put_the_same_blob(world: World) -> None:
+    for number in range(5):
+        await world.append(f"a{number}")
+    made = []
+    for _ in range(2):
+        twin = world.process(CrashAfterBlob())
+        with pytest.raises(Crash):
+            await Compactor(twin).compact_once(TP)
+        [name] = [name for name in world.blob_server.names if "/compacted/" in name]
+        made.append(world.blob_server.blobs.pop(name)[0])
+        world.blob_server.names.remove(name)
+        world.runtime.now += 1000
+    assert made[0] == made[1]
+
+
+async def test_a_compaction_that_an_older_version_began_is_finished_with_its_blob(world: World) -> None:
+    """Before blobs of compactions had headers, they were a body and nothing else."""
+    for number in range(5):
+        await world.append(f"a{number}")
+    with pytest.raises(Crash):
+        await Compactor(world.process(CrashAfterBlob())).compact_once(TP)
+    [name] = [name for name in world.blob_server.names if "/compacted/" in name]
+    [body] = (await read_header(world.log, name)).partitions
+    data, put_ms = world.blob_server.blobs[name]
+    plain = data[body.body_offset : body.body_offset + body.body_length]
+    world.blob_server.blobs[name] = plain, put_ms
+    await compactor(world).compact_once(TP)
+    [piece, _] = await world.index()
+    assert (piece.entry.data_uri, piece.entry.byte_offset, piece.entry.byte_length) == (name, 0, len(plain))
+    assert await world.payloads() == [f"a{number}" for number in range(5)]
 
 
 async def test_a_gap_in_the_index_is_an_error_and_nothing_is_compacted(world: World) -> None:

@@ -69,9 +69,15 @@ async def test_a_compacted_blob_tells_how_many_records_it_holds(world: World) ->
     await Compactor(world.log).compact_once(TP, force=True)
     [piece] = await world.index()
     described = await describe_blob(world.log, piece.entry.data_uri)
-    assert described.shared is None
-    assert described.batch is not None
-    assert described.batch.count == 3
+    assert described.shared is not None
+    [body] = described.shared.partitions
+    assert (body.start_offset, body.msg_count) == (1, 3)
+    await world.blobs.put(
+        "llog/older", [await world.blobs.get_range(described.name, body.body_offset, body.body_length)]
+    )
+    older = await describe_blob(world.log, "llog/older")
+    assert older.batch is not None
+    assert older.batch.count == 3
 
 
 async def test_what_is_no_blob_of_ours_is_an_error(world: World) -> None:

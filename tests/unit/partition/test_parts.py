@@ -64,7 +64,7 @@ async def test_damage_in_one_batch_leaves_the_others_readable(compacted: World) 
     (piece,) = await compacted.index()
     entry = piece.entry
     data, put_ms = compacted.blob_server.blobs[entry.data_uri]
-    place = joined.positions(entry.parts)[2] + 100
+    place = entry.byte_offset + joined.positions(entry.parts)[2] + 100
     compacted.blob_server.blobs[entry.data_uri] = (data[:place] + b"?" + data[place + 1 :], put_ms)
     assert [batch.end_offset for batch in await compacted.reader.read(TP, 1)] == [4, 8]
     with pytest.raises(CorruptBatch, match="offsets 9 to 12"):
@@ -75,7 +75,7 @@ async def test_damage_in_one_batch_leaves_the_others_readable(compacted: World) 
 async def test_a_blob_that_was_cut_is_readable_up_to_there(compacted: World) -> None:
     (piece,) = await compacted.index()
     data, put_ms = compacted.blob_server.blobs[piece.entry.data_uri]
-    cut = joined.positions(piece.entry.parts)[1] + 10
+    cut = piece.entry.byte_offset + joined.positions(piece.entry.parts)[1] + 10
     compacted.blob_server.blobs[piece.entry.data_uri] = (data[:cut], put_ms)
     assert [batch.end_offset for batch in await compacted.reader.read(TP, 1)] == [4]
     with pytest.raises(CorruptBatch):
