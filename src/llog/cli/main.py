@@ -148,7 +148,8 @@ def main(ctx: click.Context, data_dir: str | None, meta: str | None, blobs: str 
       printf 'k1:first\\nk2:second\\n' | llog produce orders --key-separator :
       llog consume orders --format json
 
-    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 130 interrupted.
+    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` found no damage, but could not read
+    all; 130 interrupted.
     """
     ctx.obj = Invocation({"data_dir": data_dir, "meta": meta, "blobs": blobs}, config)
 

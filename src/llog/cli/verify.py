@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from llog.cli.common import Invocation, json_option, note, partitions_of, print_json, print_table, progress, with_log
+from llog.errors import LlogError, TopicNotFound
 from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
+    from llog.engines.routing import EngineReader
+    from llog.model import TopicPartition
     from llog.partition.log import Log
     from llog.partition.verify import OrphanCounts, VerifyReport
+
+EXIT_INCOMPLETE: Final = 3
 
 
 @click.command(short_help="Read every record and check that nothing is damaged or missing.")
@@ -27,8 +32,12 @@ if TYPE_CHECKING:
 def verify(invocation: Invocation, topic: str | None, partition: int | None, with_orphans: bool, as_json: bool) -> None:
     """Read every record of TOPIC, or of all topics, and check index, checksums and counts.
 
-    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies in;
-    leftovers that the next `llog collect` removes are told and do no harm. Exit code 1 if there is damage.
+    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies in, and
+    does not end the check; leftovers that the next `llog collect` removes are told and do no harm. Of what another process owns, or has on
+    another machine, nothing can be read from here: it is told, too.
+
+    \b
+    Exit codes: 0 all is whole; 1 there is damage; 3 no damage was found, but not all could be checked.
     """
     reports, orphans = with_log(
         invocation, lambda log, settings: _verified(log, settings, topic, partition, with_orphans)
@@ -37,6 +46,7 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
         print_json(
             {
                 "healthy": all(report.healthy for report in reports),
+                "complete": all(report.unchecked is None for report in reports),
                 "partitions": [{**msgspec.structs.asdict(report), "healthy": report.healthy} for report in reports],
                 "orphans": orphans,
             }
@@ -45,6 +55,8 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
         _show(reports, orphans)
     if not all(report.healthy for report in reports):
         click.get_current_context().exit(1)
+    if any(report.unchecked for report in reports):
+        click.get_current_context().exit(EXIT_INCOMPLETE)
 
 
 async def _verified(
@@ -52,25 +64,37 @@ async def _verified(
 ) -> tuple[list[VerifyReport], OrphanCounts | None]:
     from llog.engines.routing import EngineReader
     from llog.engines.verify import verify as verify_partition
+    from llog.partition.headers import Headers
     from llog.partition.verify import orphans
 
     tps = await partitions_of(log, topic, partition)
-    reader = EngineReader(log)
-    bounds = [await reader.bounds(tp) for tp in tps]
-    total = sum(each.next_offset - each.log_start_offset for each in bounds)
+    reader, headers = EngineReader(log), Headers(log)
+    total = sum([await _count(reader, tp) for tp in tps])
     reports: list[VerifyReport] = []
     with progress("records verified", total=total) as bar:
         before = 0
         for tp in tps:
-            reports.append(
-                await verify_partition(
+            try:
+                report = await verify_partition(
                     log,
                     tp,
                     progress=lambda count, before=before: bar.update(bar.task_ids[0], completed=before + count),  # type: ignore[misc]
+                    headers=headers,
                 )
-            )
-            before += reports[-1].records
+            except TopicNotFound:
+                continue  # deleted meanwhile
+            reports.append(report)
+            before += report.records
     return reports, await orphans(log) if with_orphans else None
+
+
+async def _count(reader: EngineReader, tp: TopicPartition) -> int:
+    """How many records are to be read; 0 if the partition cannot say."""
+    try:
+        bounds = await reader.bounds(tp)
+    except LlogError:
+        return 0
+    return bounds.next_offset - bounds.log_start_offset
 
 
 def _show(reports: list[VerifyReport], orphans: OrphanCounts | None) -> None:
@@ -83,8 +107,10 @@ def _show(reports: list[VerifyReport], orphans: OrphanCounts | None) -> None:
     for report in reports:
         for problem in report.problems:
             kind = f"{problem.kind}{' (harmless)' if problem.harmless else ''}"
-            where = f"{report.topic}/{report.partition} offsets {problem.start_offset} to {problem.end_offset}"
-            note(f"llog: {where}: {kind}: {problem.detail}")
+            offsets = f" offsets {problem.start_offset} to {problem.end_offset}" if problem.end_offset else ""
+            note(f"llog: {report.topic}/{report.partition}{offsets}: {kind}: {problem.detail}")
+        if report.unchecked is not None:
+            note(f"llog: {report.topic}/{report.partition}: not checked: {report.unchecked}")
         if report.problems_left_out:
             note(f"llog: {report.topic}/{report.partition}: {report.problems_left_out} more problems")
     if orphans is not None:
@@ -94,4 +120,6 @@ def _show(reports: list[VerifyReport], orphans: OrphanCounts | None) -> None:
 
 
 def _result(report: VerifyReport) -> str:
+    if report.unchecked is not None:
+        return "not checked"
     return "ok" if report.healthy else "DAMAGED"

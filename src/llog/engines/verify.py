@@ -6,13 +6,26 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from llog.engines.disk import DiskTopics
 from llog.engines.rocksdb import RocksTopics
 from llog.engines.verify_rocks import RocksWalk
+from llog.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    InconsistentReadState,
+    LogOwned,
+    MissingExtra,
+    StoreUnavailable,
+    TopicElsewhere,
+)
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition import verify as objects
 from llog.partition.catalog import DISK, ROCKSDB, Catalog
+from llog.partition.headers import Headers
 from llog.partition.log import Log
+from llog.partition.records import Topic
 from llog.partition.verify import Findings, Problem, ProblemKind, VerifyReport
 from llog.segment.files import explained
 from llog.segment.inspecting import Piece
@@ -21,17 +34,44 @@ from llog.segment.reader import SegmentReader
 _ATTEMPTS: Final = 10
 
 
-async def verify(log: Log, tp: TopicPartition, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+async def verify(
+    log: Log,
+    tp: TopicPartition,
+    *,
+    progress: Callable[[int], None] | None = None,
+    headers: Headers | None = None,
+) -> VerifyReport:
     """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
 
-    Damage is reported, not raised. Raises what a reader would if the partition is not there at all.
+    Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage. `TopicNotFound` if
+    there is no such topic, or not any more. `headers` may be shared by several calls.
     """
-    engine = (await Catalog(log).get(tp.topic)).engine
-    if engine == ROCKSDB:
-        kept = await RocksTopics(log).find(tp)
-        return await asyncio.to_thread(RocksWalk(tp, kept, progress).run)
-    if engine != DISK:
-        return await objects.verify(log, tp, progress=progress)
+    topic = await Catalog(log).get(tp.topic)
+    if topic.engine not in (DISK, ROCKSDB):
+        return await objects.verify(log, tp, progress=progress, headers=headers)
+    found = Findings(tp)
+    try:
+        return await (_verify_disk if topic.engine == DISK else _verify_rocks)(log, tp, progress)
+    except (LogOwned, ConfigurationError, MissingExtra) as error:
+        return msgspec.structs.replace(found.report(), unchecked=str(error))
+    except (TopicElsewhere, CorruptBatch, InconsistentReadState, StoreUnavailable) as error:
+        if isinstance(error, TopicElsewhere) and not _has_directory(log, topic):
+            return msgspec.structs.replace(found.report(), unchecked=str(error))
+        found.add(Problem(kind=ProblemKind.UNREADABLE, start_offset=0, end_offset=0, detail=str(error)))
+        return found.report()
+
+
+def _has_directory(log: Log, topic: Topic) -> bool:
+    """Whether the files of this disk topic should be here, since those of some of its partitions are."""
+    return topic.engine == DISK and log.segments is not None and (log.segments.directory / topic.directory).is_dir()
+
+
+async def _verify_rocks(log: Log, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
+    kept = await RocksTopics(log).find(tp)
+    return await asyncio.to_thread(RocksWalk(tp, kept, progress).run)
+
+
+async def _verify_disk(log: Log, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
     topics = DiskTopics(log)
     place = await topics.find(tp)
     with topics.segments.reading(place.path, tp) as reader:

@@ -13,15 +13,25 @@ from typing import Final
 import msgspec
 
 from llog.batch.joined import layout_of
-from llog.errors import BlobNotFound, CorruptBatch, InconsistentReadState, WrongStore
+from llog.batch.shared import Body
+from llog.errors import (
+    BlobNotFound,
+    CorruptBatch,
+    InconsistentReadState,
+    LlogError,
+    PartitionNotInitialized,
+    WrongStore,
+)
 from llog.model import FIRST_OFFSET, TopicPartition
+from llog.partition.catalog import Catalog
 from llog.partition.collector import Listing, unreferenced
+from llog.partition.headers import Headers
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.pins import LEASE_MS, pin, release, renew
 from llog.partition.reader import Piece, Reader, decode_piece, pending_pieces
 from llog.partition.records import Compaction, CompactionState, Control, Cursor, IndexEntry, Kind, decode
-from llog.stores.meta import after
+from llog.stores.meta import Entry, after
 
 PROBLEMS_MAX: Final = 1000
 _PAGE: Final = 1000
@@ -39,11 +49,17 @@ class ProblemKind(StrEnum):
     CONTROL = "control"
     CURSOR = "cursor"
     BREADCRUMB = "breadcrumb"
+    HEADER = "header"
+    """The blob's header is damaged or says otherwise: its records can be read, but no repair would find them."""
+    UNREADABLE = "unreadable"
+    """The partition's files or records cannot be read at all."""
     STALE_ENTRY = "stale_entry"
     """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or the collector."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets are 0 where it is about the whole partition."""
+
     kind: ProblemKind
     start_offset: int
     end_offset: int
@@ -65,6 +81,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[Problem]
     problems_left_out: int = 0
     """Beyond the first `PROBLEMS_MAX`."""
+    unchecked: str | None = None
+    """Why nothing was read: another process owns the partition, or its files are elsewhere."""
 
     @property
     def healthy(self) -> bool:
@@ -106,15 +124,25 @@ class OrphanCounts(msgspec.Struct, frozen=True, kw_only=True):
     orphan_bytes: int
 
 
-async def verify(log: Log, tp: TopicPartition, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+async def verify(
+    log: Log,
+    tp: TopicPartition,
+    *,
+    progress: Callable[[int], None] | None = None,
+    headers: Headers | None = None,
+) -> VerifyReport:
     """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
 
-    Damage is reported, not raised. Raises what a reader would if the partition is not there at all.
+    Damage is reported, not raised; `TopicNotFound` if there is no such topic, or not any more. Calls that share `headers` read the
+    header of a blob once, not once for each of its partitions.
     """
-    walk = _Walk(log, tp, progress)
+    walk = _Walk(log, tp, progress, headers or Headers(log))
     pin_id = await pin(log, f"verify {tp}")
     try:
         return await walk.run(pin_id)
+    except (InconsistentReadState, PartitionNotInitialized) as error:
+        await Catalog(log).directory(tp)  # it may have been deleted meanwhile
+        return walk.given_up(error)
     finally:
         await release(log, walk.pin_id or pin_id)
 
@@ -129,10 +157,11 @@ async def orphans(log: Log) -> OrphanCounts:
 
 
 class _Walk:
-    def __init__(self, log: Log, tp: TopicPartition, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, log: Log, tp: TopicPartition, progress: Callable[[int], None] | None, headers: Headers) -> None:
         self.pin_id = ""
         self._log = log
         self._tp = tp
+        self._headers = headers
         self._progress = progress
         self._renewed_ms = log.runtime.now_ms()
         self._expected = FIRST_OFFSET
@@ -155,6 +184,11 @@ class _Walk:
         if self._expected < control.sequence_counter:
             await self._gap(control.sequence_counter)
         await self._check_compaction(keys)
+        return self._found.report()
+
+    def given_up(self, error: LlogError) -> VerifyReport:
+        """What was found so far, and the record of the partition's own that ended the walk."""
+        self._report(ProblemKind.CONTROL, 0, 0, str(error))
         return self._found.report()
 
     async def _visit(self, keys: PartitionKeys, piece: Piece) -> None:
@@ -183,6 +217,7 @@ class _Walk:
         else:
             self._found.records += end - max(start, self._expected) + 1
             self._found.bytes += entry.byte_length
+            await self._check_header(keys, piece)
         self._found.pieces += 1
         self._check_times(piece)
         self._expected = end + 1
@@ -207,12 +242,28 @@ class _Walk:
             return ProblemKind.COUNT_MISMATCH, str(error)
         return None
 
+    async def _check_header(self, keys: PartitionKeys, piece: Piece) -> None:
+        """The blob's header must say of these records what the index does. Compacted blobs of older versions have none."""
+        entry = piece.entry
+        if entry.byte_offset == 0:
+            return
+        try:
+            body = await self._headers.body_at(self._log.blob_name(entry.data_uri), entry.byte_offset)
+        except CorruptBatch as error:
+            self._report(ProblemKind.HEADER, *piece[:2], f"blob {entry.data_uri}: {error}")
+            return
+        except BlobNotFound:
+            return  # collected since its records were read
+        if body is None or not _agree(keys, piece, body):
+            detail = f"the header of blob {entry.data_uri} does not name these records at byte {entry.byte_offset}"
+            self._report(ProblemKind.HEADER, *piece[:2], detail)
+
     async def _is_covered(self, keys: PartitionKeys, piece: Piece, offset: int) -> bool:
         """Whether an index entry further up covers `offset` and all of the piece."""
         key = keys.entry(piece.end_offset) + "\x00"
         for found in await self._log.meta.range(key, after(keys.index), _LOOKAHEAD):
-            entry = decode(IndexEntry, found.value, found.key)
-            if end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, piece.start_offset):
+            entry = _decoded(found)
+            if entry is not None and end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, piece.start_offset):
                 return True
         return False
 
@@ -223,7 +274,9 @@ class _Walk:
         """
         low, high = keys.entry(compacted.start_offset), keys.entry(compacted.end_offset)
         for found in await self._log.meta.range(low, high, _LOOKAHEAD):
-            entry, end = decode(IndexEntry, found.value, found.key), end_offset_of(found.key)
+            entry, end = _decoded(found), end_offset_of(found.key)
+            if entry is None:
+                continue
             piece = Piece(end - entry.msg_count + 1, end, entry)
             if entry.kind is Kind.WAL and piece.start_offset >= compacted.start_offset:
                 self._stale(piece)
@@ -322,3 +375,20 @@ class _Walk:
             problem not in self._found.problems
         ):  # a leftover is met on the way, and again under the entry that covers it
             self._found.add(problem)
+
+
+def _decoded(found: Entry) -> IndexEntry | None:
+    """None if the entry is damaged, which the walk reports when it comes there."""
+    try:
+        return decode(IndexEntry, found.value, found.key)
+    except InconsistentReadState:
+        return None
+
+
+def _agree(keys: PartitionKeys, piece: Piece, body: Body) -> bool:
+    """Whether the index entry and the blob's header speak of the same records."""
+    entry = piece.entry
+    here = (keys.directory, keys.partition, entry.byte_length, entry.msg_count, entry.encoding)
+    there = (body.directory, body.partition, body.body_length, body.msg_count, body.encoding)
+    placed = body.start_offset in (None, piece.start_offset)
+    return here == there and placed and (body.next_offset is None or body.next_offset <= piece.start_offset)

@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from llog import opening
 from llog.cli.main import COMMANDS, main
+from llog.config import Settings
 from llog.loading import load_settings
 from llog.opening import opened_log
 from llog.partition import pins
+from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.runtime import SystemRuntime
 
@@ -244,6 +246,35 @@ def test_verify_finds_a_damaged_blob(llog: Llog, tmp_path: Path) -> None:
     assert "t/0 offsets 1 to 1: corrupt" in damaged.stderr
     assert _json(llog("verify", "--json", code=1))["healthy"] is False
     assert "damaged" in llog("consume", "t", code=1).stderr
+
+
+def test_verify_goes_on_past_a_control_record_that_is_damaged_or_gone(llog: Llog, tmp_path: Path) -> None:
+    for topic in ("a", "b", "c"):
+        llog("produce", topic, stdin="x\n")
+
+    async def damage() -> None:
+        async with opened_log(Settings(data_dir=str(tmp_path / "llog-data"))) as log:
+            await log.meta.put(PartitionKeys("a", 0).control, b"{")
+            assert await log.meta.delete(PartitionKeys("b", 0).control)
+
+    asyncio.run(damage())
+    result = llog("verify", code=1)
+    assert "a/0: control: metadata key" in result.stderr
+    assert "b/0: control: partition b/0 has no control record" in result.stderr
+    assert [line.split()[-1] for line in result.stdout.splitlines()[1:]] == ["DAMAGED", "DAMAGED", "ok"]
+
+
+def test_verify_finds_a_damaged_header_although_all_records_can_be_read(llog: Llog, tmp_path: Path) -> None:
+    llog("produce", "t", stdin="whole\n")
+    (blob,) = (tmp_path / "llog-data/blobs/llog/wal-shared").iterdir()
+    blob.chmod(0o644)
+    data = bytearray(blob.read_bytes())
+    data[data.index(b"timestamp_max")] ^= 1
+    blob.write_bytes(data)
+    assert llog("consume", "t").stdout == "whole\n"
+    report = _json(llog("verify", "--json", code=1))["partitions"][0]
+    assert [problem["kind"] for problem in report["problems"]] == ["header"]
+    assert report["records"] == 1
 
 
 def test_inspect_shows_how_records_are_stored(llog: Llog) -> None:

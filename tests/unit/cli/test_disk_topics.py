@@ -95,7 +95,7 @@ def test_a_topic_whose_directory_is_elsewhere_is_not_an_empty_one(
 ) -> None:
     monkeypatch.setenv("LLOG_SEGMENTS_DIR", str(tmp_path / "other"))
     for command in (["consume", "t"], ["topics", "describe", "t"], ["verify", "t"], ["inspect", "t"]):
-        error = llog(*command, code=2).stderr
+        error = llog(*command, code=3 if command[0] == "verify" else 2).stderr
         assert str(tmp_path / "other" / "t") in error
         assert "LLOG_SEGMENTS_DIR" in error
     assert "LLOG_SEGMENTS_DIR" in llog("produce", "t", stdin="x", code=2).stderr
@@ -216,8 +216,8 @@ def test_a_partition_that_lost_its_directory_is_not_taken_for_an_empty_one(
     llog: Llog, lines: list[str], tmp_path: Path
 ) -> None:
     shutil.rmtree(tmp_path / "llog-data" / "segments" / "t" / "0")
-    for command in ("consume", "verify"):
-        assert "has lost its directory" in llog(command, "t", code=2).stderr
+    assert "has lost its directory" in llog("consume", "t", code=2).stderr
+    assert "t/0: unreadable: partition t/0 has lost its directory" in llog("verify", "t", code=1).stderr
 
 
 def test_a_deleted_topic_leaves_no_files_and_its_name_can_be_used_again(
@@ -279,5 +279,5 @@ def test_files_that_cannot_be_read_are_an_error_that_says_what_to_do(
     path.unlink()
     path.mkdir()
     result = llog(command, "t", code=1)
-    assert result.stderr.startswith("llog: cannot ")
+    assert result.stderr.startswith("llog: t/0: unreadable: cannot " if command == "verify" else "llog: cannot ")
     assert "check its file system" in result.stderr

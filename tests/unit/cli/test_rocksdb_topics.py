@@ -69,6 +69,26 @@ def test_the_newest_of_each_key_is_kept(llog: Llog) -> None:
     assert "nothing to compact" in llog("compact", "all", code=2).stderr
 
 
+def test_verify_goes_on_past_what_another_process_owns_and_tells_that_from_damage(llog: Llog, tmp_path: Path) -> None:
+    llog("topics", "create", "a-rocks", "--engine", "rocksdb")
+    llog("produce", "b-object", stdin="something to damage\n")
+
+    async def verified(code: int) -> str:
+        async with opened_log(Settings(data_dir=str(tmp_path / "llog-data"))) as log:
+            assert await EngineReader(log).bounds(TopicPartition("a-rocks", 0)) == (1, 1)
+            report = json.loads((await asyncio.to_thread(llog, "verify", "--json", code=code)).stdout)
+            assert (report["complete"], report["healthy"]) == (False, code == 3)
+            assert [each["records"] for each in report["partitions"]] == [0, int(code == 3)]
+            return str(report["partitions"][0]["unchecked"])
+
+    assert f"process {os.getpid()}" in asyncio.run(verified(3))
+    (blob,) = (tmp_path / "llog-data/blobs/llog/wal-shared").iterdir()
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[:-30])
+    asyncio.run(verified(1))
+    assert "a-rocks" in llog("verify", code=1).stdout
+
+
 def test_while_another_process_owns_it_commands_say_so(llog: Llog, tmp_path: Path) -> None:
     llog("topics", "create", "t", "--engine", "rocksdb")
 
@@ -76,7 +96,7 @@ def test_while_another_process_owns_it_commands_say_so(llog: Llog, tmp_path: Pat
         async with opened_log(Settings(data_dir=str(tmp_path / "llog-data"))) as log:
             assert await EngineReader(log).bounds(TopicPartition("t", 0)) == (1, 1)
             for command in (("consume", "t"), ("verify", "t"), ("inspect", "t"), ("topics", "delete", "t", "--yes")):
-                result = await asyncio.to_thread(llog, *command, code=1)
+                result = await asyncio.to_thread(llog, *command, code=3 if command[0] == "verify" else 1)
                 assert f"process {os.getpid()}" in result.stderr
                 assert "POST /produce" in result.stderr
 
