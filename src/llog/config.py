@@ -325,7 +325,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Directory of the shared tail: brokers of this machine that name the same one read from there what others of "
-            "them appended a moment ago. Best in memory (`/dev/shm/llog`).",
+            "them appended a moment ago. Best in memory (`/dev/shm/llog`). It must belong to the broker's user, and others must not be "
+            "able to write there.",
             extra={"default": "none: nothing is shared"},
         ),
     ] = None

@@ -1,9 +1,12 @@
-"""Directories whose names survive a power cut, whether there may have been one, and what to do when a file system refuses."""
+"""Directories whose names survive a power cut, for this user alone; whether there may have been a power cut; what to do when a file system
+refuses."""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +21,20 @@ REMEDIES: Final = {
 }
 
 
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Of all that holds records: for this user alone. The umask may take away more."""
+
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def _acl(*entries: tuple[int, int]) -> bytes:
+    """Pairs of tag and permissions, as Linux stores them (acl(5), `posix_acl_xattr.h`)."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", tag, permissions, -1) for tag, permissions in entries)
+
+
+_OWNER_ONLY: Final = _acl((0x01, 7), (0x04, 0), (0x20, 0))
+"""The owner may read, write and enter; its group and others may nothing."""
 
 
 def boot_id() -> str | None:
@@ -39,8 +55,28 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes it and what is missing above it, durably."""
+    """Makes it and what is missing above it, durably and for this user alone."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        each.mkdir(DIRECTORY_MODE, exist_ok=True)
+    directory.mkdir(DIRECTORY_MODE, exist_ok=True)  # which raises if it is a file
     for each in reversed(missing):
         sync_directory(each.parent)
+
+
+def make_library_directory(directory: Path) -> None:
+    """As `make_directory`, for a library that makes files in it with modes of its own: in an empty directory, they are for this user
+    alone, too.
+
+    A default ACL does it: the umask, which could as well, belongs to the whole program. Where a file system has none, only the directory
+    keeps others out.
+    """
+    make_directory(directory)
+    if hasattr(os, "setxattr") and not any(directory.iterdir()):
+        with suppress(OSError):
+            os.setxattr(directory, "system.posix_acl_default", _OWNER_ONLY)
+
+
+def changeable_by_others(found: os.stat_result) -> bool:
+    """Whether other users than this one may change a file, or what is in a directory; root always may."""
+    return found.st_uid != os.geteuid() or bool(found.st_mode & 0o022)

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from llog.durable import FILE_MODE
 from llog.errors import LogOwned
 
 LOCK: Final = "lock"
@@ -24,7 +25,7 @@ class Owner(msgspec.Struct, frozen=True):
 def take_lock(directory: Path, what: str) -> int:
     """The descriptor that holds the lock until it is closed; `LogOwned` if another has it."""
     path = directory / LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

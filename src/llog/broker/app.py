@@ -40,7 +40,7 @@ from llog.broker.messages import (
 from llog.broker.problems import items_answer, problem, problem_of
 from llog.broker.producing import ProduceService
 from llog.broker.sql import Sql
-from llog.broker.tail import SharedTail, Tail
+from llog.broker.tail import SharedTail, Tail, private_directory
 from llog.broker.topic_groups import TopicGroups
 from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
@@ -101,12 +101,13 @@ class Broker:
     async def start(self) -> None:
         """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
         have other records."""
+        settings, runtime = self._settings, self._log.runtime
+        directory = None if settings.tail_cache_dir is None else private_directory(Path(settings.tail_cache_dir))
         await self._sql.start()
         found = await self._log.meta.get(LOG_ID)
-        settings, runtime = self._settings, self._log.runtime
-        if settings.tail_cache_dir is not None and found is not None:
+        if directory is not None and found is not None:
             writer = None if settings.role == "read" else uuid7(runtime.now_ms(), runtime.random())
-            root = Path(settings.tail_cache_dir, found.value.decode())
+            root = directory / found.value.decode()
             self._tail.share(SharedTail(root, writer, settings.tail_cache_max_bytes, self.metrics))
 
     def app(self) -> Starlette:

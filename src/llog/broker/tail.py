@@ -13,18 +13,21 @@ records, which take the place of each other: one client's way through the past m
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from stat import S_IMODE, S_ISVTX, S_IWOTH
 from typing import Final
 
 from llog.batch.codecs import decoder
 from llog.batch.columns import Buffer, Columns
 from llog.batch.format import ENCODING, peek
 from llog.broker.metrics import Metrics
-from llog.errors import CorruptBatch
+from llog.durable import changeable_by_others, make_directory
+from llog.errors import ConfigurationError, CorruptBatch
 from llog.segment.shared_tail import Place, SharedBatch, TailReader, TailWriter, prepare
 
 BATCH_OVERHEAD: Final = 512
@@ -164,6 +167,33 @@ class Tail:
     def _make_room(self) -> None:
         while self._metrics.tail_bytes > self._max_bytes:
             self._drop(*next(iter(self._kept)))
+
+
+def private_directory(directory: Path) -> Path:
+    """LLOG_TAIL_CACHE_DIR without links, made if it is missing. `ConfigurationError` if other users may write there: they could plant
+    records that readers take for the log's.
+
+    One that cannot be made is reported by the shared tail, without which the broker goes on.
+    """
+    directory = directory.resolve()
+    try:
+        make_directory(directory)
+        found = directory.stat()
+        open_to_all = [each for each in directory.parents if each.stat().st_mode & (S_IWOTH | S_ISVTX) == S_IWOTH]
+    except OSError:
+        return directory
+    if found.st_uid != os.geteuid():
+        why = f"belongs to user {found.st_uid}, while this process runs as {os.geteuid()}"
+    elif changeable_by_others(found):
+        why = f"has mode {S_IMODE(found.st_mode):04o} (chmod go-w takes that from others)"
+    elif open_to_all:
+        why = f"lies in {open_to_all[0]}, where anybody may replace it"
+    else:
+        return directory
+    raise ConfigurationError(
+        f"LLOG_TAIL_CACHE_DIR is {directory}, which {why}: other users could plant records there. Name a directory that is "
+        "this user's alone; llog makes one that is missing"
+    )
 
 
 class SharedTail:

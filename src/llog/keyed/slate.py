@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llog.config import SETTINGS, Settings, parse_address
+from llog.durable import REMEDIES, make_library_directory
 from llog.errors import (
     ConfigurationError,
     InconsistentReadState,
@@ -65,6 +66,8 @@ class Place(NamedTuple):
     path: str
     store: Any
     local: bool
+    directory: Path | None = None
+    """Of this machine, if it is one."""
 
 
 class Row(NamedTuple):
@@ -87,7 +90,7 @@ def locate(url: str, settings: Settings | None) -> Place:
         path = os.path.realpath(path)
         if Path(path).exists() and not Path(path).is_dir():
             raise WrongStore(f"{url} is a file, not a directory: a keyed log has a directory of its own")
-        return Place(url, _checked(url, path), slate.ObjectStore.resolve("file:///"), True)
+        return Place(url, _checked(url, path), slate.ObjectStore.resolve("file:///"), True, Path(path))
     if scheme != "s3":
         raise ConfigurationError(
             f"the address of the keyed log is {url!r}: it must start with memory://, file:// or s3://"
@@ -161,6 +164,8 @@ async def open_database(place: Place, config: StorageConfig) -> Database:
     """Opens for writing, which fences whoever wrote before. Makes the database if there is none."""
     fast_bytes.install()
     recorder = slate.DefaultMetricsRecorder()
+    if place.directory is not None:
+        await asyncio.to_thread(_make_directory, place.url, place.directory)
     with _telling(place.url, opening=True):
         for attempt in range(OPEN_ATTEMPTS):
             builder = slate.DbBuilder(place.path, place.store)
@@ -178,6 +183,14 @@ async def open_database(place: Place, config: StorageConfig) -> Database:
     _writing[id(opened)] = (os.getpid(), opened)
     _writers.add(os.getpid())
     return Database(opened, place.url, recorder)
+
+
+def _make_directory(url: str, directory: Path) -> None:
+    try:
+        make_library_directory(directory)
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "check its file system")
+        raise StoreUnavailable(f"{url}: cannot make its directory ({error.strerror}): {remedy}") from error
 
 
 async def open_view(place: Place, config: StorageConfig, *, once: bool = False) -> Database:

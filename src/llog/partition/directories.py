@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from llog.durable import sync_directory
+from llog.durable import DIRECTORY_MODE, make_directory, sync_directory
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
 from llog.partition.log import Log, Rocks
 
@@ -38,10 +38,10 @@ def rocks_of(log: Log, what: str) -> Rocks:
 def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:
     """Makes the directories of a topic's partitions, durably. Those of a `new` topic must be empty: what is there would be read as it."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         for partition in partitions:
             made = path / str(partition)
-            made.mkdir(exist_ok=True)
+            made.mkdir(DIRECTORY_MODE, exist_ok=True)
             if new and any(made.iterdir()):
                 raise WrongStore(
                     f"{made} is not empty: it holds files of another log. Move them away, or set LLOG_SEGMENTS_DIR to another directory"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from llog.durable import make_directory
+from llog.durable import make_directory, make_library_directory
 from llog.errors import CorruptBatch, LlogError, MissingExtra, StoreUnavailable
 from llog.owning import take_lock
 from llog.rocks.keys import FAMILIES, after
@@ -66,6 +66,7 @@ class RocksStore:
             self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'")
             try:
                 families = {name: _options() for name in FAMILIES}
+                make_library_directory(directory / "db")
                 self._db = rocksdict.Rdict(str(directory / "db"), options=_options(), column_families=families)
             except BaseException:
                 os.close(self._lock)

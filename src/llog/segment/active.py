@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from llog.batch.columns import Buffer
+from llog.durable import FILE_MODE
 from llog.segment.files import INDEX, LOG, TIMEINDEX, is_removed, name_of, sync_data, write_at
 from llog.segment.index import PENDING_BYTES, IndexFile, IndexRule, Maxima
 from llog.segment.options import Fsync, SegmentOptions
@@ -41,7 +42,7 @@ class ActiveSegment:
         """When it is to be sealed: as long after its first append as segments are written to."""
         self._segment_ms = options.segment_ms
         self.rule = IndexRule(base, options.index_interval_bytes, options.index_interval_records)
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             self.index = IndexFile(directory / name_of(base, INDEX))
             try:

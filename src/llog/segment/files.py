@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from llog.batch.columns import Buffer
-from llog.durable import REMEDIES, sync_directory
+from llog.durable import FILE_MODE, REMEDIES, sync_directory
 from llog.errors import InvalidArgument, StoreUnavailable
 
 LOG: Final = ".log"
@@ -133,7 +133,7 @@ def is_removed(descriptor: int) -> bool:
 def put_small(path: Path, content: Buffer) -> None:
     """Replaces a small file durably: it has the old content or the new one, whenever the machine stops."""
     temporary = path.with_name(path.name + TEMPORARY)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             write_at(descriptor, [content], 0, len(content))

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from llog.durable import FILE_MODE
 from llog.model import TimestampType
 from llog.segment.files import sync_data
 from llog.segment.frames import Frame
@@ -97,7 +98,7 @@ class IndexFile:
     """The end of an index that grows. What could not be written is kept and tried again: an index may lag behind its log."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         self._size = os.fstat(self._descriptor).st_size
         self._pending = bytearray()
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
-from llog.durable import sync_directory
+from llog.durable import FILE_MODE, sync_directory
 from llog.errors import CorruptBatch
 from llog.model import FIRST_OFFSET
 from llog.segment.active import ActiveSegment
@@ -317,7 +317,7 @@ def _replace_index(path: Path, content: bytes) -> bytes:
     if read_small(path) == content:
         return b""
     temporary = path.with_name(path.name + TEMPORARY)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         write_at(descriptor, [content], 0, len(content))
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from llog.batch.columns import Buffer
-from llog.durable import sync_directory
+from llog.durable import FILE_MODE, sync_directory
 from llog.errors import CorruptBatch, InvalidArgument
 from llog.segment.files import (
     CLEANED,
@@ -68,7 +68,7 @@ class Rewrite:
         self._indexes = bytearray(), bytearray()
         self._ends_in_record = False
         self._done = False
-        self._descriptor = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def __enter__(self) -> Rewrite:
         return self

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from llog.batch.columns import Buffer
 from llog.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
 from llog.batch.format import peek
+from llog.durable import DIRECTORY_MODE, FILE_MODE, changeable_by_others, make_directory
 from llog.errors import CorruptBatch
 from llog.owning import LOCK
 from llog.segment.files import LOG, name_of, numbered, write_at
@@ -109,7 +110,7 @@ class TailWriter:
             if self._position + size <= self._segment_bytes and os.fstat(self._descriptor).st_nlink:
                 return True
             self._end_segment()
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self._root)
         with _locked(self._root) as alone:
             if not alone:
                 return False
@@ -118,7 +119,7 @@ class TailWriter:
             self._make_room()
             self._number += 1
             path = self._directory / name_of(self._number, LOG)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             self._position = 0
             return True
 
@@ -128,8 +129,8 @@ class TailWriter:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+        self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _make_room(self) -> None:
@@ -316,7 +317,7 @@ class TailReader:
 
 def prepare(root: Path) -> None:
     """Makes the directory and removes what dead writers left in it."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(root)
     with _locked(root) as alone:
         if alone:
             remove_leftovers(root)
@@ -326,7 +327,7 @@ def remove_leftovers(root: Path) -> None:
     """Removes the directories whose writers are dead. Under the root's lock: a writer that is just beginning holds that."""
     for directory in _writers(root):
         try:
-            descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError:
             continue
         try:
@@ -354,7 +355,7 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _locked(root: Path) -> Iterator[bool]:
     """Whether this process has the root to itself; it does not wait for it."""
-    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,9 +368,13 @@ def _locked(root: Path) -> Iterator[bool]:
 
 
 def _writers(root: Path) -> list[Path]:
-    """The directories of all writers, in the order of their names."""
+    """The directories of all writers, in the order of their names. One that other users may change is no writer's: they planted it."""
     try:
-        return sorted(Path(entry.path) for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+        return sorted(
+            Path(entry.path)
+            for entry in os.scandir(root)
+            if entry.is_dir(follow_symlinks=False) and not changeable_by_others(entry.stat(follow_symlinks=False))
+        )
     except OSError:
         return []
 

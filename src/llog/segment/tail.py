@@ -16,7 +16,7 @@ from typing import Final
 
 from awscrt.checksums import crc32c
 
-from llog.durable import boot_id
+from llog.durable import FILE_MODE, boot_id
 from llog.errors import CorruptBatch
 from llog.ports import Bounds
 from llog.segment.files import LOG_START, TAIL, put_small, read_small
@@ -52,7 +52,7 @@ def unpack_tail(data: bytes, boot_number: int) -> Bounds | None:
 
 
 def open_tail(directory: Path) -> int:
-    return os.open(directory / TAIL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(directory / TAIL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
 def write_tail(descriptor: int, packed: bytes) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from llog.durable import REMEDIES, make_directory, sync_directory
+from llog.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, make_directory, sync_directory
 from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
 from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
@@ -165,12 +165,12 @@ class FileBlobStore:
         self._make_directory(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            return os.open(temporary, flags, 0o666)
+            return os.open(temporary, flags, FILE_MODE)
         except FileNotFoundError:
             # Somebody removed directories that we had made.
             self._durable.clear()
             self._make_directory(directory)
-            return os.open(temporary, flags, 0o666)
+            return os.open(temporary, flags, FILE_MODE)
 
     def _make_directory(self, directory: Path) -> None:
         if directory in self._durable:
@@ -178,7 +178,7 @@ class FileBlobStore:
         if directory != self.root:
             self._make_directory(directory.parent)
             with suppress(FileExistsError):
-                os.mkdir(directory)
+                os.mkdir(directory, DIRECTORY_MODE)
         elif not directory.exists():
             make_directory(directory)
 

@@ -16,10 +16,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from llog.durable import FILE_MODE, make_directory
 from llog.errors import StoreUnavailable, WrongStore
 from llog.stores.lock_holder import holder_of
 
@@ -79,7 +80,7 @@ def lock_path(path: Path) -> Path:
 
 def open_lock(path: Path) -> int:
     """The file whose `flock` is held around write transactions: unlike SQLite's busy handler it queues waiters."""
-    return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
 @contextmanager
@@ -94,7 +95,9 @@ def locked(lock: int) -> Iterator[None]:
 def prepare(path: Path) -> None:
     """Creates the file if need be, durably; `WrongStore` if it is not ours, `StoreUnavailable` if it cannot be had."""
     try:
-        _make_directory(path.parent)
+        make_directory(path.parent)
+        with suppress(FileExistsError):
+            path.touch(FILE_MODE, exist_ok=False)  # SQLite gives its other files the mode of this one
         with closing(connect(path, BUSY_SECONDS)) as connection:
             if _is_new(path, connection):
                 _create(path, connection)
@@ -149,14 +152,3 @@ def _acquire(path: Path, lock: int) -> None:
             if time.monotonic() > give_up:
                 raise lock_timeout(path) from None
         time.sleep(0.01)
-
-
-def _make_directory(directory: Path) -> None:
-    missing = [each for each in (directory, *directory.parents) if not each.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        descriptor = os.open(each.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
