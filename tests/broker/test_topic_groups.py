@@ -20,6 +20,7 @@ from llog.topics.message_reading import CONSUMED
 from tests.broker.serving import Served
 
 MESSAGE_ID = (1 << 60) + 7
+EVENT_HEADER = (b"\1\2\1\0\0\0\0\0" + MESSAGE_ID.to_bytes(8, "little") + b"chat.messages").decode()
 
 
 async def post(served: Served, path: str, **asked: Any) -> httpx.Response:
@@ -59,6 +60,7 @@ async def test_a_message_has_the_fields_of_a_change_event_and_its_id_as_text(ser
                 "payload_mode": "key",
                 "key": "7",
                 "payload": {"id": 7},
+                "headers": [["llog-event", EVENT_HEADER]],
                 "attempt": 1,
             }
         ],
@@ -132,6 +134,12 @@ async def test_any_client_can_append_a_header_that_looks_like_an_events_and_stop
     await served.produce("t", {"value": "x", "headers": [["llog-event", "garbage"]]})
     (message,) = await consumed(served)
     assert (message["payload"], message["op"]) == ("x", None)
+
+
+async def test_a_message_has_the_headers_of_its_record(served: Served) -> None:
+    headers = [["trace", "x"], ["trace", None], ["raw", {"base64": "/w=="}]]
+    await served.produce("t", {"value": "1", "headers": headers}, "2")
+    assert [each["headers"] for each in await consumed(served)] == [headers, []]
 
 
 async def test_messages_come_as_arrow_if_asked_for(served: Served) -> None:

@@ -317,6 +317,19 @@ def headers_to_arrow(headers: pa.BinaryArray | None, count: int) -> pa.ListArray
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=without)
 
 
+def headers_in(headers: pa.ChunkedArray) -> list[tuple[Header, ...]]:
+    """Returns the headers of each record of a column that `headers_to_arrow` made."""
+    found: list[tuple[Header, ...]] = []
+    for chunk in headers.chunks:
+        if chunk.null_count == len(chunk):
+            found += [()] * len(chunk)
+            continue
+        pairs = list(zip(*(part.to_pylist() for part in chunk.flatten().flatten()), strict=True))
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()).tolist()
+        found += (tuple(pairs[start:end]) for start, end in zip([0, *ends], ends, strict=False))
+    return found
+
+
 def headers_from_arrow(headers: pa.ListArray) -> pa.BinaryArray | None:
     """The inverse of `headers_to_arrow`: a null list and an empty one both mean no headers."""
     encoded = []

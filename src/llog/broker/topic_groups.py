@@ -17,7 +17,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llog.batch.columns import binary_size
+from llog.batch.columns import binary_size, headers_in
 from llog.broker.arrow import MEDIA_TYPE
 from llog.broker.leaving import unless_gone
 from llog.broker.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, data_out, decoded
@@ -166,7 +166,7 @@ class TopicGroups:
 
 def messages_out(table: pa.Table) -> list[dict[str, Any]]:
     """Messages as JSON has them: an object for each, so whoever calls this bounds them."""
-    rows = {name: table.column(name).to_pylist() for name in table.column_names if name != "ts"}
+    rows = {name: table.column(name).to_pylist() for name in table.column_names if name not in ("ts", "headers")}
     times = table.column("ts").cast(pa.int64()).to_pylist()
     return [
         {
@@ -180,9 +180,10 @@ def messages_out(table: pa.Table) -> list[dict[str, Any]]:
             "payload_mode": mode,
             "key": data_out(key),
             "payload": _payload_out(payload),
+            "headers": [[name, data_out(value)] for name, value in headers],
             "attempt": attempt,
         }
-        for topic, partition, offset, message_id, source_table, op, ms, mode, key, payload, attempt in zip(
+        for topic, partition, offset, message_id, source_table, op, ms, mode, key, payload, headers, attempt in zip(
             rows["topic"],
             rows["partition"],
             rows["offset"],
@@ -193,6 +194,7 @@ def messages_out(table: pa.Table) -> list[dict[str, Any]]:
             rows["payload_mode"],
             rows["key"],
             rows["payload"],
+            headers_in(table.column("headers")),
             rows["attempt"],
             strict=True,
         )

@@ -17,8 +17,10 @@ from typing import Any, Final, Literal
 import msgspec
 import pyarrow as pa
 
+from llog.batch.columns import headers_in
 from llog.client.backend import Backend, acknowledge
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember, StoreUnavailable
+from llog.model import Header
 from llog.topics.consuming import ConsumeCall, Start
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,6 +47,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None
     payload: bytes | None
     """None marks its key as deleted."""
+    headers: tuple[Header, ...] = ()
+    """Names and values, in the order in which the producer gave them."""
     attempt: int
     """Which delivery to the group this is, counted from 1; 0 if it was read without one."""
 
@@ -65,9 +69,10 @@ def messages_in(table: pa.Table) -> list[Message]:
     times = table.column("ts").cast(pa.int64()).to_pylist()
     names = ("topic", "partition", "offset", "message_id", "source_table", "op", "key", "payload", "attempt")
     columns = {name: table.column(name).to_pylist() for name in names}
+    headers = headers_in(table.column("headers"))
     return [
-        Message(ts=_time(ms), **dict(zip(names, row, strict=True)))
-        for ms, *row in zip(times, *columns.values(), strict=True)
+        Message(ts=_time(ms), headers=pairs, **dict(zip(names, row, strict=True)))
+        for ms, pairs, *row in zip(times, headers, *columns.values(), strict=True)
     ]
 
 

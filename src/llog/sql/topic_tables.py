@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +24,7 @@ TOPIC_BYTES_MAX: Final = 256 << 20
 """What a query may read of one topic: all of it is in memory while the query runs."""
 
 _TIME: Final = pa.timestamp("ms", "UTC")
-_TEXT: Final = ("key", "payload")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 
 SYSTEM: Final = {
     "topics": pa.schema(
@@ -125,10 +126,10 @@ async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
 
 
 def as_text(messages: pa.Table) -> pa.Table:
-    """With keys and payloads as text, so that SQL can look into them. Bytes that are no text are shown as base64."""
-    for name in _TEXT:
+    """With keys, payloads and headers as text, so that SQL can look into them. Bytes that are no text are shown as base64."""
+    for name, convert in _TEXT.items():
         place = messages.schema.get_field_index(name)
-        messages = messages.set_column(place, name, _text(messages.column(place)))
+        messages = messages.set_column(place, name, convert(messages.column(place)))
     return messages
 
 
@@ -146,3 +147,21 @@ def _readable(data: bytes | None) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return base64.b64encode(data).decode()
+
+
+def _headers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([_header_lists(chunk) for chunk in column.chunks], _HEADERS)
+
+
+def _header_lists(lists: pa.ListArray) -> pa.ListArray:
+    if lists.null_count == len(lists):
+        return pa.nulls(len(lists), _HEADERS)
+    keys, values = lists.flatten().flatten()
+    texts = _text(pa.chunked_array([values])).combine_chunks()
+    items = pa.StructArray.from_arrays([keys, texts], fields=list(_HEADERS.value_type))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, items, mask=lists.is_null())
+
+
+_TEXT: Final = {"key": _text, "payload": _text, "headers": _headers}

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from llog.batch.columns import binary_offsets, binary_rows, decode_headers, effective_timestamps
+from llog.batch.columns import (
+    HEADERS_TYPE,
+    binary_offsets,
+    binary_rows,
+    decode_headers,
+    effective_timestamps,
+    headers_to_arrow,
+)
 from llog.ports import Batch
 
 HEADER: Final = "llog-event"
@@ -63,6 +70,7 @@ MESSAGES: Final = pa.schema(
         ("payload_mode", pa.string()),
         ("key", pa.binary()),
         ("payload", pa.binary()),
+        ("headers", HEADERS_TYPE),
     ]
 )
 """Records as messages. Those that are no change events have no message id, table, op and payload mode."""
@@ -115,9 +123,9 @@ def messages_of(batch: Batch) -> pa.Table:
     """The records of a batch, with what they tell of changes. Events that came from one table are not looped over."""
     columns, count = batch.columns, batch.columns.count
     nulls = pa.nulls(count, pa.string())
-    ids, tables, ops, modes = pa.nulls(count, pa.int64()), nulls, nulls, nulls
+    ids, tables, ops, modes, headers = pa.nulls(count, pa.int64()), nulls, nulls, nulls, pa.nulls(count, HEADERS_TYPE)
     if columns.headers is not None:
-        ids, tables, ops, modes = _alike(columns.headers) or _each(columns.headers)
+        ids, tables, ops, modes, headers = _alike(columns.headers) or _each(columns.headers)
     offsets = pa.array(np.arange(batch.start_offset, batch.start_offset + count, dtype=np.int64))
     return pa.table(
         [
@@ -131,12 +139,13 @@ def messages_of(batch: Batch) -> pa.Table:
             modes,
             pa.nulls(count, pa.binary()) if columns.keys is None else columns.keys,
             columns.values,
+            headers,
         ],
         schema=MESSAGES,
     )
 
 
-_Parts = tuple[Any, Any, Any, Any]
+_Parts = tuple[Any, Any, Any, Any, Any]
 _OPS: Final = pa.array([None, *(op.name for op in Op)])
 _MODES: Final = pa.array([None, *(mode.name.lower() for mode in PayloadMode)])
 
@@ -165,7 +174,17 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     except UnicodeDecodeError:
         return None
     numbers = np.ascontiguousarray(rows[:, ids]).view("<i8").reshape(-1)
-    return pa.array(numbers), table, ops, modes
+    return pa.array(numbers), table, ops, modes, _listed(rows[:, _VALUE:])
+
+
+def _listed(values: npt.NDArray[np.uint8]) -> pa.ListArray:
+    """Headers of records that have one each, the event's."""
+    count = len(values)
+    items = pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(HEADER), count), binary_rows(np.ascontiguousarray(values))],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), items)
 
 
 def _named(codes: npt.NDArray[np.uint8], names: Any) -> Any:
@@ -185,4 +204,5 @@ def _each(headers: pa.BinaryArray) -> _Parts:
         pa.array([None if each is None else each.source_table for each in found], pa.string()),
         pa.array([None if each is None else each.op.name for each in found], pa.string()),
         pa.array([None if each is None else each.payload_mode.name.lower() for each in found], pa.string()),
+        headers_to_arrow(headers, len(headers)),
     )

@@ -50,6 +50,15 @@ def test_messages_come_in_order_and_are_acknowledged_when_the_loop_is_over(place
     assert place.committed() == 26
 
 
+def test_a_message_has_the_headers_of_its_record(place: Place) -> None:
+    place.create()
+    headers = (("trace", b"x"), ("trace", None), ("raw", b"\xff"))
+    records = [Record(payload=b"1", headers=headers), Record(payload=b"2")]
+    place.writer.append_shared([SharedAppendGroup(topic="t", partition=0, payloads=records)])
+    with consumer(place) as messages:
+        assert [message.headers for message in messages] == [headers, ()]
+
+
 def test_a_message_that_the_loop_left_by_an_exception_is_delivered_again(place: Place) -> None:
     place.create()
     place.append("1", "2", "3")

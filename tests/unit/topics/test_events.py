@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from llog.batch.columns import Columns, encode_headers, slice_columns
+from llog.batch.columns import Columns, decode_headers, encode_headers, headers_in, slice_columns
 from llog.model import TopicPartition
 from llog.ports import Batch
 from llog.topics.events import HEADER, MESSAGES, Event, Op, PayloadMode, event_in, headers_of, messages_of
@@ -73,6 +73,17 @@ def test_events_of_several_tables_and_plain_records_may_be_mixed() -> None:
         (None,) * 4,
         (2, "b.bbb", "DELETE", "full"),
     ]
+
+
+def test_messages_have_the_headers_of_their_records() -> None:
+    events = headers_of(Op.INSERT, PayloadMode.KEY, "a.aaa", range(1, 5))
+    traced = encode_headers([("trace", b"x"), ("trace", None), ("", b"\xff")])
+    for encoded in (events, [traced, b"", *events[:2]]):
+        whole = messages_of(batch(encoded))
+        assert headers_in(whole.column("headers")) == [decode_headers(each) for each in encoded]
+        cut = pa.concat_tables([whole.slice(1, 2), whole.slice(0, 1), whole.slice(4)])
+        assert headers_in(cut.column("headers")) == [decode_headers(encoded[n]) for n in (1, 2, 0)]
+    assert headers_in(messages_of(batch(None)).column("headers")) == [(), (), ()]
 
 
 @pytest.mark.parametrize("count", [1, 2])
