@@ -278,11 +278,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 16 << 20
+    request_header_max_bytes: Annotated[
+        int,
+        Meta(
+            description="Largest header of a request, its address included, that the broker reads; larger ones are refused with 431.",
+            ge=1 << 10,
+            le=16 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 128 << 10
     request_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long a body may arrive more slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND before the broker gives it up "
-            "with 408. Raise it for clients on bad networks.",
+            description="How long the header of a request may take to arrive, and how long a body may arrive, or an answer be taken, more "
+            "slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND; then the broker gives the request up. Raise it for clients on bad networks.",
             ge=100,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -291,7 +300,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_min_bytes_per_second: Annotated[
         int,
         Meta(
-            description="Bytes per second that a body must arrive with. Lower it for clients on slow networks.",
+            description="Bytes per second at which the broker's clients must send bodies and take answers. Lower it for clients on slow "
+            "networks.",
             ge=1,
             le=1 << 30,
             extra={"unit": "size"},

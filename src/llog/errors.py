@@ -246,6 +246,12 @@ class RequestTooLarge(LlogError):
     code = "request_too_large"
 
 
+class HeaderTooLarge(LlogError):
+    """The header of a request is larger than the broker reads. Nothing of the request was done."""
+
+    code = "header_too_large"
+
+
 class RequestTimeout(LlogError):
     """A request arrived more slowly than the broker waits for. Nothing of it was done."""
 
@@ -256,6 +262,12 @@ class WrongRole(LlogError):
     """A broker was asked for what another role answers; nothing of the request was done."""
 
     code = "wrong_role"
+
+
+class TooManyConnections(LlogError):
+    """The broker has as many connections open as it may. Nothing of the request was done; try again later."""
+
+    code = "too_many_connections"
 
 
 class WrongHost(LlogError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ LIMIT_S = 300
 
 
 class Running:
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, files_max: int | None = None) -> None:
         self._errors = directory / f"stderr-{time.monotonic_ns()}"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen([*LLOG, *arguments, "--port", "0"], cwd=directory, stderr=errors)
+            if files_max is not None:
+                resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (files_max, files_max))
         self.client = httpx.Client(base_url=self._address(), timeout=LIMIT_S)
 
     @property
@@ -70,8 +73,8 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str) -> Iterator[Running]:
-    started = Running(directory, *arguments)
+def running(directory: Path, *arguments: str, files_max: int | None = None) -> Iterator[Running]:
+    started = Running(directory, *arguments, files_max=files_max)
     try:
         yield started
     finally:
@@ -154,6 +157,35 @@ def test_two_brokers_serve_one_log(tmp_path: Path) -> None:
         assert other.produce("by other")["start_offset"] == 2
         waiter.join(LIMIT_S)
         assert [each["payload"] for each in found] == ["by other"]
+
+
+def test_at_the_limit_of_open_files_health_is_answered_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLOG_REQUEST_TIMEOUT_MS", "1h")  # nobody goes before the test has seen them all
+    with running(tmp_path, "serve", files_max=256) as server, ExitStack() as idle:
+        address = server.client.base_url.host, server.client.base_url.port
+        for _ in range(600):
+            idle.enter_context(socket.create_connection(address, timeout=LIMIT_S))
+        server.wait_for("ulimit -n")
+        for _ in range(20):
+            with httpx.Client(base_url=server.client.base_url, timeout=LIMIT_S) as client:
+                assert client.get("/health").json() == {"status": "ok"}
+        with httpx.Client(base_url=server.client.base_url, timeout=LIMIT_S) as client:
+            refused = client.get("/topics")
+            assert (refused.status_code, refused.json()["code"]) == (503, "too_many_connections")
+            assert "retry-after" in refused.headers
+            counted = client.get("/metrics").json()
+            assert 128 <= counted["llog_connections"] < 256
+            assert counted["llog_connections_refused_total"] > 0
+        assert server.errors.count("\n") == 2, server.errors
+        idle.close()
+        deadline = time.monotonic() + LIMIT_S
+        while server.client.get("/metrics").json()["llog_connections"] > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert server.produce("after")["start_offset"] == 1
+        assert server.end() == 0
 
 
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:

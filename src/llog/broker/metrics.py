@@ -34,6 +34,8 @@ class Metrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.request_seconds: defaultdict[str, float] = defaultdict(float)
         self.errors: Counter[str] = Counter()
+        self.connections = 0
+        self.connections_refused = 0
         self.produced_records = 0
         self.produced_bytes = 0
         self.consumed_records = 0
@@ -76,6 +78,8 @@ class Metrics:
         for code, count in sorted(self.errors.items()):
             yield Sample("llog_errors_total", "counter", "Errors answered, by code.", (("code", code),), count)
         for name, kind, text, value in (
+            ("llog_connections", "gauge", "Connections that are open.", self.connections),
+            ("llog_connections_refused_total", "counter", "Requests beyond the limit.", self.connections_refused),
             ("llog_produced_records_total", "counter", "Records appended.", self.produced_records),
             ("llog_produced_bytes_total", "counter", "Bytes appended.", self.produced_bytes),
             ("llog_consumed_records_total", "counter", "Records handed out.", self.consumed_records),

@@ -8,8 +8,9 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, cast
 
 from llog.config import Settings
 from llog.errors import ConfigurationError, MissingExtra
@@ -17,11 +18,11 @@ from llog.opening import opened_log
 from llog.partition.log import Log
 
 try:
-    import httptools  # noqa: F401  # what uvicorn is told to use below
     import uvicorn
     import uvloop
 
     from llog.broker.app import Broker
+    from llog.broker.connections import Connection, Limits, allowed_files
 except ImportError as error:
     if (error.name or "").partition(".")[0] == "llog":
         raise  # a part of this package: nothing that could be installed
@@ -29,7 +30,6 @@ except ImportError as error:
 
 GRACE_S: Final = 30
 """How long requests may take to finish once the broker was told to stop."""
-_BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,7 +53,7 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there; a `ConfigurationError` that says what to change if it cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
@@ -72,10 +72,23 @@ def is_open_to_others(host: str) -> bool:
         return host != "localhost"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which raise the signal again after a clean end."""
+class Server(uvicorn.Server):
+    """uvicorn with bounds for connections, and without its signal handlers, which raise the signal again after a clean end."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, settings: Settings, files_max: int, ready: Callable[[], None]) -> None:
+        limits = Limits(settings, broker.metrics, files_max)
+        config = uvicorn.Config(
+            broker.app(),
+            http=cast(type[asyncio.Protocol], partial(Connection, limits)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=limits.backlog,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
         super().__init__(config)
         self._ready = ready
 
@@ -94,18 +107,7 @@ async def _serve(
     async with opened_log(settings) as log:
         broker = Broker(log, settings)
         await broker.start()
-        config = uvicorn.Config(
-            broker.app(),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        server = _Server(config, lambda: ready(_address(listener)))
+        server = Server(broker, settings, allowed_files(), lambda: ready(_address(listener)))
 
         def stop() -> None:
             server.force_exit = server.should_exit  # told twice, it does not wait for anybody's connection

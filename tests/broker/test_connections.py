@@ -1,0 +1,231 @@
+"""Connections that send too much, too slowly or nothing, or that do not read: none of them harms the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from llog.broker.server import Server, listening
+from tests.broker.serving import Served
+
+LIMIT_S = 300
+FILES = 10_000
+GET = b"GET /topics HTTP/1.1\r\nhost: localhost\r\n"
+
+
+class Client:
+    """One connection, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        async with asyncio.timeout(LIMIT_S):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(head[0].split()[1]), headers, json.loads(body)
+
+    async def ended(self) -> bytes:
+        """What came before the broker closed the connection."""
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+
+class Listening:
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.listener = listening("127.0.0.1", 0)
+        self.server = Server(served.broker, served.settings, FILES, lambda: None)
+        self._clients: list[Client] = []
+
+    async def connect(self, receive_bytes: int | None = None) -> Client:
+        raw = socket.socket()
+        if receive_bytes is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, self.listener.getsockname())
+        client = Client(*await asyncio.open_connection(sock=raw, limit=1 << 20))
+        self._clients.append(client)
+        return client
+
+    async def until_open(self, count: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while self.served.broker.metrics.connections != count:
+                await asyncio.sleep(0.01)
+
+    def hang_up(self) -> None:
+        for client in self._clients:
+            client.writer.transport.abort()
+
+
+@asynccontextmanager
+async def listening_broker(**settings: Any) -> AsyncIterator[Listening]:
+    served = Served(**settings)
+    found = Listening(served)
+    serving = asyncio.ensure_future(found.server.serve([found.listener]))
+    while not found.server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield found
+    finally:
+        found.hang_up()
+        found.server.should_exit = True
+        served.broker.stopping.set()
+        await serving
+        await served.close()
+        found.listener.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        GET + b"x: " + b"y" * (64 << 20),
+        b"GET /" + b"y" * (64 << 20),
+        GET + b"x: y\r\n" * (10 << 20),
+        GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n",
+    ],
+    ids=["one field", "the address", "many fields", "whole"],
+)
+async def test_a_header_over_the_limit_is_refused_and_not_kept(header: bytes) -> None:
+    async with listening_broker(request_header_max_bytes=8192) as broker:
+        client = await broker.connect()
+
+        async def send() -> None:
+            try:
+                await client.send(header)
+            except ConnectionError:
+                pass  # the broker closed the connection: as it should
+
+        sending = asyncio.ensure_future(send())
+        try:
+            status, headers, body = await client.answer()
+            assert (status, headers["connection"], body["code"]) == (431, "close", "header_too_large")
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            pass  # what was on its way to a closed connection may overtake the answer
+        await client.ended()
+        await sending
+        other = await broker.connect()
+        await other.send(GET + b"\r\n")
+        assert (await other.answer())[0] == 200
+
+
+async def test_a_header_below_the_limit_is_read_however_it_is_cut() -> None:
+    async with listening_broker(request_header_max_bytes=8192) as broker:
+        client = await broker.connect()
+        for _ in range(3):
+            for part in (GET[:3], GET[3:], b"x: " + b"y" * 7000, b"\r\n", b"\r\n"):
+                await client.send(part)
+                await asyncio.sleep(0.01)
+            assert (await client.answer())[0] == 200
+
+
+async def test_what_follows_a_body_is_bounded_as_a_header_is() -> None:
+    async with listening_broker(request_header_max_bytes=8192) as broker:
+        client = await broker.connect()
+        await client.send(
+            b"POST /produce HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+        )
+        await asyncio.sleep(0.05)
+        try:
+            await client.send(b"0\r\nx: " + b"y" * (4 << 20))
+        except ConnectionError:
+            pass
+        await client.ended()
+        await broker.until_open(0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\r\n", b"GET /topics HT", GET, GET + b"\r\nGET /"],
+    ids=["nothing", "an empty line", "half a line", "half a header", "half of a second one"],
+)
+async def test_a_connection_that_begins_a_request_and_does_not_go_on_is_closed(sent: bytes) -> None:
+    async with listening_broker(request_timeout_ms=200) as broker:
+        client = await broker.connect()
+        await client.send(sent)
+        await client.ended()
+        await broker.until_open(0)
+
+
+async def test_bytes_that_begin_no_request_do_not_keep_an_idle_connection() -> None:
+    async with listening_broker(request_timeout_ms=2000) as broker:
+        client = await broker.connect()
+        await client.send(GET + b"\r\n")
+        assert (await client.answer())[0] == 200
+        await client.send(b"\r\n")
+        assert await client.ended() == b""
+
+
+async def test_a_header_that_drips_is_cut_off_with_408() -> None:
+    async with listening_broker(request_timeout_ms=300) as broker:
+        client = await broker.connect()
+        answer = asyncio.ensure_future(client.answer())
+        await client.send(GET)
+        async with asyncio.timeout(LIMIT_S):
+            while not answer.done():
+                try:
+                    await client.send(b"x: y\r\n")
+                except ConnectionError:
+                    break
+                await asyncio.sleep(0.02)
+        assert ((await answer)[0], (await answer)[2]["code"]) == (408, "request_timeout")
+
+
+async def test_the_rest_of_a_body_that_was_refused_does_not_keep_the_connection() -> None:
+    async with listening_broker(request_timeout_ms=2000) as broker:
+        client = await broker.connect()
+        await client.send(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n123")
+        assert (await client.answer())[0] == 404
+        assert await client.ended() == b""
+
+
+async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
+    async with listening_broker(request_timeout_ms=2000) as broker:
+        for _ in range(4):
+            await broker.served.produce("t", "x" * (4 << 20))
+        client = await broker.connect(receive_bytes=4096)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        body = json.dumps(
+            {
+                "topic_partitions": [
+                    {"topic": "t", "partition": 0, "fetch_offset": 1, "partition_max_bytes": 16 << 20}
+                ],
+                "max_bytes": 16 << 20,
+            }
+        ).encode()
+        await client.send(
+            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(body), body)
+        )
+        await broker.until_open(1)
+        await broker.until_open(0)
+
+
+async def test_waiting_for_an_answer_has_no_deadline_of_the_connection() -> None:
+    async with listening_broker(request_timeout_ms=2000) as broker:
+        await broker.served.produce("t", "first")
+        client = await broker.connect()
+        target = b"GET /topics/t/partitions/0/offset?timestamp_ms=0 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        body = b'{"topic_partitions": [{"topic": "t", "partition": 0, "fetch_offset": 2}], "max_wait_ms": 4000}'
+        await client.send(
+            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s%s"
+            % (len(body), body, target)
+        )
+        status, _, found = await client.answer()
+        assert (status, found["topic_partitions"][0]["records"]) == (200, [])
+        assert (await client.answer())[2] == {"offset": 1}, "the request that was sent behind it"
