@@ -24,6 +24,7 @@ from llog.batch.format import Codec
 from llog.batch.shared import Body, pack
 from llog.errors import (
     BlobCollected,
+    BlobNotFound,
     InvalidArgument,
     OutcomeUnknown,
     PartitionNotInitialized,
@@ -143,7 +144,12 @@ async def publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) ->
             continue
         record = decode(Sink, found.value, key)
         if record.manifest is not None:
-            await _apply(log, sink, record.batch, record.manifest, bodies)
+            try:
+                await _apply(log, sink, record.batch, record.manifest, bodies)
+            except BlobNotFound:
+                if await _unchanged(log, key, found.version):
+                    raise
+                continue  # another driver has applied it since, and the blob was compacted and collected
             await _finish(log, key, record.batch)
         if record.batch > batch:
             raise StaleWrite(
@@ -254,6 +260,11 @@ async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blo
         f"whether batch {producer.sequence} of {producer.id} was appended to {tp} cannot be told any more: look for its records from "
         f"offset {producer.since} on, and start the query over with a new checkpoint"
     )
+
+
+async def _unchanged(log: Log, key: str, version: int) -> bool:
+    found = await log.meta.get(key)
+    return found is not None and found.version == version
 
 
 async def _finish(log: Log, key: str, batch: int) -> None:

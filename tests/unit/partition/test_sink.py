@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from llog.batch.columns import columns_of
-from llog.errors import OutcomeUnknown, PartitionNotInitialized, RecordTooLarge, StaleWrite, UnknownProducer
+from llog.errors import (
+    BlobNotFound,
+    OutcomeUnknown,
+    PartitionNotInitialized,
+    RecordTooLarge,
+    StaleWrite,
+    UnknownProducer,
+)
 from llog.model import Record, TopicPartition
 from llog.partition import sink
 from llog.partition.catalog import Catalog
@@ -145,6 +152,28 @@ async def test_a_leftover_driver_of_an_older_batch_writes_nothing(world: World) 
     with pytest.raises(StaleWrite):
         await zombie
     assert await contents(world) == (records_of("x", 0) + records_of("y", 0), records_of("x", 1) + records_of("y", 1))
+
+
+async def test_a_driver_that_comes_late_to_another_s_manifest_looks_again(world: World) -> None:
+    uploads = await attempt(world.log, "x")
+    with pytest.raises(Crash):
+        await publish(world.process(DiesAtItsRecord(1, done=True)), SINK, 0, uploads)
+    stalled = Stall(lambda operation, key: operation == "get blob" and "/sink/" in key)
+    late = asyncio.create_task(publish(world.process(stalled), SINK, 0, await attempt(world.log, "late")))
+    await stalled.stalled.wait()
+    await run_batch(world.log, "y")  # applies what the first one named
+    await world.log.blobs.delete_many([upload.blob for upload in uploads])  # as after compaction and collection
+    stalled.go.set()
+    assert (await late).repeated
+
+
+async def test_a_manifest_whose_blob_is_lost_is_an_error(world: World) -> None:
+    uploads = await attempt(world.log, "x")
+    with pytest.raises(Crash):
+        await publish(world.process(DiesAtItsRecord(1, done=True)), SINK, 0, uploads)
+    await world.log.blobs.delete_many([uploads[0].blob])
+    with pytest.raises(BlobNotFound):
+        await run_batch(world.log, "y")
 
 
 async def test_a_forgotten_sink_cannot_be_published_by_a_leftover_driver(world: World) -> None:

@@ -1,0 +1,15 @@
+"""Known ways to break the shipped code, which the simulation must find within a hundred seeds: `llog simulate --mutate NAME`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llog.sim.mutations.groups import GROUP_MUTATIONS
+from llog.sim.mutations.partition import PARTITION_MUTATIONS
+from llog.sim.mutations.patch import Mutation, mutated
+
+__all__ = ["MUTATIONS", "Mutation", "mutated"]
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    mutation.change.__name__.replace("_", "-"): mutation for mutation in (*PARTITION_MUTATIONS, *GROUP_MUTATIONS)
+}

@@ -1,0 +1,174 @@
+"""Ways to break the engine `object`: its writer, compactor, collector and sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from llog.batch.shared import Body
+from llog.partition import collector, compaction, compaction_plan, sink, writer
+from llog.partition.compaction_plan import Crumb
+from llog.partition.keys import PartitionKeys
+from llog.partition.log import Log
+from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
+from llog.ports import AppendResult
+from llog.producers import Producer
+from llog.sim.mutations.patch import Change, Mutation, Patch
+from llog.stores.meta import Entry, Put, scan
+
+
+def skip_the_index_entry_of_the_append_before(patch: Patch) -> None:
+    patch.setattr(writer, "index_puts", lambda keys, pending: [])
+
+
+def put_the_index_entry_unconditionally(patch: Patch) -> None:
+    shipped = writer.index_puts
+
+    def unconditional(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
+        return [put._replace(expected=None) for put in shipped(keys, pending)]
+
+    patch.setattr(writer, "index_puts", unconditional)
+    patch.setattr(compaction_plan, "index_puts", unconditional)
+
+
+def delete_the_lower_keys_before_the_compacted_one_is_there(patch: Patch) -> None:
+    shipped = compaction._publish
+
+    async def delete_first(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
+        await log.meta.delete_range(keys.entry(crumb.record.start_offset), keys.entry(crumb.record.end_offset))
+        return await shipped(log, keys, crumb)
+
+    patch.setattr(compaction, "_publish", delete_first)
+
+
+def advance_the_cursor_first(patch: Patch) -> None:
+    shipped = compaction._publish
+
+    async def cursor_first(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
+        found = await log.meta.get(keys.cursor)
+        if found is not None and decode(Cursor, found.value, found.key).offset <= crumb.record.end_offset:
+            moved = encode(Cursor(crumb.record.end_offset + 1))
+            await log.meta.put(keys.cursor, moved, expected=found.version)
+        return await shipped(log, keys, crumb)
+
+    patch.setattr(compaction, "_publish", cursor_first)
+
+
+def publish_the_compacted_entry_unconditionally(patch: Patch) -> None:
+    async def publish(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
+        assert crumb.record.entry is not None
+        await log.meta.put(keys.entry(crumb.record.end_offset), encode(crumb.record.entry))
+        return True
+
+    patch.setattr(compaction, "_publish", publish)
+
+
+def begin_a_compaction_without_looking_again_at_the_cursor(patch: Patch) -> None:
+    shipped = compaction.still_next
+
+    def still_next(run: Compaction, cursor: int, highest: Entry | None) -> bool:
+        return shipped(run, run.start_offset, highest)
+
+    patch.setattr(compaction, "still_next", still_next)
+
+
+def collect_without_raising_the_floors(patch: Patch) -> None:
+    async def raise_nothing(log: Log, enumerated: Sequence[PartitionKeys], limit: int) -> None:
+        pass
+
+    patch.setattr(collector, "raise_floors", raise_nothing)
+
+
+def ignore_in_the_mark(kind: str) -> Change:
+    """The collector's mark without one of the places that name blobs."""
+
+    async def references(log: Log, enumerated: Sequence[PartitionKeys]) -> AsyncIterator[str]:
+        for keys in enumerated:
+            found = await log.meta.get(keys.control)
+            if found is not None and kind != "pending":
+                pending = decode(Control, found.value, found.key).pending
+                for entry in pending.entries if pending else ():
+                    yield log.blob_name(entry.data_uri)
+            found = await log.meta.get(keys.compaction)
+            if found is not None and kind != "breadcrumb":
+                yield decode(Compaction, found.value, found.key).blob
+            async for found in scan(log.meta, keys.index):
+                yield log.blob_name(decode(IndexEntry, found.value, found.key).data_uri)
+
+    def mutation(patch: Patch) -> None:
+        patch.setattr(collector, "references", references)
+
+    mutation.__name__ = f"ignore_{kind}_in_the_mark"
+    return mutation
+
+
+def ignore_sink_manifests_in_the_mark(patch: Patch) -> None:
+    async def none(log: Log) -> AsyncIterator[str]:
+        nothing: tuple[str, ...] = ()
+        for name in nothing:
+            yield name
+
+    patch.setattr(collector, "sink_references", none)
+
+
+def ignore_pins(patch: Patch) -> None:
+    async def none(log: Log) -> list[object]:
+        return []
+
+    patch.setattr(collector, "alive_pins", none)
+
+
+def append_without_looking_for_a_repeated_one(patch: Patch) -> None:
+    patch.setattr(writer, "find_repeated", lambda *_: None)
+
+
+def forget_what_this_writer_appended(patch: Patch) -> None:
+    patch.setattr(writer, "find_appended", lambda *_: None)
+
+
+def answer_before_the_commit(patch: Patch) -> None:
+    shipped = writer.Writer._commit
+
+    async def answered(
+        self: writer.Writer, lane: writer._Lane, sources: list[writer._Source], producer: Producer | None
+    ) -> AppendResult:
+        control, _ = lane.known or await self._learn(lane)
+        _, appended = self._advanced(lane, control, sources, producer)
+        commit = asyncio.ensure_future(shipped(self, lane, sources, producer))
+        commit.add_done_callback(lambda done: done.exception())
+        return writer._result(lane, appended)
+
+    patch.setattr(writer.Writer, "_commit", answered)
+
+
+def publish_ones_own_attempt_although_the_record_names_another(patch: Patch) -> None:
+    shipped = sink._apply
+
+    async def own(log: Log, name: str, batch: int, manifest: Manifest, known: Mapping[str, tuple[Body, ...]]) -> None:
+        since = {f"stable/{partition}": manifest.since.get(f"stable/{partition}", 1) for partition in range(2)}
+        mine = msgspec.structs.replace(manifest, blobs=tuple(known) or manifest.blobs, since=since)
+        await shipped(log, name, batch, mine, known)
+
+    patch.setattr(sink, "_apply", own)
+
+
+PARTITION_MUTATIONS: Final = (
+    Mutation(skip_the_index_entry_of_the_append_before, "I1"),
+    Mutation(put_the_index_entry_unconditionally, "I1|I5|I6"),
+    Mutation(delete_the_lower_keys_before_the_compacted_one_is_there, "I1"),
+    Mutation(advance_the_cursor_first, "I5"),
+    Mutation(publish_the_compacted_entry_unconditionally, "I1|I5|I6"),
+    Mutation(begin_a_compaction_without_looking_again_at_the_cursor, "I5"),
+    Mutation(collect_without_raising_the_floors, "I6"),
+    Mutation(ignore_in_the_mark("pending"), "I6"),
+    Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
+    Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
+    Mutation(ignore_pins, "I6"),
+    Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
+    Mutation(forget_what_this_writer_appended, "I8"),
+    Mutation(answer_before_the_commit, "I3"),
+    Mutation(publish_ones_own_attempt_although_the_record_names_another, "S1|I6"),
+)
