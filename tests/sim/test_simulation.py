@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from llog.cli.simulate import simulate
 from llog.sim.world import run_seed
 
+_TROUBLE = ("crashes", "stalls", "lost answers", "late effects", "throttled", "refused by a full store")
+
 
 @pytest.mark.parametrize("first", range(0, 150, 30))
 def test_no_seed_breaks_an_invariant(first: int) -> None:
@@ -30,7 +32,7 @@ def test_the_seeds_together_meet_every_kind_of_trouble() -> None:
     for seed in range(12):
         for what, count in run_seed(seed, steps=2000).counts.items():
             met[what] = met.get(what, 0) + count
-    assert all(met.get(what, 0) > 0 for what in ("crashes", "stalls", "lost answers", "late effects", "throttled"))
+    assert all(met.get(what, 0) > 0 for what in _TROUBLE)
     assert all(met.get(what, 0) > 0 for what in ("redeliveries", "acks", "resets", "stale members", "changes"))
     assert met["operations"] > 5_000
 

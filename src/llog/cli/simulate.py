@@ -2,55 +2,107 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 
 import click
 
-from llog.sim.plan import STEPS
+from llog.sim.plan import SEEDS_MAX, STEPS
 
+_SEEDS = 20
 _COUNTED = ("operations", "crashes", "stalls", "lost answers")
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="How many seeds to run.")
+@click.option(
+    "--seeds", type=click.IntRange(1), help=f"Number of seeds to run. [default: {_SEEDS}; with --mutate: {SEEDS_MAX}]"
+)
 @click.option("--seed", type=click.IntRange(0), help="Run this seed, and those after it if --seeds is given, too.")
 @click.option("--twice", is_flag=True, help="Run every seed twice and compare the traces.")
 @click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Steps under faults per seed.")
-@click.option("--seconds", type=click.FloatRange(0), help="Begin no further seed after so long.")
-@click.pass_context
-def simulate(ctx: click.Context, seeds: int, seed: int | None, twice: bool, steps: int, seconds: float | None) -> None:
+@click.option("--seconds", type=click.FloatRange(0), help="Begin no further seed after this many seconds.")
+@click.option("--mutate", metavar="NAME", help="Break the code in a known way, and show how the simulation finds it.")
+@click.option("--mutations", is_flag=True, help="List the names that --mutate takes, and exit.")
+def simulate(
+    seeds: int | None,
+    seed: int | None,
+    twice: bool,
+    steps: int,
+    seconds: float | None,
+    mutate: str | None,
+    mutations: bool,
+) -> None:
     """Search for schedules that break the log.
 
     Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay of an outbox run in
-    virtual time on simulated stores that delay, fail and lose answers, while processes crash, stall and come back. A history checker sees
-    every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two traces.
-    """
-    from llog.sim.world import run_seed
+    virtual time on simulated stores that delay, fail, fill up and lose answers, while processes crash, stall and come back. A history
+    checker sees every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two traces.
 
-    if seed is not None and ctx.get_parameter_source("seeds") is click.core.ParameterSource.DEFAULT:
-        seeds = 1
-    first = seed or 0
-    began = time.monotonic()
-    totals = dict.fromkeys(_COUNTED, 0)
-    run = failed = 0
-    for number in range(first, first + seeds):
-        if seconds is not None and time.monotonic() - began > seconds:
-            break
-        outcome = run_seed(number, steps=steps)
-        run += 1
+    With --mutate, the run ends at the first seed that finds the mutation; exit code 1 if none does.
+    """
+    from llog.sim.mutations import MUTATIONS, mutated
+
+    if mutations:
+        click.echo("\n".join(MUTATIONS))
+        return
+    search = _Search(first=seed or 0, steps=steps, twice=twice, seconds=seconds)
+    if mutate is None:
+        search.run(seeds or (_SEEDS if seed is None else 1))
+        click.echo(search.summary())
+        sys.exit(1 if search.failed else 0)
+    if mutate not in MUTATIONS:
+        near = difflib.get_close_matches(mutate, MUTATIONS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise click.BadParameter(
+            f"there is no mutation {mutate!r}: {hint}--mutations lists them", param_hint="--mutate"
+        )
+    with mutated(MUTATIONS[mutate]):
+        search.run(seeds or SEEDS_MAX, until_found=True)
+    click.echo(search.summary())
+    if not search.failed:
+        click.echo(f"{mutate} was not found by {search.ran} seed{'s' if search.ran > 1 else ''}")
+        sys.exit(1)
+    click.echo(f"{mutate} was found by seed {search.first + search.ran - 1}")
+
+
+class _Search:
+    """Runs seeds one after the other, and shows those that broke an invariant."""
+
+    def __init__(self, *, first: int, steps: int, twice: bool, seconds: float | None) -> None:
+        self.first = first
+        self.ran = 0
+        self.failed = 0
+        self._steps = steps
+        self._twice = twice
+        self._seconds = seconds
+        self._totals = dict.fromkeys(_COUNTED, 0)
+
+    def run(self, seeds: int, *, until_found: bool = False) -> None:
+        began = time.monotonic()
+        for number in range(self.first, self.first + seeds):
+            late = self._seconds is not None and time.monotonic() - began > self._seconds
+            if late or (until_found and self.failed):
+                return
+            self._run_one(number)
+
+    def summary(self) -> str:
+        counts = ", ".join(f"{what} {count}" for what, count in self._totals.items())
+        return f"seeds {self.ran}, {counts}, violations {self.failed}"
+
+    def _run_one(self, number: int) -> None:
+        from llog.sim.world import run_seed
+
+        outcome = run_seed(number, steps=self._steps)
+        self.ran += 1
         for what in _COUNTED:
-            totals[what] += outcome.counts.get(what, 0)
+            self._totals[what] += outcome.counts.get(what, 0)
         broken = outcome.violation
-        if broken is None and twice and run_seed(number, steps=steps).digest != outcome.digest:
+        if broken is None and self._twice and run_seed(number, steps=self._steps).digest != outcome.digest:
             broken = "the second run of this seed took another course than the first"
         if broken is not None:
-            failed += 1
+            self.failed += 1
             click.echo("\n".join(outcome.last))
             click.echo(f"seed {number}: {broken}")
-            option = "" if steps == STEPS else f" --steps {steps}"
-            click.echo(f"again: llog simulate --seed {number}{option}{' --twice' if twice else ''}")
-    click.echo(
-        f"seeds {run}, " + ", ".join(f"{what} {count}" for what, count in totals.items()) + f", violations {failed}"
-    )
-    sys.exit(1 if failed else 0)
+            option = "" if self._steps == STEPS else f" --steps {self._steps}"
+            click.echo(f"again: llog simulate --seed {number}{option}{' --twice' if self._twice else ''}")

@@ -36,7 +36,7 @@ from llog.partition.reader import Piece, decode_piece
 from llog.partition.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode
 from llog.runtime import stamp_of, uuid7
 from llog.stores.blobs import Buffer
-from llog.stores.meta import ABSENT
+from llog.stores.meta import ABSENT, Entry
 
 _WRITER: Final = "compactor"
 
@@ -95,19 +95,25 @@ async def begin(log: Log, plan: Plan) -> Job | None:
             return None
     if crumb.record.state is not CompactionState.WRITING_BLOB:
         return Job(plan, crumb, -1, blob_there=True)
-    # A run chosen before somebody else's compaction ended would overlap that one.
     try:
         cursor, cursor_version = await read_cursor(log, tp, keys)
     except LlogError:
         await clear(log, keys, crumb)
         raise
     highest = await log.meta.get(keys.entry(crumb.record.end_offset))
-    moved = cursor != crumb.record.start_offset
-    if moved or highest is None or highest.version != crumb.record.expected_version:
+    if not still_next(crumb.record, cursor, highest):
         await clear(log, keys, crumb)
         return None
     blob_there = resumed and await log.blobs.head(crumb.record.blob) is not None
     return Job(plan, crumb, cursor_version, blob_there)
+
+
+def still_next(run: Compaction, cursor: int, highest: Entry | None) -> bool:
+    """Whether the run is the next one at the cursor, and its highest entry unchanged.
+
+    A run chosen before another compaction ended would overlap that one.
+    """
+    return cursor == run.start_offset and highest is not None and highest.version == run.expected_version
 
 
 async def fetch(log: Log, jobs: Sequence[Job], concurrency: int) -> list[list[Slice]]:

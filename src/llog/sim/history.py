@@ -69,7 +69,7 @@ class History:
             self._control_put(key.removesuffix("meta/control"), before, decode(Control, new, key))
         elif "/index/" in key:
             prefix = key[: key.index("index/")]
-            self._entry_put(prefix, key, new)
+            self._entry_put(prefix, key, old, new)
             if self.damage.entries.get(key) == new:
                 del self.damage.entries[key]
             if old is not None:
@@ -283,12 +283,14 @@ class History:
             raise Violation(f"S1: batch {batch} of sink {sink} came after batch {max(batches)}")
         numbers[number] = attempt
 
-    def _entry_put(self, prefix: str, key: str, value: bytes) -> None:
+    def _entry_put(self, prefix: str, key: str, old: bytes | None, value: bytes) -> None:
         """I6, I1: an entry that is needed names a blob that is there, with the bytes that were committed."""
         span, entry = self._span(key, value), decode(IndexEntry, value, key)
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED or prefix in self._dead_prefixes():
             return
+        if span.kind is Kind.COMPACTED:
+            self._compacted_put(prefix, span, replaced=old is not None or key in self.damage.entries)
         if span.end >= control.sequence_counter or span.start < 1:
             raise Violation(f"I5: {key} was put, but the counter is {control.sequence_counter}")
         if span.blob not in self._blobs.blobs:
@@ -302,6 +304,15 @@ class History:
             return
         if self._payloads(prefix, entry) != self.truth[prefix][span.start - 1 : span.end]:
             raise Violation(f"I1: {key} leads to other records than were committed")
+
+    def _compacted_put(self, prefix: str, span: Span, *, replaced: bool) -> None:
+        """I5: a compaction replaces the highest entry of its run, and what others have compacted is not part of the run."""
+        if not replaced:
+            raise Violation(f"I5: {span} of {prefix} was put where there was no entry any more")
+        for other in self._spans(prefix):
+            overlaps = other.start <= span.end and span.start <= other.end
+            if other.kind is Kind.COMPACTED and other.end != span.end and overlaps:
+                raise Violation(f"I5: {span} of {prefix} was put, but overlaps {other}")
 
     def _entries_gone(self, prefix: str, spans: Sequence[Span]) -> None:
         control = self._control(prefix)

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import random
+from typing import Final
 
 import msgspec
 
 from llog.sim.stores import Faults
 
 STEPS = 6_000
+SEEDS_MAX = 100
+"""The number of seeds that find every known mutation: one that they miss is a defect of the simulation."""
 
 
 class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, int]
     """How many processes of each role."""
+    partitions: int
+    """How many partitions writers, compactors and retention work on."""
     faults: Faults
     skew_ms_max: int
     """Clocks differ by at most twice this, which is less than the slack of a pin."""
     crash_every: float
     stall_every: float
     """Mean seconds between two of a kind, over all processes."""
+    full_every: float
+    """Mean seconds between two times that a store has no room."""
+    trim_every: float
+    compact_every: float
+    """Mean seconds between two trims of a retainer, and between two passes of a compactor."""
     grace_ms: int
     sink_open_ms: int
     max_offsets: int
@@ -35,6 +45,103 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_plan(source: random.Random) -> SimPlan:
+    """A plan with a bit of everything, or one that looks hard at a single part of the protocol."""
+    plan = _draw_mixture(source)
+    return source.choice(_FOCUSES)(plan) if source.random() < 0.6 else plan
+
+
+def _overtaken_compactors(plan: SimPlan) -> SimPlan:
+    """A compactor that another overtakes between what it reads and what it writes, on one partition with much to compact."""
+    return _only(
+        plan,
+        {"writer": 1, "compactor": 2},
+        Faults(delay=0.02, late_writer="compactor-0"),
+        crash_every=1e9,
+        stall_every=1e9,
+        partitions=1,
+        compact_every=2.0,
+        max_offsets=8,
+        idle_ms=60_000,
+    )
+
+
+def _trimmed_compactions(plan: SimPlan) -> SimPlan:
+    """Compactors whose late writes arrive after retention has removed what they compacted."""
+    return _only(
+        plan,
+        {"writer": 2, "compactor": 3, "retainer": 1, "collector": 1},
+        Faults(late_effect=0.05, throttled=0.15, delay=0.3, throttle_delay=20.0),
+        max_offsets=12,
+        grace_ms=0,
+        retention_ms=5_000,
+        trim_every=4.0,
+    )
+
+
+def _sink(plan: SimPlan) -> SimPlan:
+    """Slow messages between two drivers and a collector that waits for nothing: it nearly deletes what it must keep."""
+    return _only(
+        plan,
+        {"compactor": 1, "collector": 3, "driver": 2},
+        Faults(throttled=0.2, throttle_delay=10.0, delay=0.05),
+        crash_every=5.0,
+        grace_ms=0,
+        sink_open_ms=0,
+        batches=50,
+        max_offsets=12,
+    )
+
+
+def _lossy_groups(plan: SimPlan) -> SimPlan:
+    """Members of one group whose answers get lost again and again."""
+    return _only(
+        plan,
+        {"writer": 1, "consumer": 3},
+        Faults(unavailable=0.08, lost_answer=0.15, late_effect=0.02, delay=0.05),
+        groups=1,
+        visibility_ms=20_000,
+    )
+
+
+def _assigned_group(plan: SimPlan) -> SimPlan:
+    """Members that come, go and stall while they share the partitions of one group."""
+    return _only(
+        plan,
+        {"writer": 1, "assignee": 3},
+        Faults(unavailable=0.02, lost_answer=0.05, throttled=0.05, delay=0.05, throttle_delay=8.0),
+        groups=1,
+        visibility_ms=2_000,
+    )
+
+
+def _snapshots(plan: SimPlan) -> SimPlan:
+    """Snapshots that are read long after they were taken, while everything in them is compacted and collected."""
+    return _only(
+        plan,
+        {"writer": 2, "snapshot": 3, "compactor": 2, "collector": 2},
+        Faults(throttled=0.03, delay=0.05),
+        max_offsets=12,
+        grace_ms=0,
+    )
+
+
+_FOCUSES: Final = (
+    _overtaken_compactors,
+    _overtaken_compactors,  # what it is there for takes more luck
+    _trimmed_compactions,
+    _sink,
+    _snapshots,
+    _lossy_groups,
+    _assigned_group,
+)
+
+
+def _only(plan: SimPlan, roles: dict[str, int], faults: Faults, **changes: int | float) -> SimPlan:
+    calm = {"skew_ms_max": 0, "crash_every": 15.0, "stall_every": 5.0, "full_every": 1e9, "damage_every": 1e9}
+    return msgspec.structs.replace(plan, roles=dict.fromkeys(plan.roles, 0) | roles, faults=faults, **(calm | changes))
+
+
+def _draw_mixture(source: random.Random) -> SimPlan:
     """Not everything at once: what a seed leaves out gives the rest more room."""
 
     def some(low: int, high: int, chance: float = 1.0) -> int:
@@ -60,6 +167,7 @@ def draw_plan(source: random.Random) -> SimPlan:
             "operator": some(1, 1, 0.5) if sharing else 0,
             "outbox": some(1, 2, 0.4),
         },
+        partitions=3,
         faults=Faults(
             unavailable=source.choice((0.0, 0.005, 0.03)) if bad else 0.0,
             lost_answer=source.choice((0.0, 0.01, 0.05)) if bad else 0.0,
@@ -71,6 +179,9 @@ def draw_plan(source: random.Random) -> SimPlan:
         skew_ms_max=source.choice((0, 1_000, 50_000)),
         crash_every=source.choice((5.0, 20.0, 1e9)) if bad else 1e9,
         stall_every=source.choice((3.0, 10.0, 1e9)),
+        full_every=source.choice((10.0, 40.0, 1e9)) if bad else 1e9,
+        trim_every=10.0,
+        compact_every=2.5,
         grace_ms=source.choice((0, 0, 500, 5_000)),
         sink_open_ms=source.choice((0, 500, 30_000)),
         max_offsets=source.choice((4, 12, 1_000)),

@@ -73,13 +73,14 @@ async def writer(world: World, me: Process, log: Log) -> None:
     """Appends what it never repeats, sometimes several appends at a time."""
     draw = me.runtime.random()
     client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    partitions = PARTITIONS[: world.plan.partitions]
     number = 0
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
         calls: list[list[Group]] = []
         for _ in range(draw.choice((1, 1, 1, 3))):
             groups = []
-            for tp in draw.sample(PARTITIONS, draw.choice((1, 1, 2))):
+            for tp in draw.sample(partitions, min(draw.choice((1, 1, 2)), len(partitions))):
                 records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
                 number += len(records)
                 groups.append(Group(topic=tp.topic, partition=tp.partition, records=records))
@@ -201,14 +202,17 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
 async def compactor(world: World, me: Process, log: Log) -> None:
     draw = me.runtime.random()
     plan = world.plan
-    client = Compactor(log, CompactorOptions(max_offsets=plan.max_offsets, idle_ms=plan.idle_ms, concurrency=2))
+    partitions = PARTITIONS[: plan.partitions]
+    short = me.role != "compactor-0" and draw.random() < 0.5  # runs differ, as with other settings
+    max_offsets = 2 if short else plan.max_offsets
+    client = Compactor(log, CompactorOptions(max_offsets=max_offsets, idle_ms=plan.idle_ms, concurrency=2))
     while True:
-        await me.runtime.sleep(draw.expovariate(0.4))
+        await me.runtime.sleep(draw.expovariate(1 / plan.compact_every))
         try:
             if draw.random() < 0.4:
-                results = await client.compact_many(PARTITIONS, claim=draw.random() < 0.7)
+                results = await client.compact_many(partitions, claim=draw.random() < 0.7)
             else:
-                results = [await client.compact_once(draw.choice(PARTITIONS), force=draw.random() < 0.2)]
+                results = [await client.compact_once(draw.choice(partitions), force=draw.random() < 0.2)]
         except LlogError as error:
             met(error, *_TOPIC_GONE)
             continue
@@ -226,8 +230,8 @@ def check_compaction(world: World, result: CompactionResult) -> None:
 async def retainer(world: World, me: Process, log: Log) -> None:
     draw = me.runtime.random()
     while True:
-        await me.runtime.sleep(draw.expovariate(0.1))
-        tp = draw.choice(PARTITIONS)
+        await me.runtime.sleep(draw.expovariate(1 / world.plan.trim_every))
+        tp = draw.choice(PARTITIONS[: world.plan.partitions])
         try:
             if draw.random() < 0.3:
                 bounds = await Reader(log).bounds(tp)

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,10 @@ from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 T = TypeVar("T")
 Page = list[BlobInfo]
+META: Final = "metadata"
+BLOBS: Final = "blobs"
+_LATE: Final = 0.3
+"""How many of a late writer's writes are late."""
 
 
 class Faults(msgspec.Struct, kw_only=True):
@@ -36,6 +40,9 @@ class Faults(msgspec.Struct, kw_only=True):
     throttled: float = 0.0
     delay: float = 0.01
     throttle_delay: float = 2.0
+    late_writer: str = ""
+    """A process some of whose writes take up to `late_writer_delay` longer: others overtake it between what it reads and what it writes."""
+    late_writer_delay: float = 4.0
 
 
 class Watcher(Protocol):
@@ -113,16 +120,29 @@ class Network:
         """What an effect raised that no caller may meet: the watcher's findings."""
         self.actor = ""
         """Whose call takes effect, or did last."""
+        self.full: set[str] = set()
+        """The stores that have no room now: they refuse what needs some, and answer everything else."""
         self._loop = loop
         self._source = source
         self._trace = trace
 
-    async def call(self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool) -> T:
+    async def call(
+        self,
+        who: str,
+        what: str,
+        effect: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        write: bool,
+        fills: str | None = None,
+    ) -> T:
+        """Calls the server. `fills` names the store that must have room for the effect."""
         faults, draw, loop = self.faults, self._source.random, self._loop
         arrival = faults.delay * draw()
         if draw() < faults.throttled:
             self._trace.count("throttled")
             arrival += faults.throttle_delay * draw()
+        if write and faults.late_writer and who.startswith(faults.late_writer + ".") and draw() < _LATE:
+            arrival += faults.late_writer_delay * draw()
         if draw() < faults.unavailable:
             await asyncio.sleep(arrival)
             self._trace.add(f"{who} {what}: unavailable")
@@ -133,7 +153,7 @@ class Network:
         back = faults.delay * draw()
 
         def arrive() -> None:
-            outcome = self._apply(who, what, effect)
+            outcome = self._apply(who, what, effect, fills)
             if not late:
                 loop.call_world(back, lambda: self._answer(answer, outcome, lost, write))
 
@@ -145,8 +165,14 @@ class Network:
         loop.call_world(arrival, arrive)
         return await answer
 
-    def _apply(self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T | LlogError:
+    def _apply(
+        self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]], fills: str | None
+    ) -> T | LlogError:
         self._trace.count("operations")
+        if fills in self.full:
+            self._trace.count("refused by a full store")
+            self._trace.add(f"{who} {what}: the store is full")
+            return StoreUnavailable("simulated: the store is full")
         self.actor = who
         try:
             effect().send(None)
@@ -221,7 +247,7 @@ class SimMetaStore:
         await self.client.close()
 
     async def _call(self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool = True) -> T:
-        return await self._network.call(self._who, what, effect, write=write)
+        return await self._network.call(self._who, what, effect, write=write, fills=META if write else None)
 
 
 class SimBlobStore:
@@ -234,7 +260,8 @@ class SimBlobStore:
         self.uri = self._client.uri
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        await self._call(f"blob put {name}", lambda: self._client.put(name, parts))
+        put = partial(self._client.put, name, parts)
+        await self._network.call(self._who, f"blob put {name}", put, write=True, fills=BLOBS)
 
     async def get(self, name: str) -> Buffer:
         return await self._call(f"blob get {name}", lambda: self._client.get(name), write=False)

@@ -26,7 +26,7 @@ from llog.sim.outbox import SimOutbox
 from llog.sim.plan import STEPS, SimPlan, draw_plan
 from llog.sim.process import EPOCH_MS, Process
 from llog.sim.roles import FLEETING, STABLE, InFlight
-from llog.sim.stores import Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
+from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
 from llog.sim.trace import Trace
 from llog.sim.violation import Violation
 from llog.stores.blobs_memory import MemoryBlobs
@@ -139,6 +139,7 @@ class World:
             self.loop.spawn(self._crash_some(), self.loop.world),
             self.loop.spawn(self._stall_some(), self.loop.world),
             self.loop.spawn(self._damage_some(), self.loop.world),
+            self.loop.spawn(self._fill_some(), self.loop.world),
         ]
         while self.loop.steps < self._steps:
             await asyncio.sleep(1.0)
@@ -205,6 +206,16 @@ class World:
                 if victim.role != "task" and self.is_newest(victim) and self._source.random() < 0.5:
                     self._start(victim.role)  # what was stalled comes back beside its successor
 
+    async def _fill_some(self) -> None:
+        """One store, or both, has no room until somebody frees some."""
+        while True:
+            await asyncio.sleep(self._source.expovariate(1 / self.plan.full_every))
+            self._network.full = set(self._source.choice(((META,), (BLOBS,), (META, BLOBS))))
+            seconds = self._source.choice((1.0, 20.0)) * self._source.random()
+            self.trace.add(f"no room for {' and '.join(sorted(self._network.full))} for {seconds:.3f} s")
+            await asyncio.sleep(seconds)
+            self._network.full = set()
+
     async def _damage_some(self) -> None:
         damage = self.history.damage
         for _ in range(_DAMAGE_MAX):
@@ -258,6 +269,7 @@ class World:
         self._check_findings()
         self._network.faults = Faults()
         self._mend()
+        self._network.full = set()
         process, log = self._process("healer", _LATER_MS)
         healing = self.loop.spawn(self._life(process, lambda: self._finish(process, log)), process)
         await asyncio.wait([healing])

@@ -11,6 +11,7 @@ import msgspec
 from llog.batch.shared import Body
 from llog.partition import collector, compaction, compaction_plan, sink, writer
 from llog.partition.compaction_plan import Crumb
+from llog.partition.gaps import Gaps
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
@@ -85,7 +86,7 @@ def collect_without_raising_the_floors(patch: Patch) -> None:
 def ignore_in_the_mark(kind: str) -> Change:
     """The collector's mark without one of the places that name blobs."""
 
-    async def references(log: Log, enumerated: Sequence[PartitionKeys]) -> AsyncIterator[str]:
+    async def references(log: Log, enumerated: Sequence[PartitionKeys], gaps: Gaps | None = None) -> AsyncIterator[str]:
         for keys in enumerated:
             found = await log.meta.get(keys.control)
             if found is not None and kind != "pending":
@@ -112,6 +113,11 @@ def ignore_sink_manifests_in_the_mark(patch: Patch) -> None:
             yield name
 
     patch.setattr(collector, "sink_references", none)
+
+
+def ignore_gaps(patch: Patch) -> None:
+    """The collector deletes what could fill a gap in the index."""
+    patch.setattr(Gaps, "keeps", lambda self, blob: False)
 
 
 def ignore_pins(patch: Patch) -> None:
@@ -167,6 +173,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
     Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
     Mutation(ignore_pins, "I6"),
+    Mutation(ignore_gaps, "I6"),
     Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
     Mutation(forget_what_this_writer_appended, "I8"),
     Mutation(answer_before_the_commit, "I3"),
