@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from llog.cli.demo import Stage
 from llog.cli.main import main
+from llog.config import Settings
+from llog.errors import StoreUnavailable
 
 STAGES = ["produce", "consume", "latency", "stream", "compact", "export", "query"]
 
@@ -42,3 +45,14 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
 def test_a_stage_with_fewer_or_more_records_does_not_agree() -> None:
     for records, agrees in ((9, False), (10, True), (11, False)):
         assert Stage(name="x", records=records, seconds=0.0, what="", expected=10).agrees is agrees
+
+
+def test_a_stage_is_shown_when_it_ends_whatever_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(settings: Settings, events: int) -> Stage:
+        raise StoreUnavailable("the store is gone")
+
+    monkeypatch.setattr("llog.cli.demo._consume", broken)
+    ended = CliRunner().invoke(main, ["demo", "--events", "1000"])
+    assert ended.exit_code == 1
+    assert [line.split()[:2] for line in ended.stdout.splitlines()] == [["STAGE", "RECORDS"], ["produce", "1,000"]]
+    assert ended.stderr == "llog: the store is gone\n"

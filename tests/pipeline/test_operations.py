@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -387,11 +388,14 @@ def test_one_round_as_a_command_prints_its_table_and_exits_0(log_settings: Setti
     assert "deleted 2 " in lines[3]
 
 
-def test_the_service_ends_with_0_when_it_is_terminated(log_settings: Settings) -> None:
+@pytest.mark.parametrize("interval", ["1h", "1ms"])
+def test_the_service_ends_with_0_when_it_is_terminated_between_rounds_or_within_a_step(
+    log_settings: Settings, interval: str
+) -> None:
     on(log_settings, small_log)
     command = [sys.executable, "-m", "llog.cli.main", "--data-dir", log_settings.data_dir, "pipeline", "run"]
     service = subprocess.Popen(
-        [*command, "--interval", "1h", "--master", "local[1]"],
+        [*command, "--interval", interval, "--master", "local[1]"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -402,6 +406,7 @@ def test_the_service_ends_with_0_when_it_is_terminated(log_settings: Settings) -
         for line in service.stdout:
             if line.startswith("collect"):
                 break
+        time.sleep(0.3)  # without a pause between rounds, a step has begun and waits for Spark
         service.send_signal(signal.SIGTERM)
         _, stderr = service.communicate(timeout=120)
     finally:

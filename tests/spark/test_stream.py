@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.spark import register
+from llog.spark.streams import run_stream
 from llog.topics.groups import Groups
 from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
@@ -25,9 +29,7 @@ def stream(spark: SparkSession, log: LogOnDisk, **options: str) -> DataFrame:
 def into(log: LogOnDisk, frame: DataFrame, checkpoint: Path, topic: str, **options: str) -> StreamingQuery:
     """Runs the frame into a topic, as far as there are records now."""
     writing = frame.writeStream.format("llog").options(**log.options, topic=topic, **options)
-    query = writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination()
-    return query
+    return run_stream(writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start)
 
 
 def eventually(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
@@ -143,3 +145,36 @@ def test_mistakes_in_a_stream_are_told_in_words(spark: SparkSession, log: LogOnD
     assert "column 'n' cannot be written" in failure(values.selectExpr("value", "1 as n"), "4")
     assert "option writeId is for batch writes" in failure(values, "5", writeId="w")
     assert log.payloads("t") == ["x"]
+
+
+@pytest.fixture
+def slow_python(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """An interpreter for the data source whose first process for a stream starts later than Spark waits; makes a directory then."""
+    late = tmp_path / "late"
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+  *python_streaming_source_runner*) mkdir {shlex.quote(str(late))} 2>/dev/null && sleep 11 ;;
+esac
+exec {shlex.quote(sys.executable)} "$@"
+"""
+    )
+    python.chmod(0o755)
+    context = spark.sparkContext
+    before, context.pythonExec = context.pythonExec, str(python)
+    register(spark)
+    yield late
+    context.pythonExec = before
+    register(spark)
+
+
+def test_a_stream_whose_python_process_starts_too_late_is_started_again(
+    spark: SparkSession, log: LogOnDisk, slow_python: Path, tmp_path: Path
+) -> None:
+    log.create("a")
+    log.create("b")
+    log.append("a", 0, "first", "second")
+    into(log, stream(spark, log, subscribe="a").select("value"), tmp_path / "checkpoint", "b")
+    assert slow_python.exists()
+    assert log.payloads("b") == ["first", "second"]

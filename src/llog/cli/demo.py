@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from llog.cli.common import note, print_table, progress
+from llog.cli.common import note, progress
 from llog.config import Settings
 from llog.errors import InvalidArgument, LlogError, MissingExtra, SparkFailed
 from llog.units import format_size
@@ -46,6 +46,11 @@ _PRODUCTS: Final = (
     ("beans 1 kg", 2_190),
     ("filters", 690),
 )
+
+
+_COLUMNS: Final = "{:<7}  {:>11}  {:<15}  {:>7}  {}"
+"""Of fixed widths: a row is shown before the next is known."""
+_HEADER: Final = _COLUMNS.format("STAGE", "RECORDS", "COUNT", "SECONDS", "WHAT HAPPENED")
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +92,15 @@ def demo(events: int, directory: Path | None) -> None:
         raise InvalidArgument(f"--dir {directory} is not empty: name a new directory")
     with _place(directory) as root:
         began = time.monotonic()
-        stages = _run(root, events)
-        _show(stages, time.monotonic() - began)
+        agrees = _run(root, events)
+        seconds = time.monotonic() - began
+    if agrees:
+        click.echo(f"all counts agree; {seconds:.0f} s in all")
+    else:
+        note("llog: counts do not agree: records were lost or doubled, see the table")
     if directory is not None:
         note(f"look around: llog --data-dir {root / 'log'} topics list")
-    if not all(stage.agrees for stage in stages):
+    if not agrees:
         click.get_current_context().exit(1)
 
 
@@ -105,13 +114,17 @@ def _place(directory: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def _run(root: Path, events: int) -> list[Stage]:
+def _run(root: Path, events: int) -> bool:
+    """Shows each stage as it ends. Whether all counts agree."""
     settings = Settings(data_dir=str(root / "log"))
     stages: list[Stage] = []
 
     def stage(name: str, work: Callable[[], Stage]) -> None:
         with progress(name):
             stages.append(work())
+        click.echo(_row(stages[-1]))
+
+    click.echo(_HEADER)
 
     stage("producing", lambda: _produce(settings, events))
     stage("consuming", lambda: _consume(settings, events))
@@ -122,7 +135,7 @@ def _run(root: Path, events: int) -> list[Stage]:
         from llog.spark.session import spark_session
 
         conf = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-        spark = spark_session("llog demo", conf=conf, fast_start=True)
+        spark = spark_session("llog demo", master="local[*,3]", conf=conf, fast_start=True)
     spark_seconds = time.monotonic() - started
     try:
         stage("streaming", lambda: _aggregate(spark, settings, root, events, spark_seconds))
@@ -138,7 +151,12 @@ def _run(root: Path, events: int) -> list[Stage]:
         note("DuckDB is not installed, so the table is not queried: pip install duckdb")
     else:
         stage("querying", lambda: _query(root, events))
-    return stages
+    return all(stage.agrees for stage in stages)
+
+
+def _row(stage: Stage) -> str:
+    count = "" if stage.expected is None else ("agrees" if stage.agrees else f"NOT {stage.expected:,}")
+    return _COLUMNS.format(stage.name, f"{stage.records:,}", count, f"{stage.seconds:.1f}", stage.what)
 
 
 def _produce(settings: Settings, events: int) -> Stage:
@@ -254,6 +272,8 @@ def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) ->
     """Works off all there is, in a few batches, and stops; goes on from its checkpoint when run again."""
     from pyspark.sql import functions as f
 
+    from llog.spark.streams import run_stream
+
     stores = {"meta": settings.meta, "blobs": settings.blobs}
     event = f.from_json(f.col("value").cast("string"), "kind string, cents bigint").alias("event")
     sums = (
@@ -267,7 +287,7 @@ def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) ->
         .agg(f.count("*").alias("events"), f.sum("event.cents").alias("cents"))
     )
     minute = f.date_format("window.start", "yyyy-MM-dd HH:mm").alias("minute")
-    query = (
+    writing = (
         sums.select(minute, "kind", "events", "cents")
         .select(f.concat_ws(" ", "minute", "kind").alias("key"), f.to_json(f.struct("*")).alias("value"))
         .writeStream.format("llog")
@@ -276,9 +296,8 @@ def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) ->
         )
         .outputMode("append")
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    run_stream(writing.start)
 
 
 def _read_sums(settings: Settings) -> tuple[int, int]:
@@ -356,21 +375,3 @@ def _quantiles(seconds: list[float]) -> str:
     ordered = sorted(seconds)
     middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
     return f"p50 {middle * 1000:.1f} ms, p99 {high * 1000:.1f} ms"
-
-
-def _show(stages: list[Stage], seconds: float) -> None:
-    rows = [
-        [
-            stage.name,
-            f"{stage.records:,}",
-            "" if stage.expected is None else ("agrees" if stage.agrees else f"NOT {stage.expected:,}"),
-            f"{stage.seconds:.1f}",
-            stage.what,
-        ]
-        for stage in stages
-    ]
-    print_table(["STAGE", "RECORDS", "COUNT", "SECONDS", "WHAT HAPPENED"], rows, numbers=["RECORDS", "SECONDS"])
-    if all(stage.agrees for stage in stages):
-        click.echo(f"all counts agree; {seconds:.0f} s in all")
-    else:
-        note("llog: counts do not agree: records were lost or doubled, see the table")

@@ -9,8 +9,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -28,11 +30,8 @@ if TYPE_CHECKING:
     from llog.spark.jobs.runner import StepFailure, StepResult
 
 _POLL_SECONDS: Final = 0.3
+_STOP_SECONDS_MAX: Final = 10
 _GRACE_HELP: Final = "Leave blobs younger than this alone, e.g. 1h (LLOG_COLLECT_GRACE_MS)."
-
-
-class Terminated(BaseException):
-    """SIGTERM came."""
 
 
 @click.group(short_help="Upkeep of large logs on Spark.")
@@ -74,10 +73,8 @@ def run(
     was under way is taken up by the next run. With --once, exit code 1 if anything failed.
     """
     names = [name.strip() for name in steps.split(",") if name.strip()]
-    failed = False
-    with _terminable():
-        failed = _serve(invocation, names, _step_options(given), master, conf, None if once else interval)
-    if failed:
+    options, interval_ms = _step_options(given), None if once else interval
+    if _until_terminated(lambda stopping: _serve(invocation, names, options, master, conf, interval_ms, stopping)):
         click.get_current_context().exit(1)
 
 
@@ -113,7 +110,7 @@ def collect(invocation: Invocation, grace: int | None, master: str, conf: tuple[
 
 
 def _once(invocation: Invocation, step: str, options: Mapping[str, Any], master: str, conf: Sequence[str]) -> None:
-    if _serve(invocation, [step], {step: options}, master, conf, None):
+    if _serve(invocation, [step], {step: options}, master, conf, None, threading.Event()):
         click.get_current_context().exit(1)
 
 
@@ -124,8 +121,9 @@ def _serve(
     master: str,
     conf: Sequence[str],
     interval_ms: int | None,
+    stopping: threading.Event,
 ) -> bool:
-    """Rounds for ever, or one if there is no interval; whether anything failed in the last one."""
+    """Rounds until it is stopping, or one if there is no interval; whether anything failed in the last one."""
     require_spark()
     from llog.spark.jobs.runner import StepResult, check_steps, run_round
     from llog.spark.jobs.tasks import check_reachable
@@ -140,9 +138,9 @@ def _serve(
         with _display(spark, names) as show:
             ended = list(run_round(spark, settings, names, options, began=show))
         _summarize(ended)
-        if interval_ms is None:
-            return any(not isinstance(each, StepResult) or each.failures for each in ended)
-        time.sleep(max(0.0, interval_ms / 1000 - (time.monotonic() - began)))
+        failed = any(not isinstance(each, StepResult) or each.failures for each in ended)
+        if interval_ms is None or stopping.wait(max(0.0, interval_ms / 1000 - (time.monotonic() - began))):
+            return failed
 
 
 def _summarize(ended: Sequence[StepResult | StepFailure]) -> None:
@@ -198,33 +196,48 @@ def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
             bar.update(bar.task_ids[-1], completed=done, total=total)
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the block at once and without an error; the session's jobs are cancelled when it is stopped."""
+def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
+    """The result of `work`; False if SIGTERM comes first, which sets the event and stops the Spark session.
 
-    def terminate(number: int, frame: object) -> NoReturn:
-        raise Terminated
+    It runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM leaves part of the answer in
+    the connection, and the next call takes that for its own.
+    """
+    ends: SimpleQueue[Future[bool] | None] = SimpleQueue()
+    future, stopping = Future[bool](), threading.Event()
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    def run_work() -> None:
+        try:
+            future.set_result(work(stopping))
+        except BaseException as error:
+            future.set_exception(error)
+        ends.put(future)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ends.put(None))
+    worker = threading.Thread(target=run_work, name="llog-pipeline", daemon=True)
     try:
-        yield
-    except Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker.start()
+        ended = ends.get()
+        if ended is not None:
+            return ended.result()
         note("llog: terminated")
-        _stop_session()
+        return False
     finally:
+        if not future.done():
+            stopping.set()
+            _stop_spark()
+            worker.join(_STOP_SECONDS_MAX)
         signal.signal(signal.SIGTERM, before)
 
 
-def _stop_session() -> None:
+def _stop_spark() -> None:
+    """Stops the session, if there is one yet. What waits for Spark then ends with an error."""
     from pyspark.sql import SparkSession
 
-    try:
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.sparkContext.cancelAllJobs()
-    except Exception as error:  # the same signal may have ended the JVM
-        note(f"llog: Spark had ended before ({type(error).__name__})")
+    from llog.spark.session import stop_session
+
+    session = SparkSession._instantiatedSession
+    if session is not None:
+        stop_session(session)
 
 
 def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -9,10 +9,12 @@ import shutil
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -65,8 +67,18 @@ def spark_session(
         if SparkContext._gateway is None:
             _launch(settings)
         session = _builder(settings).getOrCreate()
-    atexit.register(session.stop)
+    atexit.register(stop_session, session)
     return _registered(session)
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop the session, also if its JVM has ended before: a signal to a whole process group ends both."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that the JVM could not be shut down cleanly
+        try:
+            session.stop()
+        except (Py4JError, OSError):
+            SparkSession._instantiatedSession = None
 
 
 def _builder(settings: Mapping[str, str]) -> SparkSession.Builder:
@@ -109,6 +121,7 @@ def _is_hang_up(trace: list[str]) -> bool:
 
 def _settings(local: bool) -> dict[str, str]:
     settings = {
+        "spark.python.authenticate.socketTimeout": "120s",  # for machines that are busier than the default's 15 s allow
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",
