@@ -225,6 +225,12 @@ class NotSeenYet(LlogError):
     code = "not_seen_yet"
 
 
+class LogNotFound(LlogError):
+    """There is no log where the settings say, and what only reads makes none."""
+
+    code = "log_not_found"
+
+
 class KeyedLogNotFound(LlogError):
     """There is no keyed log at this address, or its writer has not begun it yet."""
 

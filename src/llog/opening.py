@@ -12,7 +12,7 @@ from llog.batch.format import Codec
 from llog.config import SETTINGS, Address, Secret, Settings, parse_address
 from llog.engines.rocksdb import OpenRocks
 from llog.engines.segments import OpenSegments
-from llog.errors import ConfigurationError, InvalidArgument, LlogError, StoreUnavailable, WrongStore
+from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
 from llog.partition.keys import LOG_ID
@@ -82,6 +82,15 @@ async def opened_log(settings: Settings, *, runtime: Runtime | None = None) -> A
         yield log
     finally:
         await close_log(log)
+
+
+def require_log(settings: Settings) -> None:
+    """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
+    meta, _ = addresses(settings)
+    if meta.scheme == "sqlite" and not Path(meta.path).exists():
+        raise LogNotFound(
+            f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
+        )
 
 
 def writer_options(settings: Settings) -> WriterOptions:

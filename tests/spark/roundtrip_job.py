@@ -1,4 +1,5 @@
-"""A job for a Spark of any kind: a write whose tasks fail once after they uploaded, a read of it, and a stream over it.
+"""A job for a Spark of any kind: a write whose tasks fail once after they uploaded, a read of it, and a stream over it. It sets in its
+own code which log it means.
 
 Arguments: metadata store, blob store, a directory of its own. Prints what it found as one line of JSON.
 """
@@ -6,6 +7,7 @@ Arguments: metadata store, blob store, a directory of its own. Prints what it fo
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +26,8 @@ ROWS = 120
 def main(meta: str, blobs: str, directory: str) -> None:
     settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.ui.enabled": "false"}
     spark = SparkSession.builder.appName("roundtrip").config(map=settings).getOrCreate()
+    os.environ |= {"LLOG_META": meta, "LLOG_BLOBS": blobs}
     register(spark)
-    stores = {"meta": meta, "blobs": blobs}
     uploads = Path(blobs.removeprefix("file://")) / "llog" / "sink"
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -38,14 +40,14 @@ def main(meta: str, blobs: str, directory: str) -> None:
             raise RuntimeError("this attempt is lost after it uploaded")
 
     rows = spark.range(0, ROWS, 1, 2).selectExpr("concat(id, repeat('x', 20000)) as value")
-    written = rows.mapInArrow(fail_once, "value string").write.format("llog").options(**stores, topic="a")
+    written = rows.mapInArrow(fail_once, "value string").write.format("llog").option("topic", "a")
     written.options(uploadBytes="1", createTopicPartitions="3").mode("append").save()
 
-    read = spark.read.format("llog").options(**stores, subscribe="a", minPartitions="2").load()
+    read = spark.read.format("llog").options(subscribe="a", minPartitions="2").load()
     values = [value for [value] in read.selectExpr("cast(value as string)").collect()]
 
-    stream = spark.readStream.format("llog").options(**stores, subscribe="a", startingOffsets="earliest").load()
-    writing = stream.select("value").writeStream.format("llog").options(**stores, topic="b", createTopicPartitions="2")
+    stream = spark.readStream.format("llog").options(subscribe="a", startingOffsets="earliest").load()
+    writing = stream.select("value").writeStream.format("llog").options(topic="b", createTopicPartitions="2")
     writing.option("checkpointLocation", f"{directory}/checkpoint").trigger(
         availableNow=True
     ).start().awaitTermination()

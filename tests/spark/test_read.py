@@ -12,9 +12,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from llog.config import Settings
 from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.retention import trim
 from llog.runtime import SystemRuntime
+from llog.spark import register
+from llog.spark.streams import run_stream
 from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
 
@@ -193,3 +196,45 @@ def test_a_slow_read_outlives_compaction_and_collection(spark: SparkSession, log
         assert [(result.deleted, result.waiting) for result in results] == [(0, len(wal))] * 2
         go.touch()
         assert sorted(row.value.decode() for row in reading.result()) == payloads
+
+
+@pytest.fixture
+def restored(spark: SparkSession) -> Iterator[None]:
+    """For tests that register other settings: the session has its own again for the next one."""
+    yield
+    register(spark)
+
+
+@pytest.mark.usefixtures("restored")
+def test_settings_are_those_that_the_driver_has_when_it_registers(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The processes that Spark plans in were started before, without them."""
+    with monkeypatch.context() as patched:
+        patched.setenv("LLOG_DATA_DIR", str(tmp_path / "own"))
+        register(spark)
+    rows = spark.sql("select 'a' as value")
+    rows.write.format("llog").options(topic="t", createTopicPartitions="1").save()
+    assert [row.value for row in spark.read.format("llog").option("subscribe", "t").load().collect()] == [b"a"]
+    source = spark.readStream.format("llog").options(subscribe="t", startingOffsets="earliest").load()
+    writing = source.select("value").writeStream.format("llog").option("topic", "t")
+    run_stream(writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
+    assert LogOnDisk(tmp_path / "own").payloads("t") == ["a", "a"]
+
+    register(spark, Settings(data_dir=str(tmp_path / "other")))
+    with pytest.raises(PySparkException) as error:
+        spark.read.format("llog").option("subscribe", "t").load()
+    assert "there is no log" in message_of(error)
+
+
+def test_a_read_makes_no_log(spark: SparkSession, tmp_path: Path) -> None:
+    log = LogOnDisk(tmp_path / "none")
+    with pytest.raises(PySparkException) as error:
+        load(spark, log, subscribe="t")
+    assert f"LLOG_META is {log.options['meta']}: there is no log" in message_of(error)
+    given = spark.readStream.format("llog").options(**log.options, subscribe="t").schema("value binary").load()
+    writing = given.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(PySparkException) as error:
+        run_stream(writing.trigger(availableNow=True).start)
+    assert "there is no log" in message_of(error)
+    assert not (tmp_path / "none").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -61,6 +62,20 @@ def test_a_write_with_an_id_is_done_once(spark: SparkSession, log: LogOnDisk) ->
     assert len(log.payloads("t")) == 50
 
 
+def test_the_default_mode_appends_and_columns_that_are_not_for_a_log_are_ignored(
+    spark: SparkSession, log: LogOnDisk, tmp_path: Path
+) -> None:
+    log.create("t")
+    rows = spark.sql("select 'a' as value, 1 as number, 'x' as Note, 'y' as note")
+    rows.write.format("llog").options(**log.options, topic="t").save()
+    rows.write.mode("errorifexists").save(format="llog", **log.options, topic="t")
+    assert log.payloads("t") == ["a", "a"]
+    # Other formats keep the mode that they have by default.
+    spark.range(1).write.format("parquet").save(str(tmp_path / "table"))
+    with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):
+        spark.range(1).write.format("parquet").save(str(tmp_path / "table"))
+
+
 def test_mistakes_are_told_before_any_task(spark: SparkSession, log: LogOnDisk) -> None:
     log.create("t")
     ran = spark.sparkContext.accumulator(0)
@@ -80,7 +95,7 @@ def test_mistakes_are_told_before_any_task(spark: SparkSession, log: LogOnDisk) 
     assert "there is no topic 'missing'" in refusal(rows, topic="missing")
     assert "name the topic to write to" in refusal(rows)
     assert "did you mean topic?" in refusal(rows, topik="t")
-    assert "column 'vlaue' cannot be written" in refusal(rows.withColumnRenamed("value", "vlaue"), topic="t")
+    assert "a column 'value' is needed" in refusal(rows.withColumnRenamed("value", "vlaue"), topic="t")
     with pytest.raises(PySparkException, match="appended to, not overwritten"):
         rows.write.format("llog").options(**log.options, topic="t").mode("overwrite").save()
     assert ran.value == 0

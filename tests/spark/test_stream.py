@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from llog.errors import ConfigurationError
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.spark import register
@@ -142,9 +143,42 @@ def test_mistakes_in_a_stream_are_told_in_words(spark: SparkSession, log: LogOnD
     assert "there is no topic 'missing'" in failure(unseen, "2")
     values = stream(spark, log, subscribe="t").select("value")
     assert "there is no topic 'nowhere'" in failure(values, "3", topic="nowhere")
-    assert "column 'n' cannot be written" in failure(values.selectExpr("value", "1 as n"), "4")
+    assert "column 'value' must be binary or string, not int" in failure(values.selectExpr("1 as value"), "4")
     assert "option writeId is for batch writes" in failure(values, "5", writeId="w")
     assert log.payloads("t") == ["x"]
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_a_stream_that_would_rewrite_rows_is_refused_when_it_is_built(
+    spark: SparkSession, log: LogOnDisk, mode: str
+) -> None:
+    log.create("a")
+    counts = stream(spark, log, subscribe="a").groupBy("value").count()
+    with pytest.raises(ConfigurationError, match="foreachBatch, with a writeId"):
+        counts.writeStream.format("llog").outputMode(mode)
+    with pytest.raises(ConfigurationError, match="foreachBatch, with a writeId"):
+        counts.writeStream.outputMode(mode).format("llog")
+    with pytest.raises(ConfigurationError, match="foreachBatch, with a writeId"):
+        counts.writeStream.start(format="llog", outputMode=mode)
+    counts.writeStream.format("memory").outputMode(mode)
+    counts.writeStream.format("llog").outputMode("append")
+
+
+def test_the_sums_of_a_stream_are_written_once_by_batch(spark: SparkSession, log: LogOnDisk, tmp_path: Path) -> None:
+    """As the refusal of output modes says."""
+    log.create("a")
+    log.create("sums")
+    log.append("a", 0, "x", "y", "x")
+
+    def write(rows: DataFrame, batch: int) -> None:
+        for _ in range(2):  # as a batch that is repeated
+            saving = rows.selectExpr("value as key", "cast(count as string) as value").write.format("llog")
+            saving.options(**log.options, topic="sums", writeId=f"sums-{batch}").save()
+
+    counts = stream(spark, log, subscribe="a").groupBy("value").count()
+    writing = counts.writeStream.outputMode("update").foreachBatch(write)
+    run_stream(writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
+    assert sorted(log.payloads("sums")) == ["1", "2"]
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def _run(root: Path, events: int) -> bool:
         from llog.spark.session import spark_session
 
         conf = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-        spark = spark_session("llog demo", master="local[*,3]", conf=conf, fast_start=True)
+        spark = spark_session("llog demo", master="local[*,3]", conf=conf, fast_start=True, settings=settings)
     spark_seconds = time.monotonic() - started
     try:
         stage("streaming", lambda: _aggregate(spark, settings, root, events, spark_seconds))

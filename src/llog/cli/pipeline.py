@@ -132,7 +132,7 @@ def _serve(
     check_steps([*names, *options])
     check_reachable(settings)
     with progress("starting Spark"):
-        spark = open_session(f"llog pipeline {' '.join(names)}", master, conf)
+        spark = open_session(f"llog pipeline {' '.join(names)}", master, conf, settings)
     while True:
         began = time.monotonic()
         with _display(spark, names) as show:

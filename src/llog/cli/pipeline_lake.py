@@ -92,7 +92,7 @@ def export(
     settings = invocation.settings()
     _check_decode(decode, schema, avro_schema)
     _check_packages(table_format)
-    spark = open_session(f"llog pipeline export {topic}", master, conf)
+    spark = open_session(f"llog pipeline export {topic}", master, conf, settings)
     from llog.spark.jobs.export import ExportOptions
     from llog.spark.jobs.export import export as run_export
     from llog.spark.jobs.lake import in_spark
@@ -162,7 +162,7 @@ def materialize(
         return
     settings = invocation.settings()
     _check_decode(decode, schema, avro_schema)
-    spark = open_session(f"llog pipeline materialize {topic}", master, conf)
+    spark = open_session(f"llog pipeline materialize {topic}", master, conf, settings)
     from llog.spark.jobs.lake import in_spark
     from llog.spark.jobs.materialize import MaterializeOptions
     from llog.spark.jobs.materialize import materialize as run_materialize

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +79,9 @@ def _count_keys(settings: Settings, topics: Sequence[str], master: str, conf: Se
     from llog.spark.jobs.tasks import check_reachable
 
     check_reachable(settings)
-    # The data source's processes read their settings from the environment; only the stores can be told by option.
-    os.environ.update(settings.as_environment())
     with progress("counting keys"):
-        return count_distinct_keys(open_session("llog pipeline stats", master, conf), settings, topics)
+        spark = open_session("llog pipeline stats", master, conf, settings)
+        return count_distinct_keys(spark, settings, topics)
 
 
 def _written(measured: Stats, to: Path | None, plot: Path | None) -> list[Path]:

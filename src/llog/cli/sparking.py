@@ -13,6 +13,8 @@ from llog.errors import ConfigurationError, LlogError, MissingExtra, SparkFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from llog.config import Settings
+
 F = TypeVar("F", bound=Callable[..., object])
 
 _MASTER: Final = re.compile(
@@ -44,9 +46,9 @@ def require_spark() -> None:
         ) from error
 
 
-def open_session(app_name: str, master: str, conf: Sequence[str]) -> SparkSession:
-    """A session, or an error of one line that says why there is none."""
-    settings = _parsed(conf)
+def open_session(app_name: str, master: str, conf: Sequence[str], settings: Settings) -> SparkSession:
+    """A session for the log that the settings name, or an error of one line that says why there is none."""
+    parsed = _parsed(conf)
     if not _MASTER.fullmatch(master):
         raise ConfigurationError(
             f"--master is {master!r}: it must be local, local[N], local[*], spark://host:port, yarn or k8s://…"
@@ -56,7 +58,7 @@ def open_session(app_name: str, master: str, conf: Sequence[str]) -> SparkSessio
     from llog.spark.session import spark_session
 
     try:
-        return spark_session(app_name, master=master, conf=settings)
+        return spark_session(app_name, master=master, conf=parsed, settings=settings)
     except LlogError:
         raise
     except Exception as error:

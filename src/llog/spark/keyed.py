@@ -84,17 +84,20 @@ class KeyedTask(InputPartition):  # type: ignore[misc]
 class LlogKeyedDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("llog-keyed")`."""
 
+    settings: Settings | None = None
+    """Those of the driver, which `register` adds."""
+
     @classmethod
     def name(cls) -> str:
         return "llog-keyed"
 
     def schema(self) -> StructType:
         """Called by load(), unless the user names a schema: the place where mistakes show up first."""
-        run(_checked(keyed_options(self.options)))
+        run(_checked(keyed_options(self.options, self.settings)))
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return LlogKeyedReader(keyed_options(self.options), schema)
+        return LlogKeyedReader(keyed_options(self.options, self.settings), schema)
 
 
 class LlogKeyedReader(DataSourceReader):  # type: ignore[misc]
@@ -125,8 +128,11 @@ class LlogKeyedReader(DataSourceReader):  # type: ignore[misc]
             )
 
 
-def keyed_options(options: Mapping[str, str]) -> KeyedOptions:
-    """The options of a read, checked; nothing is contacted. Spark hands their names on in lower case."""
+def keyed_options(options: Mapping[str, str], settings: Settings | None = None) -> KeyedOptions:
+    """The options of a read, checked; nothing is contacted. Spark hands their names on in lower case.
+
+    `settings` are those of this process unless given.
+    """
     spelled = {name.lower(): name for name in _OPTIONS}
     for name in sorted(options):
         if name.lower() not in spelled:
@@ -136,7 +142,8 @@ def keyed_options(options: Mapping[str, str]) -> KeyedOptions:
                 f"option {name!r} is unknown for a read of llog-keyed{hint}. Known are: {', '.join(sorted(_OPTIONS))}"
             )
     given = {spelled[name.lower()]: value for name, value in options.items()}
-    settings = load_settings({"keyed": given.get("url")})
+    named = {"keyed": given["url"]} if "url" in given else {}
+    settings = load_settings(named) if settings is None else msgspec.structs.replace(settings, **named)
     if settings.keyed is None:
         raise ConfigurationError(
             "no keyed log is named: give the option url (file:///absolute/dir or s3://bucket/prefix), or set LLOG_KEYED"

@@ -1,7 +1,7 @@
 """Options of the data source, named and meant as those of Spark's `kafka` source and sink.
 
-All are checked here, before any task starts. `kafka.*` options are ignored with one warning, so that a job moves by one word; any other
-option that is unknown is an error.
+All are checked here, before any task starts. Options of Kafka without a counterpart are ignored with one warning, so that a job moves by
+one word; any other option that is unknown is an error.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ _WRITE: Final = (
     "uploadBytes",
     "checkpointLocation",
 )
+_KAFKAS: Final = re.compile(
+    r"(kafka|kafkaConsumer|fetchOffset)\..*|groupIdPrefix|maxRecordsPerPartition", re.IGNORECASE
+)
+"""Options that are for Kafka's clients, or for how Spark uses them."""
 UPLOAD_BYTES_MAX: Final = 512 << 20
 """An Arrow column of bytes ends at 2 GiB."""
 _RELATIVE: Final = re.compile(r"-(\d+\s*(?:ms|s|m|h|d|w))")
@@ -114,8 +118,13 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     upload_bytes: int = 64 << 20
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """The options of a read, checked. `streaming` is None where that is not known yet: then what either takes passes."""
+def read_options(
+    options: Mapping[str, str], *, streaming: bool | None, settings: Settings | None = None
+) -> ReadOptions:
+    """The options of a read, checked. `streaming` is None where that is not known yet: then what either takes passes.
+
+    `settings` are those of this process unless given; the options go before them.
+    """
     kinds = {True: (*_READ, *_STREAM_ONLY), False: (*_READ, *_ENDS), None: (*_READ, *_ENDS, *_STREAM_ONLY)}
     given = _known(options, kinds[streaming], {True: "stream", False: "batch read", None: "read"}[streaming])
     for name in (*_STORES, "maxBytesPerTrigger", "groupIdForCommit"):
@@ -123,7 +132,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadO
             raise ConfigurationError(f"option {name} is not for a read through a broker: leave it or broker out")
     start_default, start_forbidden = (EARLIEST, LATEST) if streaming is False else (LATEST, None)
     return ReadOptions(
-        settings=_settings(given),
+        settings=_settings(given, settings),
         selection=_selection(given),
         start=_position(given, _STARTS, start_default, forbidden=start_forbidden),
         end=_position(given, _ENDS, LATEST, forbidden=EARLIEST),
@@ -140,7 +149,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool | None) -> ReadO
     )
 
 
-def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+def write_options(options: Mapping[str, str], *, streaming: bool, settings: Settings | None = None) -> WriteOptions:
+    """The options of a write, checked. `settings` as for a read."""
     given = _known(options, _WRITE, "stream write" if streaming else "batch write")
     if streaming and "writeId" in given:
         raise ConfigurationError("option writeId is for batch writes: a stream is exactly once by its checkpoint")
@@ -148,7 +158,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     if upload_bytes > UPLOAD_BYTES_MAX:
         raise ConfigurationError(f"option uploadBytes is {upload_bytes}, over its limit of {UPLOAD_BYTES_MAX}")
     return WriteOptions(
-        settings=_settings(given),
+        settings=_settings(given, settings),
         topic=_name(given, "topic", check_topic_name),
         create_topic_partitions=_count(given, "createTopicPartitions"),
         write_id=_name(given, "writeId", lambda name: check_sink(f"write-{name}").removeprefix("write-")),
@@ -166,7 +176,7 @@ def warn_of_ignored(options: Mapping[str, str]) -> None:
 
 
 def _is_ignored(name: str) -> bool:
-    return name.lower().startswith("kafka.")
+    return _KAFKAS.fullmatch(name) is not None
 
 
 def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
@@ -185,8 +195,9 @@ def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[
     return {spelled[name.lower()]: value for name, value in options.items() if not _is_ignored(name)}
 
 
-def _settings(given: Mapping[str, str]) -> Settings:
-    settings = load_settings({name: given[name] for name in _STORES if name in given})
+def _settings(given: Mapping[str, str], settings: Settings | None) -> Settings:
+    stores = {name: given[name] for name in _STORES if name in given}
+    settings = load_settings(stores) if settings is None else msgspec.structs.replace(settings, **stores)
     if "broker" not in given and addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
             f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the options meta and blobs"

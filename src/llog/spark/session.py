@@ -19,6 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from llog.config import Settings
 from llog.spark import register
 from llog.spark.java import java_home
 
@@ -35,20 +36,21 @@ def spark_session(
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
     fast_start: bool = False,
+    settings: Settings | None = None,
 ) -> SparkSession:
-    """A session with the `llog` data source registered; the running one, with `conf` set, if there is one.
+    """A session with the `llog` data source registered, with these settings; the running one, with `conf` set, if there is one.
 
-    Settings in `conf` win over llog's, except that `spark.driver.extraJavaOptions` is added to them. Under
+    What is in `conf` wins over what llog sets, except that `spark.driver.extraJavaOptions` is added to them. Under
     spark-submit the master it was given wins over `master`. The session is stopped when the process ends.
     """
     if SparkContext._active_spark_context is not None:
-        return _registered(_builder(conf or {}).getOrCreate())
+        return _registered(_builder(conf or {}).getOrCreate(), settings)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if submitted:
         SparkContext._ensure_initialized()  # connects to the JVM, which knows what spark-submit was given
         master = SparkConf().get("spark.master", master)
     local = _LOOPBACK_MASTER.match(master) is not None
-    settings = {"spark.app.name": app_name, "spark.master": master, **_settings(local), **(conf or {})}
+    chosen = {"spark.app.name": app_name, "spark.master": master, **_defaults(local), **(conf or {})}
     environment = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
     if local:
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -58,17 +60,17 @@ def spark_session(
         options = [
             f"-Dlog4j2.configurationFile={log4j2}",
             _FAST_START if fast_start else "",
-            settings.get(_JAVA_OPTIONS),
+            chosen.get(_JAVA_OPTIONS),
         ]
-        settings[_JAVA_OPTIONS] = " ".join(filter(None, options))
-    if "spark.sql.warehouse.dir" not in settings:
-        settings["spark.sql.warehouse.dir"] = _scratch_directory()
+        chosen[_JAVA_OPTIONS] = " ".join(filter(None, options))
+    if "spark.sql.warehouse.dir" not in chosen:
+        chosen["spark.sql.warehouse.dir"] = _scratch_directory()
     with _environment(environment):
         if SparkContext._gateway is None:
-            _launch(settings)
-        session = _builder(settings).getOrCreate()
+            _launch(chosen)
+        session = _builder(chosen).getOrCreate()
     atexit.register(stop_session, session)
-    return _registered(session)
+    return _registered(session, settings)
 
 
 def stop_session(session: SparkSession) -> None:
@@ -119,7 +121,7 @@ def _is_hang_up(trace: list[str]) -> bool:
     return trace[-1].startswith(_HANG_UPS) and all("pyspark/daemon.py" in frame for frame in frames)
 
 
-def _settings(local: bool) -> dict[str, str]:
+def _defaults(local: bool) -> dict[str, str]:
     settings = {
         "spark.python.authenticate.socketTimeout": "120s",  # for machines that are busier than the default's 15 s allow
         "spark.python.unix.domain.socket.enabled": "true",
@@ -133,8 +135,8 @@ def _settings(local: bool) -> dict[str, str]:
     return settings
 
 
-def _registered(session: SparkSession) -> SparkSession:
-    register(session)
+def _registered(session: SparkSession, settings: Settings | None) -> SparkSession:
+    register(session, settings)
     return session
 
 

@@ -15,6 +15,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from llog.config import Settings
+from llog.opening import require_log
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.records import Topic
@@ -42,6 +44,8 @@ T = TypeVar("T")
 class LlogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read|readStream|write|writeStream.format("llog")`, with the options and the schema of `kafka`."""
 
+    settings: Settings | None = None
+    """Those of the driver, which `register` adds; without them, those of whatever process Spark calls this class in."""
     _has_warned = False
 
     @classmethod
@@ -50,31 +54,31 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """Called by load(), unless the user names a schema: the place where mistakes show up first."""
-        options = read_options(self.options, streaming=None)
+        options = read_options(self.options, streaming=None, settings=self.settings)
         self._warn_once()
         run_read(options, lambda log: _check_selection(log, options))
         return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._warn_once()
-        return LlogReader(read_options(self.options, streaming=False), schema)
+        return LlogReader(read_options(self.options, streaming=False, settings=self.settings), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from llog.spark.stream import LlogStreamReader
 
-        return LlogStreamReader(dict(self.options), schema)
+        return LlogStreamReader(dict(self.options), schema, self.settings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from llog.spark.writing import LlogWriter
 
         self._warn_once()
-        return LlogWriter(write_options(self.options, streaming=False), schema, overwrite)
+        return LlogWriter(write_options(self.options, streaming=False, settings=self.settings), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from llog.spark.writing import LlogStreamWriter
 
         self._warn_once()
-        return LlogStreamWriter(write_options(self.options, streaming=True), schema, overwrite)
+        return LlogStreamWriter(write_options(self.options, streaming=True, settings=self.settings), schema, overwrite)
 
     def _warn_once(self) -> None:
         """Spark copies this object, marked, to the processes that plan what it loaded."""
@@ -133,8 +137,11 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
 
 
 def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
-    """The result of `use` on the log, or on the broker that the options name."""
-    return run(options.settings, use) if options.broker is None else broker_client.run(options.broker, use)
+    """The result of `use` on the log, which must be there, or on the broker that the options name."""
+    if options.broker is not None:
+        return broker_client.run(options.broker, use)
+    require_log(options.settings)
+    return run(options.settings, use)
 
 
 def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from llog.config import Settings
 from llog.errors import (
     InvalidArgument,
     LlogError,
@@ -31,6 +32,7 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.model import TopicPartition
+from llog.opening import require_log
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.records import Topic
@@ -92,11 +94,12 @@ class Place(msgspec.Struct, frozen=True):
 class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Lives in one process for a whole run of a query; `read` runs on copies of it in the tasks."""
 
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+    def __init__(self, options: dict[str, str], schema: StructType, settings: Settings | None = None) -> None:
         # Spark hides an error that is raised here behind one of its own: it is kept for the first call.
         self._checked: ReadOptions | LlogError
         try:
-            self._checked, self._columns = read_options(options, streaming=True), chosen_columns(schema)
+            self._checked = read_options(options, streaming=True, settings=settings)
+            self._columns = chosen_columns(schema)
         except LlogError as error:
             self._checked = error
         self._initial: Place | None = None
@@ -177,6 +180,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         options = self._options
         if options.broker is not None:
             return broker_client.run(options.broker, use)
+        require_log(options.settings)
         return run_patiently(options.settings, use)
 
     async def _start(self, log: Opened) -> Place:

@@ -18,6 +18,7 @@ from llog.errors import ConfigurationError, InvalidArgument, LlogError
 from llog.opening import writer_options
 from llog.partition.log import Log
 from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
+from llog.spark.modes import APPEND_ONLY
 from llog.spark.offsets import logger
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
@@ -31,8 +32,6 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "headers": ("array<struct<key:string,value:binary>>",),
     "timestamp": ("timestamp",),
 }
-_IGNORED = ("offset", "timestamptype")
-"""What the source has besides: a topic can be copied as it was read."""
 
 
 class Uploaded(WriterCommitMessage):  # type: ignore[misc]
@@ -47,7 +46,9 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """A batch write."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        _check(options, schema, overwrite)
+        if overwrite:
+            raise ConfigurationError("llog is a log: it can be appended to, not overwritten. Use mode('append')")
+        _check(options, schema)
         self._options = options
         self._sink = f"write-{options.write_id}" if options.write_id else f"once-{uuid4()}"
         run(options.settings, lambda log: _prepare(log, options))
@@ -75,7 +76,9 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The writes of a stream. Tasks and commit run on different copies: only the messages connect them."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        _check(options, schema, overwrite)
+        if overwrite:
+            raise ConfigurationError(APPEND_ONLY)
+        _check(options, schema)
         self._options = options
         run(options.settings, lambda log: _prepare(log, options))
 
@@ -97,22 +100,19 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
 
 
-def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+def _check(options: WriteOptions, schema: StructType) -> None:
     """Refuses what cannot be written, before any task starts."""
-    if overwrite:
-        raise ConfigurationError("llog is a log: it can be appended to, not overwritten. Use mode('append')")
-    columns = {field.name.lower(): field.dataType for field in schema.fields}
-    if len(columns) != len(schema.fields):
+    written = [(field.name.lower(), field.dataType) for field in schema.fields if field.name.lower() in _KINDS]
+    columns = dict(written)
+    if len(columns) != len(written):
         raise ConfigurationError("two columns have the same name but for their case")
     for name, kind in columns.items():
-        if name in _IGNORED:
-            continue
-        if name not in _KINDS:
-            raise ConfigurationError(f"column {name!r} cannot be written to llog: it takes {', '.join(_KINDS)}")
         if kind.simpleString() not in _KINDS[name]:
             raise ConfigurationError(f"column {name!r} must be {' or '.join(_KINDS[name])}, not {kind.simpleString()}")
     if "value" not in columns:
-        raise ConfigurationError("a column 'value' is needed to write to llog")
+        raise ConfigurationError(
+            f"a column 'value' is needed to write to llog, which takes {', '.join(_KINDS)} and ignores any other"
+        )
     if options.topic is None and "topic" not in columns:
         raise ConfigurationError("name the topic to write to: by the option topic, or a column 'topic'")
 

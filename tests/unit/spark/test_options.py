@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llog.config import Settings
 from llog.errors import ConfigurationError
 from llog.model import TopicPartition
 from llog.spark.options import EARLIEST, LATEST, Position, read_options, warn_of_ignored, write_options
@@ -168,11 +169,33 @@ def test_a_log_in_memory_is_refused_for_spark_runs_in_several_processes() -> Non
 
 
 def test_kafkas_own_options_are_ignored_with_one_warning_for_all(stores: dict[str, str]) -> None:
-    given = {**stores, "subscribe": "a", "kafka.bootstrap.servers": "x:9092", "kafka.group.id": "g"}
-    assert read_options(given, streaming=False).selection.topics == ("a",)
-    with pytest.warns(UserWarning, match=r"kafka\.bootstrap\.servers, kafka\.group\.id") as caught:
-        warn_of_ignored(given)
+    kafkas = {
+        "fetchOffset.numRetries": "3",
+        "groupIdPrefix": "g",
+        "kafka.bootstrap.servers": "x:9092",
+        "kafka.group.id": "g",
+        "kafkaConsumer.pollTimeoutMs": "512",
+        "maxRecordsPerPartition": "10",
+    }
+    given = {**stores, "subscribe": "a", **{name.lower(): value for name, value in kafkas.items()}}
+    for streaming in (False, True, None):
+        assert read_options(given, streaming=streaming).selection.topics == ("a",)
+    assert write_options({**stores, "topic": "a", **kafkas}, streaming=False).topic == "a"
+    with pytest.warns(UserWarning, match=", ".join(kafkas)) as caught:
+        warn_of_ignored({**stores, **kafkas})
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_ignored({**stores, "subscribe": "a"})
+
+
+def test_options_go_before_the_settings_that_are_given_and_those_before_the_environment(
+    stores: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "environment"))
+    given = Settings(data_dir=str(tmp_path / "given"), codec="none")
+    assert read_options({"subscribe": "a"}, streaming=False, settings=given).settings == given
+    chosen = write_options({**stores, "topic": "a"}, streaming=False, settings=given).settings
+    assert (chosen.meta, chosen.blobs, chosen.codec) == (stores["meta"], stores["blobs"], "none")
+    own = read_options({"subscribe": "a"}, streaming=False).settings
+    assert own.data_dir == str(tmp_path / "environment")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import IntegerType, StructType
 
-from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
+from llog.errors import ConfigurationError, DataLoss, InvalidArgument, LogNotFound, TopicNotFound
 from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
@@ -228,6 +228,10 @@ def test_wrong_options_are_told_by_the_first_call_and_not_by_making_the_reader(d
     wrong = reader(disk, source_schema(include_headers=False).add("more", IntegerType()), subscribe="t")
     with pytest.raises(ConfigurationError, match="column more int is not one of llog's"):
         wrong.getDefaultReadLimit()
+    with pytest.raises(LogNotFound, match="there is no log"):
+        reader(disk, subscribe="t").initialOffset()
+    assert not disk.blobs.parent.joinpath("meta.sqlite").exists()
+    disk.create("other")
     with pytest.raises(TopicNotFound, match="there is no topic 't'"):
         reader(disk, subscribe="t").initialOffset()
     disk.create("t")

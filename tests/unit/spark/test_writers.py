@@ -132,7 +132,7 @@ def test_a_large_task_uploads_several_blobs_and_keeps_its_order(topic: LogOnDisk
     [
         ({"key": StringType()}, "a column 'value' is needed"),
         ({"value": IntegerType()}, "column 'value' must be binary or string, not int"),
-        ({"value": StringType(), "vlaue": StringType()}, "column 'vlaue' cannot be written to llog"),
+        ({"vlaue": StringType()}, "a column 'value' is needed to write to llog, which takes key, value, topic"),
         ({"value": StringType(), "VALUE": StringType()}, "two columns have the same name"),
         ({"value": StringType(), "partition": LongType()}, "column 'partition' must be int, not bigint"),
         ({"value": StringType(), "headers": ArrayType(StringType())}, "column 'headers' must be array<struct<key"),
@@ -154,8 +154,22 @@ def test_what_else_is_refused_before_any_task(topic: LogOnDisk) -> None:
         LlogWriter(write_options(topic.options, streaming=False), SCHEMA, False)
     with pytest.raises(TopicNotFound, match="'missing'"):
         LlogStreamWriter(write_options({**topic.options, "topic": "missing"}, streaming=True), SCHEMA, False)
-    copied = StructType().add("value", BinaryType()).add("offset", LongType()).add("timestampType", IntegerType())
-    LlogWriter(write_options({**topic.options, "topic": "t"}, streaming=False), copied, False)
+    with pytest.raises(ConfigurationError, match="foreachBatch, with a writeId"):
+        LlogStreamWriter(write_options({**topic.options, "topic": "t"}, streaming=True), SCHEMA, True)
+
+
+def test_columns_that_are_not_for_a_log_are_ignored(topic: LogOnDisk) -> None:
+    wide = (
+        StructType()
+        .add("value", BinaryType())
+        .add("offset", LongType())
+        .add("Note", LongType())
+        .add("note", LongType())
+    )
+    writer = LlogWriter(write_options({**topic.options, "topic": "t"}, streaming=False), wide, False)
+    row = pa.RecordBatch.from_pydict({"value": pa.array([b"a"]), "offset": pa.array([7]), "Note": pa.array([1])})
+    writer.commit([writer.write(iter([row]))])
+    assert topic.payloads("t", 2) == ["a"]
 
 
 def test_a_topic_on_disk_is_refused_before_any_task_starts(disk: LogOnDisk) -> None:
