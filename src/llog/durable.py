@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from llog.errors import StoreUnavailable
+
 REMEDIES: Final = {
     errno.EDQUOT: "raise the quota, or free some space",
     errno.EACCES: "give this user read and write access to it",
@@ -43,6 +45,34 @@ def boot_id() -> str | None:
         return _BOOT.read_text().strip()
     except OSError:
         return None
+
+
+class OpenedFile:
+    """A file as it was when it was opened. What is written to a file that was deleted since is lost, and no write says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity = _identity(path)
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to it."""
+        try:
+            return _identity(self.path) == self._identity
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """`StoreUnavailable` if the path leads to nothing, or to another file."""
+        if not self.is_in_place():
+            raise StoreUnavailable(
+                f"{self.path} was deleted, replaced or unmounted while this process had it open, so nothing was written: bring it back "
+                "as it was, or restart this process to use what is there now"
+            )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def sync_directory(directory: Path) -> None:

@@ -44,6 +44,9 @@ class Blobs(MemoryBlobStore):
         self._check()
         return await super().head(name)
 
+    async def check(self) -> None:
+        self._check()
+
     def _check(self) -> None:
         if self.broken:
             raise StoreUnavailable("the blob store is out of order")

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument
+from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument, StoreUnavailable
+from llog.stores import blobs_object
 from llog.stores.blobs import BlobStore, OperationCounts
 from llog.stores.blobs_file import FileBlobStore
 from llog.stores.blobs_memory import MemoryBlobStore
@@ -301,3 +302,20 @@ async def test_what_was_asked_is_counted(store: Counted) -> None:
     assert store.counts.bytes["put"] == 8
     assert store.counts.bytes["get"] >= 5 + 2 + 2
     assert store.counts.errors == {}
+
+
+async def test_a_store_that_has_lost_the_blob_it_must_have_takes_no_others(
+    store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs_object, "REQUIRED_SECONDS", 0.0)
+    await store.check()
+    await store.put("mark", [b"x"])
+    store.require("mark")
+    await store.put("a", [b"x"])
+    await store.check()
+    await store.delete_many(["mark"])
+    with pytest.raises(StoreUnavailable, match="has lost the blob 'mark'"):
+        await store.put("b", [b"x"])
+    with pytest.raises(StoreUnavailable, match="has lost the blob 'mark'"):
+        await store.check()
+    assert await names(store) == ["a"]

@@ -25,6 +25,7 @@ from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
 from llog.broker.groups import GroupRoutes
+from llog.broker.health import Health
 from llog.broker.hosts import host_check
 from llog.broker.keyed import Keyed
 from llog.broker.messages import (
@@ -58,7 +59,6 @@ from llog.topics.consuming import Consuming
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
 
-HEALTH_SECONDS: Final = 5.0
 _BOUNDS_AT_A_TIME: Final = 64
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
@@ -97,6 +97,7 @@ class Broker:
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
         self._sql = Sql(log, settings, self.stopping, self._body)
+        self._health = Health(log, {"keyed log": self._keyed.check})
 
     async def start(self) -> None:
         """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
@@ -123,7 +124,7 @@ class Broker:
             *self._groups.routes(),
             ("all", "GET", "/topics", self._topics),
             ("all", "GET", "/topics/{name}", self._topic),
-            ("all", "GET", "/health", self._health),
+            *self._health.routes(),
             ("all", "GET", "/metrics", self._metrics_json),
             ("all", "GET", "/metrics/prometheus", self._metrics_text),
             *self._keyed.routes(),
@@ -273,15 +274,6 @@ class Broker:
 
     # --- the broker itself
 
-    async def _health(self, _: Request) -> Response:
-        meta, blobs = await asyncio.gather(_asked(self._log.meta.get(LOG_ID)), _asked(self._log.blobs.head(LOG_ID)))
-        if meta or blobs:
-            said = "; ".join(
-                f"{name}: {what}" for name, what in (("metadata store", meta), ("blob store", blobs)) if what
-            )
-            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", said)
-        return _json({"status": "ok"})
-
     async def _metrics_json(self, _: Request) -> Response:
         return _json(counting.as_json(self._samples()))
 
@@ -292,18 +284,6 @@ class Broker:
     def _samples(self) -> Iterator[counting.Sample]:
         stores = (("meta", self._log.meta), ("blobs", self._log.blobs))
         return self.metrics.samples((name, getattr(store, "counts", None)) for name, store in stores)
-
-
-async def _asked(question: Awaitable[object]) -> str | None:
-    """What is wrong with the store, if it does not answer."""
-    try:
-        async with asyncio.timeout(HEALTH_SECONDS):
-            await question
-    except LlogError as error:
-        return str(error)
-    except TimeoutError:
-        return f"no answer within {HEALTH_SECONDS:.0f} seconds"
-    return None
 
 
 def _shown(topic: Topic) -> dict[str, Any]:

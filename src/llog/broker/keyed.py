@@ -44,6 +44,11 @@ class Keyed:
         reads = [("read", "GET", path, partial(self._answer, path)) for path in _READS]
         return [*writes, *reads, *(("read", "POST", path, partial(self._answer_form, path)) for path in _READS)]
 
+    async def check(self) -> None:
+        """`StoreUnavailable` if a log that was opened takes no records any more."""
+        if self._answers is not None:
+            await self._answers.check()
+
     async def close(self) -> None:
         if self._answers is not None:
             await self._answers.close()

@@ -66,6 +66,9 @@ class KeyedAnswers:
             "/keyed/tail": self._tail,
         }
 
+    async def check(self) -> None:
+        await asyncio.to_thread(self._held.check)
+
     async def close(self) -> None:
         await self._held.close()
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from llog.broker.metrics import Metrics
 from llog.config import Settings
+from llog.durable import OpenedFile
 from llog.errors import LlogError, NotSeenYet, StoreUnavailable, WriterFenced
 from llog.keyed import KeyedLog, KeyedLogReader
 
@@ -78,6 +79,8 @@ class HeldLog:
         self._metrics = metrics
         self._writer = _Opened(self._open_writer)
         self._reader = _Opened(self._open_reader)
+        self._file: OpenedFile | None = None
+        """The directory of a log in local files, since it was opened first: what is there later may be another one, or none."""
         self._is_closed = False
 
     async def write(self, use: Callable[[KeyedLog], Awaitable[T]]) -> T:
@@ -126,6 +129,11 @@ class HeldLog:
         """It failed: the next one who wants a reader gets another."""
         await self._reader.drop(reader)
 
+    def check(self) -> None:
+        """`StoreUnavailable` if the log was opened, and its directory is gone."""
+        if self._file is not None:
+            self._file.check()
+
     async def close(self) -> None:
         """Makes everything durable, unless the store is out of reach: what was not acknowledged may then be lost."""
         self._is_closed = True
@@ -143,12 +151,17 @@ class HeldLog:
                 _tell(f"the keyed log at {self.url} was not closed cleanly: {error}")
 
     async def _open_writer(self) -> KeyedLog:
+        self.check()
         writer = await KeyedLog.open(self.url, settings=self._settings)
+        self._file = self._file or writer.file
         _tell(f"this broker is now the writer of the keyed log at {self.url}")
         return writer
 
     async def _open_reader(self) -> KeyedLogReader:
-        return await KeyedLogReader.open(self.url, settings=self._settings)
+        self.check()
+        reader = await KeyedLogReader.open(self.url, settings=self._settings)
+        self._file = self._file or reader.file
+        return reader
 
     async def _lose(self, writer: KeyedLog) -> None:
         if not self._metrics.keyed_fenced:

@@ -88,6 +88,12 @@ class SeenBlobs:
     async def delete_many(self, names: Sequence[str]) -> None:
         await self._blobs.delete_many(names)
 
+    def require(self, name: str) -> None:
+        self._blobs.require(name)
+
+    async def check(self) -> None:
+        await self._blobs.check()
+
     async def close(self) -> None:
         await self._blobs.close()
 

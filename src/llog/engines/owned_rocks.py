@@ -73,6 +73,11 @@ class OpenRocks:
     async def hold(self) -> None:
         await self.opened()
 
+    async def check(self) -> None:
+        logs = self._logs
+        if logs is not None:
+            await asyncio.to_thread(logs.store.check)
+
     async def create(self, topic: Topic, partitions: range) -> None:
         """A partition needs nothing but its topic."""
         logs = await self.opened()

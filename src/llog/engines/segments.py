@@ -158,6 +158,12 @@ class OpenSegments:
             if not path.is_dir():
                 await self.let_go(path)
 
+    async def check(self) -> None:
+        if self._writers and not await asyncio.to_thread(self._directory.is_dir):
+            raise StoreUnavailable(
+                f"{self._directory} was deleted or unmounted while this process had files in it open: bring it back, or restart"
+            )
+
     async def close(self) -> None:
         """Idempotent. All that was appended stays appended, whatever the first error says that it raises."""
         self._closed = True

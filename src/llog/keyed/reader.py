@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from llog.config import Settings
+from llog.durable import OpenedFile
 from llog.errors import InvalidArgument, KeyedLogNotFound, LlogError, StoreUnavailable
 from llog.keyed import tailing
 from llog.keyed.encoding import (
@@ -113,6 +114,11 @@ class KeyedLogReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def file(self) -> OpenedFile | None:
+        """The directory, if the log is in local files."""
+        return self._database.file
 
     def metrics(self) -> dict[str, int]:
         """SlateDB's counters by name and labels, among them the requests to the object store."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llog.config import SETTINGS, Settings, parse_address
-from llog.durable import REMEDIES, make_library_directory
+from llog.durable import REMEDIES, OpenedFile, make_library_directory
 from llog.errors import (
     ConfigurationError,
     InconsistentReadState,
@@ -182,7 +182,7 @@ async def open_database(place: Place, config: StorageConfig) -> Database:
                     raise
     _writing[id(opened)] = (os.getpid(), opened)
     _writers.add(os.getpid())
-    return Database(opened, place.url, recorder)
+    return Database(opened, place, recorder)
 
 
 def _make_directory(url: str, directory: Path) -> None:
@@ -210,7 +210,7 @@ async def open_view(place: Place, config: StorageConfig, *, once: bool = False) 
         )
     )
     with _telling(place.url, opening=True):
-        return Database(await _soon(builder.build(), place.url), place.url, recorder)
+        return Database(await _soon(builder.build(), place.url), place, recorder)
 
 
 def refresh_interval(place: Place, config: StorageConfig) -> timedelta:
@@ -258,10 +258,11 @@ class Rows:
 class Database:
     """An open database, for writing or only for reading."""
 
-    def __init__(self, opened: Any, where: str, recorder: Any) -> None:
+    def __init__(self, opened: Any, place: Place, recorder: Any) -> None:
         self._opened = opened
         self._recorder = recorder
-        self.where = where
+        self.file = None if place.directory is None else OpenedFile(place.directory)
+        self.where = place.url
 
     async def get(self, key: bytes) -> bytes | None:
         with _telling(self.where):
@@ -290,11 +291,18 @@ class Database:
     async def write(self, batch: Any) -> Any:
         """All of the batch or none. Only `durable` of what this returns tells that it stays: a fenced writer's write returns, too."""
         with _telling(self.where):
+            self.check()
             return await self._opened.write(batch)
 
     async def durable(self, handle: Any) -> None:
         with _telling(self.where):
             await handle.await_durable()
+        self.check()
+
+    def check(self) -> None:
+        """`StoreUnavailable` if the log's directory is gone. SlateDB would write on into a new one, which holds no log."""
+        if self.file is not None:
+            self.file.check()
 
     def durable_write(self) -> int:
         """The number (`seqnum` of what `write` returns) of the last write that is durable."""
@@ -311,6 +319,9 @@ class Database:
 
     async def close(self) -> None:
         """`WriterFenced` if what was not yet durable is lost."""
+        if self.file is not None and not self.file.is_in_place():
+            _writing.pop(id(self._opened), None)  # it would leave in a new directory what it has in memory
+            return
         with _telling(self.where):
             try:
                 await self._opened.shutdown()

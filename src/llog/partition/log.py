@@ -19,6 +19,10 @@ class Segments(Protocol):
     @property
     def directory(self) -> Path: ...
 
+    async def check(self) -> None:
+        """`StoreUnavailable` if the files that are open can take no records."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -30,6 +34,10 @@ class Rocks(Protocol):
 
     async def hold(self) -> None:
         """Opens it; `LogOwned` if another process has it."""
+        ...
+
+    async def check(self) -> None:
+        """`StoreUnavailable` if it is open and would take no changes."""
         ...
 
     async def create(self, topic: Topic, partitions: range) -> None:
@@ -87,9 +95,14 @@ async def tie_together(log: Log) -> None:
         value = entry.value
     # A name of its own per id: two logs that were opened at once on one blob store must not take each other's mark.
     mark = f"{LOG_ID}-{value.decode()}"
-    if await log.blobs.head(mark) is not None:
-        return
-    if entry is not None and await log.meta.keys(TOPICS, after(TOPICS), 1):
+    if await log.blobs.head(mark) is None:
+        await _put_mark(log, mark, value, is_new=entry is None)
+    log.blobs.require(mark)
+
+
+async def _put_mark(log: Log, mark: str, value: bytes, *, is_new: bool) -> None:
+    """Marks the blobs of a new log."""
+    if not is_new and await log.meta.keys(TOPICS, after(TOPICS), 1):
         raise WrongStore(
             f"the blob store {log.blobs.uri} does not belong to this metadata store: its mark {mark} is missing. "
             "Check LLOG_META and LLOG_BLOBS, and that the directory or bucket is the right one"

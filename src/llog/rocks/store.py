@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from llog.durable import make_directory, make_library_directory
+from llog.durable import OpenedFile, make_directory, make_library_directory
 from llog.errors import CorruptBatch, LlogError, MissingExtra, StoreUnavailable
 from llog.owning import take_lock
 from llog.rocks.keys import FAMILIES, after
@@ -68,6 +68,7 @@ class RocksStore:
                 families = {name: _options() for name in FAMILIES}
                 make_library_directory(directory / "db")
                 self._db = rocksdict.Rdict(str(directory / "db"), options=_options(), column_families=families)
+                self._file = OpenedFile(directory / "db" / "IDENTITY")
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -172,10 +173,16 @@ class RocksStore:
     def write(self, changes: Changes, *, sync: bool) -> None:
         """All of it or nothing; `StoreUnavailable` if it cannot be."""
         with self.mutex, self.using("write to"):
+            self._file.check()
             if sync:
                 self._db.write(changes.batch, self._durable)
             else:
                 self._db.write(changes.batch)
+
+    def check(self) -> None:
+        """`StoreUnavailable` if a write would fail."""
+        with self.using("write to"):
+            self._file.check()
 
     def reclaim(self, family: str, start: bytes, stop: bytes) -> None:
         """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed over."""

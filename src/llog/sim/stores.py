@@ -243,6 +243,9 @@ class SimMetaStore:
     def watch(self, prefix: str) -> AsyncIterator[None]:
         return self.client.watch(prefix)
 
+    async def check(self) -> None:
+        await self._call("check", self.client.check, write=False)
+
     async def close(self) -> None:
         await self.client.close()
 
@@ -286,6 +289,12 @@ class SimBlobStore:
 
     async def delete_many(self, names: Sequence[str]) -> None:
         await self._call(f"blob delete {' '.join(names)}", lambda: self._client.delete_many(names))
+
+    def require(self, name: str) -> None:
+        self._client.require(name)
+
+    async def check(self) -> None:
+        await self._call("blob check", self._client.check, write=False)
 
     async def close(self) -> None:
         """Nothing to let go of."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument
+from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument, StoreUnavailable
 from llog.stores.blobs import OperationCounts
 
 PAGE = 1000
@@ -55,6 +55,13 @@ def check_range(name: str, offset: int, length: int) -> None:
 def too_short(name: str, offset: int, length: int, size: int) -> CorruptBatch:
     return CorruptBatch(
         f"blob {name!r} has {size} bytes, but {length} bytes from {offset} were asked for: it was cut short or replaced"
+    )
+
+
+def lost(uri: str, name: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the blob store {uri} has lost the blob {name!r}, which is there from the beginning: the store was deleted, replaced or unmounted "
+        "while this process had it open, so nothing was written. Bring it back as it was, or restart this process on another one"
     )
 
 

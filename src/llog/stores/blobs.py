@@ -51,6 +51,17 @@ class BlobStore(Protocol):
         """Deletes these; those that are not there are no error."""
         ...
 
+    def require(self, name: str) -> None:
+        """From now on a put fails with `StoreUnavailable` if this blob, which is there, is gone: then all others are, too.
+
+        A store where looking costs a request looks every few seconds only.
+        """
+        ...
+
+    async def check(self) -> None:
+        """`StoreUnavailable` if the store cannot be reached, or a put would fail as far as can be told without one."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from llog.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, make_directory, sync_directory
 from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
-from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, too_short
+from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, lost, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class FileBlobStore:
         self._pid = 0
         self._closed = False
         self._durable: set[Path] = set()
+        self._required: str | None = None
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         path = self._path(name)
@@ -107,6 +108,12 @@ class FileBlobStore:
                 chunk = paths[start : start + PAGE]
                 await self._run(1, lambda chunk=chunk: _delete(chunk))  # type: ignore[misc]
 
+    def require(self, name: str) -> None:
+        self._required = check_name(name)
+
+    async def check(self) -> None:
+        await self._run(1, self._check_required)
+
     async def clean_temporary(self, older_than_ms: int, now_ms: int) -> int:
         """Removes temporary files that crashed puts left, if untouched for `older_than_ms` (a day is safe); how many."""
         return await self._run(1, lambda: _clean(self.root, (now_ms - older_than_ms) * 1_000_000))
@@ -139,6 +146,7 @@ class FileBlobStore:
         directory = path.parent
         temporary = directory / f"{TEMPORARY}{uuid.uuid4().hex}"
         with _explained("put", path):
+            self._check_required()
             descriptor = self._create(directory, temporary)
             try:
                 try:
@@ -161,6 +169,10 @@ class FileBlobStore:
         if taken:
             raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
 
+    def _check_required(self) -> None:
+        if self._required is not None and not os.path.exists(self.root / self._required):
+            raise lost(self.uri, self._required)
+
     def _create(self, directory: Path, temporary: Path) -> int:
         self._make_directory(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -179,7 +191,7 @@ class FileBlobStore:
             self._make_directory(directory.parent)
             with suppress(FileExistsError):
                 os.mkdir(directory, DIRECTORY_MODE)
-        elif not directory.exists():
+        elif self._required is None and not directory.exists():
             make_directory(directory)
 
     def _make_durable(self, directory: Path) -> None:

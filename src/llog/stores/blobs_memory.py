@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from llog.errors import BlobExists, BlobNotFound
 from llog.runtime import SystemRuntime
-from llog.stores.blob_rules import PAGE, check_name, check_prefix, check_range, too_short
+from llog.stores.blob_rules import PAGE, check_name, check_prefix, check_range, lost, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
 
 
@@ -29,11 +29,13 @@ class MemoryBlobStore:
         self.uri = uri
         self.counts = OperationCounts()
         self.server = server or MemoryBlobs()
+        self._required: str | None = None
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         check_name(name)
         data = b"".join(parts)
         self._count("put", len(data))
+        self._check_required()
         if name in self.server.blobs:
             raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
         self.server.blobs[name] = (data, self.server.now_ms())
@@ -87,8 +89,18 @@ class MemoryBlobStore:
                 if self.server.blobs.pop(name, None) is not None:
                     del self.server.names[bisect_left(self.server.names, name)]
 
+    def require(self, name: str) -> None:
+        self._required = check_name(name)
+
+    async def check(self) -> None:
+        self._check_required()
+
     async def close(self) -> None:
         """Nothing to let go of: the blobs belong to the server."""
+
+    def _check_required(self) -> None:
+        if self._required is not None and self._required not in self.server.blobs:
+            raise lost(self.uri, self._required)
 
     def _content(self, name: str) -> bytes:
         check_name(name)

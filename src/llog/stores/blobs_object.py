@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from llog.errors import BlobExists, BlobNotFound, ConfigurationError, InvalidArgument, OutcomeUnknown, StoreUnavailable
-from llog.stores.blob_rules import NAME_BYTES_MAX, PAGE, check_name, check_prefix, check_range, counted, too_short
+from llog.stores.blob_rules import NAME_BYTES_MAX, PAGE, check_name, check_prefix, check_range, counted, lost, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
 from llog.stores.object_answers import FAILURES, Failure, Limits, Place, merged, without_none
 from llog.stores.object_listing import Page, ordered
@@ -30,6 +31,8 @@ T = TypeVar("T")
 Views = list[memoryview]
 
 COALESCE_GAP_BYTES = 256 * 1024
+REQUIRED_SECONDS = 10.0
+"""How often puts look whether the blob that is required is still there."""
 _user_pid: int | None = None  # the process in which obstore's threads run: it has one set of them, whatever the store
 
 
@@ -59,6 +62,8 @@ class ObjectBlobStore:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = WeakKeyDictionary()
         self._random = random.Random()
         self._bucket_seen = False
+        self._required: str | None = None
+        self._required_seen_at = 0.0
 
     @classmethod
     def s3(
@@ -158,6 +163,8 @@ class ObjectBlobStore:
         with counted(self.counts, "put") as call:
             call.size = sum(map(len, views))
             async with self._at_once().puts:
+                if self._required is not None and time.monotonic() - self._required_seen_at > REQUIRED_SECONDS:
+                    await self.check()
                 await self._create(name, views)
 
     async def get(self, name: str) -> Buffer:
@@ -222,6 +229,16 @@ class ObjectBlobStore:
                 except BlobNotFound:
                     # Some stores stop at the first that is not there.
                     await asyncio.gather(*(self._delete_one(name) for name in chunk))
+
+    def require(self, name: str) -> None:
+        self._required = check_name(name)
+        self._required_seen_at = time.monotonic()
+
+    async def check(self) -> None:
+        found = await self.head(self._required or "any")
+        if found is None and self._required is not None:
+            raise lost(self.uri, self._required)
+        self._required_seen_at = time.monotonic()
 
     async def close(self) -> None:
         self._opened = None

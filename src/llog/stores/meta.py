@@ -86,6 +86,10 @@ class MetaStore(Protocol):
         """
         ...
 
+    async def check(self) -> None:
+        """`StoreUnavailable` if the store cannot be reached, or a write would fail as far as can be told without one."""
+        ...
+
     async def close(self) -> None:
         """Ends the session: its ephemeral keys vanish. Idempotent."""
         ...

@@ -204,6 +204,9 @@ class MemoryMetaStore:
         self._count("watch", 0)
         return watch
 
+    async def check(self) -> None:
+        self._check_open()
+
     async def close(self) -> None:
         if not self._closed:
             self._closed = True

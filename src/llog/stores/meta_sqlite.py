@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from llog.durable import OpenedFile
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
 from llog.stores.meta import Entry, Put, check, check_bounds
@@ -43,9 +44,10 @@ _STAMP: Final = "SELECT revision, (SELECT count(*) FROM sessions WHERE expires_m
 class SqliteMetaStore:
     """`open` checks or creates the file; connections come with the first call, in the process that makes it."""
 
-    def __init__(self, path: Path, session_timeout_ms: int) -> None:
+    def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
         self.counts = OperationCounts()
-        self._path = path
+        self._file = file
+        self._path = file.path
         self._session_timeout_ms = session_timeout_ms
         self._closed = False
         self._pid = os.getpid()
@@ -64,8 +66,7 @@ class SqliteMetaStore:
         if session_timeout_ms < 1:
             raise InvalidArgument(f"session_timeout_ms is {session_timeout_ms}: it must be 1 or more")
         resolved = Path(os.path.abspath(path))
-        prepare(resolved)
-        return cls(resolved, session_timeout_ms)
+        return cls(prepare(resolved), session_timeout_ms)
 
     @property
     def commits(self) -> int:
@@ -135,6 +136,9 @@ class SqliteMetaStore:
         self._check_open()
         return _Watch(self)
 
+    async def check(self) -> None:
+        await self._write("check", lambda transaction: None, (), 0)
+
     async def close(self) -> None:
         self._enter_process()
         self._closed = True
@@ -165,7 +169,8 @@ class SqliteMetaStore:
             with self._starting:
                 if self._writer is None:
                     try:
-                        self._writer = Writer(self._path, self._session_timeout_ms)
+                        self._file.check()
+                        self._writer = Writer(self._file, self._session_timeout_ms)
                     except OSError as error:
                         raise unavailable(self._path, error) from error
         return self._writer
@@ -234,7 +239,11 @@ class SqliteMetaStore:
         return rows, size
 
     def _take(self) -> sqlite3.Connection:
-        connection = self._idle.pop() if self._idle else connect(self._path, 0.0)
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            self._file.check()
+            connection = connect(self._path, 0.0)
         self._busy.add(connection)
         return connection
 

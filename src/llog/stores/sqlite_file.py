@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from llog.durable import FILE_MODE, make_directory
+from llog.durable import FILE_MODE, OpenedFile, make_directory
 from llog.errors import StoreUnavailable, WrongStore
 from llog.stores.lock_holder import holder_of
 
@@ -47,9 +47,15 @@ COMMIT;
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """Never creates the file: only `prepare` does."""
     # Several threads use a connection, one at a time: whoever owns it has a lock for that.
     connection = sqlite3.connect(
-        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=512
+        f"{path.as_uri()}?mode=rw",
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=512,
     )
     connection.execute("PRAGMA synchronous = FULL")
     return connection
@@ -92,7 +98,7 @@ def locked(lock: int) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def prepare(path: Path) -> None:
+def prepare(path: Path) -> OpenedFile:
     """Creates the file if need be, durably; `WrongStore` if it is not ours, `StoreUnavailable` if it cannot be had."""
     try:
         make_directory(path.parent)
@@ -101,6 +107,7 @@ def prepare(path: Path) -> None:
         with closing(connect(path, BUSY_SECONDS)) as connection:
             if _is_new(path, connection):
                 _create(path, connection)
+            return OpenedFile(path)
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise WrongStore(f"{path} is not a SQLite database, or a damaged one: name another file") from error

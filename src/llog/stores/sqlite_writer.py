@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from llog.durable import OpenedFile
 from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
 from llog.stores.meta import ABSENT, mismatch
 from llog.stores.sqlite_file import (
@@ -172,11 +173,12 @@ class Job:
 class Writer:
     """Belongs to the process that made it."""
 
-    def __init__(self, path: Path, session_timeout_ms: int) -> None:
+    def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
         self.commits = 0
         self.gate = threading.Lock()
         """Held while a transaction runs. Whoever holds it may call `disconnect`."""
-        self._path = path
+        self._file = file
+        self._path = file.path
         self._timeout_ms = session_timeout_ms
         self._beat_seconds = session_timeout_ms / 3000
         self._beat_at = 0.0
@@ -190,8 +192,8 @@ class Writer:
         self._is_locked_out = False
         """A job has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
         self._ended = threading.Event()
-        self._lock = open_lock(path)
-        self._thread = threading.Thread(target=self._run, name=f"llog-meta-{path.name}", daemon=True)
+        self._lock = open_lock(file.path)
+        self._thread = threading.Thread(target=self._run, name=f"llog-meta-{file.path.name}", daemon=True)
         self._thread.start()
 
     async def write(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> Any:
@@ -329,6 +331,7 @@ class Writer:
         for job in group:
             job.is_begun = True
         if self._connection is None:
+            self._file.check()
             self._connection = connect(self._path, BUSY_SECONDS)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -342,6 +345,7 @@ class Writer:
                 except VersionMismatch as error:
                     job.error = error
             transaction.finish()
+            self._file.check()
             try:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:

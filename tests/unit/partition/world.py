@@ -167,6 +167,9 @@ class FaultyMeta:
     def watch(self, prefix: str) -> AsyncIterator[None]:
         return self.inner.watch(prefix)
 
+    async def check(self) -> None:
+        await self.faults.around("check", "", self.inner.check)
+
     async def close(self) -> None:
         await self.inner.close()
 
@@ -197,6 +200,12 @@ class FaultyBlobs:
 
     async def delete_many(self, names: Sequence[str]) -> None:
         return await self.faults.around("delete blobs", names[0], lambda: self.inner.delete_many(names))
+
+    def require(self, name: str) -> None:
+        self.inner.require(name)
+
+    async def check(self) -> None:
+        await self.faults.around("check blobs", "", self.inner.check)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -1,0 +1,67 @@
+"""`GET /health`: whether every store of the broker takes writes, for people and alarms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llog.broker.problems import problem
+from llog.errors import LlogError, StoreUnavailable
+from llog.partition.keys import LOG_ID
+from llog.partition.log import Log
+
+CHECK_SECONDS: Final = 5.0
+
+Handler = Callable[[Request], Awaitable[Response]]
+Check = Callable[[], Awaitable[None]]
+
+
+class Health:
+    def __init__(self, log: Log, checks: dict[str, Check]) -> None:
+        """`checks` are of stores beside those of the log, by what they are called."""
+        self._log = log
+        self._checks: dict[str, Check] = {
+            "metadata store": self._check_meta,
+            "blob store": log.blobs.check,
+            **({} if log.segments is None else {"disk topics": log.segments.check}),
+            **({} if log.rocks is None else {"tables": log.rocks.check}),
+            **checks,
+        }
+        self._log_id: bytes | None = None
+
+    def routes(self) -> list[tuple[str, str, str, Handler]]:
+        """Role, method, path and handler of each."""
+        return [("all", "GET", "/health", self._health)]
+
+    async def _health(self, _: Request) -> Response:
+        found = await asyncio.gather(*map(_problem, self._checks.values()))
+        problems = [f"{name}: {said}" for name, said in zip(self._checks, found, strict=True) if said is not None]
+        if problems:
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, StoreUnavailable.code, "; ".join(problems))
+        return Response(msgspec.json.encode({"status": "ok"}), media_type="application/json")
+
+    async def _check_meta(self) -> None:
+        await self._log.meta.check()
+        entry = await self._log.meta.get(LOG_ID)
+        found = None if entry is None else entry.value
+        if self._log_id is not None and found != self._log_id:
+            raise StoreUnavailable("it is that of another log than when this broker started: restart the broker")
+        self._log_id = found
+
+
+async def _problem(check: Check) -> str | None:
+    """What is wrong with the store."""
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            await check()
+    except LlogError as error:
+        return str(error)
+    except TimeoutError:
+        return f"no answer within {CHECK_SECONDS:.0f} seconds"
+    return None
