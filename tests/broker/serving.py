@@ -15,6 +15,7 @@ from llog.partition.log import Log
 from llog.runtime import SystemRuntime
 from llog.stores.blobs import Buffer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.meta import MetaStore
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 
@@ -53,10 +54,11 @@ class Blobs(MemoryBlobStore):
 
 
 class Served:
-    def __init__(self, beside: Served | None = None, **settings: Any) -> None:
+    def __init__(self, beside: Served | None = None, *, meta_store: MetaStore | None = None, **settings: Any) -> None:
         """On stores of its own, or on those of another one: as a second process would be."""
         self.blobs: Blobs = beside.blobs if beside else Blobs()
-        self.log: Log = beside.log if beside else Log(MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime())
+        meta = meta_store or MemoryMetaStore(MemoryMeta())
+        self.log: Log = beside.log if beside else Log(meta, self.blobs, SystemRuntime())
         self.settings = Settings(meta="memory://", blobs="memory://", **settings)
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from llog.broker.metrics import Metrics
 from llog.errors import StoreUnavailable, TopicNotFound
 from llog.model import Record, TopicPartition
 from llog.partition.writer import Writer
+from llog.stores.meta_sqlite import SqliteMetaStore
 from tests.broker.serving import Served
 
 T = TopicPartition("t", 0)
@@ -115,3 +117,24 @@ async def test_each_of_several_missing_topics_has_an_error_that_names_it(served:
     assert [type(error) for error in errors] == [TopicNotFound, TopicNotFound]
     assert "'one'" in str(errors[0])
     assert "'two'" in str(errors[1])
+
+
+async def test_new_partitions_of_one_request_share_a_blob(tmp_path: Path) -> None:
+    meta = SqliteMetaStore.open(
+        tmp_path / "meta.sqlite"
+    )  # where creating takes time, in which an append could leave alone
+    served = Served(meta_store=meta)
+    items = [{"topic": topic, "partition": p, "records": ["x"]} for topic in ("t", "u") for p in range(8)]
+
+    async def start_offsets() -> list[int]:
+        response = await served.client.post("/produce", json={"topic_partitions": items})
+        return [each["start_offset"] for each in response.json()["topic_partitions"]]
+
+    assert await start_offsets() == [1] * 16
+    assert len(served.blobs.puts) == 1
+    await served.client.delete("/topics/t")
+    await served.client.delete("/topics/u")
+    assert await start_offsets() == [1] * 16
+    assert len(served.blobs.puts) == 3, "one more for the attempt that found the topics deleted"
+    await served.close()
+    await meta.close()

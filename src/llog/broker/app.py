@@ -39,7 +39,7 @@ from llog.broker.messages import (
     queried,
 )
 from llog.broker.problems import items_answer, problem, problem_of
-from llog.broker.producing import ProduceService
+from llog.broker.producing import Part, ProduceService
 from llog.broker.sql import Sql
 from llog.broker.tail import SharedTail, Tail, private_directory
 from llog.broker.topic_groups import TopicGroups
@@ -214,7 +214,9 @@ class Broker:
     async def _produce_arrow(self, request: Request) -> Response:
         tp = _partition_of(request)
         async with self._body(request, MEDIA_TYPE) as body:
-            result = await self._producing.append(tp, columns_from(body))
+            (result,) = await self._producing.append([Part(tp, columns_from(body))])
+        if isinstance(result, LlogError):
+            raise result
         return _json({**tp._asdict(), "start_offset": result.start_offset, "end_offset": result.end_offset})
 
     async def _fetch_arrow(self, request: Request) -> Response:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from llog.batch.columns import Columns, byte_size
 from llog.broker.batching import BatchingProducer
@@ -21,6 +21,13 @@ AUTO_PARTITIONS_MAX: Final = 1024
 """A partition beyond it is not made by a mere write: a mistyped number would make a topic that nobody wants."""
 
 
+class Part(NamedTuple):
+    """Records for one partition."""
+
+    tp: TopicPartition
+    columns: Columns
+
+
 class ProduceService:
     def __init__(self, catalog: Catalog, producer: BatchingProducer, metrics: Metrics) -> None:
         self._catalog = catalog
@@ -31,43 +38,70 @@ class ProduceService:
 
     async def produce(self, items: Sequence[ProduceItem]) -> list[dict[str, Any]]:
         """One answer per item, in their order: partitions are appended to independently."""
-        return list(await asyncio.gather(*map(self._answer, items)))
+        checked = [_checked(item) for item in items]
+        results = iter(await self.append([part for part in checked if isinstance(part, Part)]))
+        outcomes = [next(results) if isinstance(part, Part) else part for part in checked]
+        return [self._answer(item, outcome) for item, outcome in zip(items, outcomes, strict=True)]
 
-    async def _answer(self, item: ProduceItem) -> dict[str, Any]:
+    def _answer(self, item: ProduceItem, outcome: AppendResult | LlogError) -> dict[str, Any]:
         answer: dict[str, Any] = {"topic": item.topic, "partition": item.partition}
-        try:
-            tp = TopicPartition(check_topic_name(item.topic), item.partition)
-            result = await self.append(tp, columns_in(item.records))
-        except LlogError as error:
-            self._metrics.errors[error.code] += 1
-            return answer | {"error": error_of(error)}
-        return answer | {"start_offset": result.start_offset, "end_offset": result.end_offset}
+        if isinstance(outcome, LlogError):
+            self._metrics.errors[outcome.code] += 1
+            return answer | {"error": error_of(outcome)}
+        return answer | {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
 
-    async def append(self, tp: TopicPartition, columns: Columns) -> AppendResult:
-        """The offsets of these records, once they are durable; a topic or partition that is missing is made."""
-        result = await self._appended(tp, columns)
-        self._metrics.produced_records += columns.count
-        self._metrics.produced_bytes += byte_size(columns)
-        return result
+    async def append(self, parts: Sequence[Part]) -> list[AppendResult | LlogError]:
+        """The offsets of each part, once its records are durable, or its error. Topics and partitions that are missing are made first,
+        so that all parts leave together."""
+        results = await self._append(parts)
+        # Deleted since it was known, so nothing was appended: the write makes it again, as any first write does.
+        again = [place for place, part in enumerate(parts) if _is_missing(results[place]) and part.tp in self._known]
+        self._known.difference_update(parts[place].tp for place in again)
+        for place, result in zip(again, await self._append([parts[place] for place in again]), strict=True):
+            results[place] = result
+        for part, result in zip(parts, results, strict=True):
+            if isinstance(result, AppendResult):
+                self._metrics.produced_records += part.columns.count
+                self._metrics.produced_bytes += byte_size(part.columns)
+        return results
 
-    async def _appended(self, tp: TopicPartition, columns: Columns) -> AppendResult:
-        await self._ensure(tp)
-        try:
-            return await self._producer.append(tp, columns)
-        except (TopicNotFound, PartitionNotInitialized):
-            # Deleted since it was known, so nothing was appended: the write makes it again, as any first write does.
-            self._known.discard(tp)
-            await self._ensure(tp)
-            return await self._producer.append(tp, columns)
+    async def _append(self, parts: Sequence[Part]) -> list[AppendResult | LlogError]:
+        refused = await self._make(part.tp for part in parts)
 
-    async def _ensure(self, tp: TopicPartition) -> None:
-        if tp in self._known:
-            return
-        async with self._making:  # waiters come in order, so that two items of one partition keep theirs
-            if tp in self._known:
-                return
-            if tp.partition < AUTO_PARTITIONS_MAX:
-                await ensure_partition(self._catalog, tp.topic, tp.partition)
-            else:
-                await self._catalog.directory(tp)
-            self._known.add(tp)
+        async def appended(part: Part) -> AppendResult | LlogError:
+            try:
+                return refused.get(part.tp) or await self._producer.append(*part)
+            except LlogError as error:
+                return error
+
+        return await asyncio.gather(*map(appended, parts))
+
+    async def _make(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, LlogError]:
+        """Makes the partitions that are missing; returns the error of each that could not be made."""
+        unknown = set(tps) - self._known
+        if not unknown:
+            return {}
+        refused: dict[TopicPartition, LlogError] = {}
+        async with self._making:  # requests come in order
+            # The highest first: it brings those below it.
+            for tp in sorted(unknown - self._known, reverse=True):
+                try:
+                    if tp.partition < AUTO_PARTITIONS_MAX:
+                        await ensure_partition(self._catalog, tp.topic, tp.partition)
+                    else:
+                        await self._catalog.directory(tp)
+                    self._known.add(tp)
+                except LlogError as error:
+                    refused[tp] = error
+        return refused
+
+
+def _checked(item: ProduceItem) -> Part | LlogError:
+    try:
+        return Part(TopicPartition(check_topic_name(item.topic), item.partition), columns_in(item.records))
+    except LlogError as error:
+        return error
+
+
+def _is_missing(result: AppendResult | LlogError) -> bool:
+    return isinstance(result, TopicNotFound | PartitionNotInitialized)
