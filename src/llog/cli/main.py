@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "retain": "llog.cli.upkeep:retain",
     "collect": "llog.cli.upkeep:collect",
     "verify": "llog.cli.verify:verify",
+    "repair": "llog.cli.repair:repair",
     "pipeline": "llog.cli.pipeline:pipeline",
     "doctor": "llog.cli.doctor:doctor",
     "demo": "llog.cli.demo:demo",

@@ -53,7 +53,7 @@ class Coverage:
         start_offset = end_offset - entry.msg_count + 1
         if start_offset < self._expected:
             # A compacted entry reaches under leftovers that lie inside it; so may a pending append.
-            self._gaps = [part for gap in self._gaps for part in _without(gap, start_offset, end_offset)]
+            self._gaps = [part for gap in self._gaps for part in without(gap, start_offset, end_offset)]
         elif start_offset > self._expected:
             self._open(start_offset - 1, entry)
         if end_offset >= self._expected:
@@ -134,10 +134,10 @@ def without_trimmed(gaps: list[Gap], control: Control) -> list[Gap]:
     """What is left of the gaps by a control record that was read after the index: retention removes entries during a scan."""
     if control.log_state is LogState.DELETED:
         return []
-    return [part for gap in gaps for part in _without(gap, 0, control.log_start_offset - 1)]
+    return [part for gap in gaps for part in without(gap, 0, control.log_start_offset - 1)]
 
 
-def _without(gap: Gap, start_offset: int, end_offset: int) -> list[Gap]:
+def without(gap: Gap, start_offset: int, end_offset: int) -> list[Gap]:
     """What is left of the gap when these offsets are covered."""
     if end_offset < gap.start_offset or gap.end_offset < start_offset:
         return [gap]

@@ -218,10 +218,6 @@ class History:
                     lowest = min(lowest, span.start)
         return found
 
-    def lost_entries(self) -> list[str]:
-        """The keys of lost entries without which some record cannot be read now."""
-        return [key for key in self.referenced().values() if key in self.damage.entries]
-
     def needed_entries(self) -> list[str]:
         """The keys of the index entries without which some record could not be read."""
         return [key for key in self.referenced().values() if "/index/" in key and key not in self.damage.entries]

@@ -142,7 +142,7 @@ def _only(plan: SimPlan, roles: dict[str, int], faults: Faults, **changes: int |
 
 
 def _draw_mixture(source: random.Random) -> SimPlan:
-    """Not everything at once: what a seed leaves out gives the rest more room."""
+    """Not everything at once: what a seed leaves out gives the rest more room. Half of those with damage repair it meanwhile."""
 
     def some(low: int, high: int, chance: float = 1.0) -> int:
         return source.randint(low, high) if source.random() < chance else 0
@@ -150,7 +150,7 @@ def _draw_mixture(source: random.Random) -> SimPlan:
     bad = source.random() < 0.85
     sharing = source.random() < 0.5
     room = 0.3 if sharing else 1.0
-    return SimPlan(
+    plan = SimPlan(
         roles={
             "writer": some(1, 2),
             "producer": some(1, 2, 0.7 * room),
@@ -159,6 +159,7 @@ def _draw_mixture(source: random.Random) -> SimPlan:
             "compactor": some(1, 3, 0.9 * room),
             "retainer": some(1, 1, 0.5),
             "collector": some(1, 2, 0.9 * room),
+            "repairer": 0,
             "deleter": some(1, 1, 0.3 * room),
             "fencer": some(1, 1, 0.4 * room),
             "driver": some(1, 2, 0.7 * room),
@@ -193,3 +194,5 @@ def _draw_mixture(source: random.Random) -> SimPlan:
         relayed_at_once=source.choice((1, 3, 1_000)),
         damage_every=source.choice((1e9, 1e9, 10.0)) if bad else 1e9,
     )
+    repairers = plan.batches % 2 if plan.damage_every < 1e9 else 0
+    return msgspec.structs.replace(plan, roles=plan.roles | {"repairer": repairers})

@@ -6,6 +6,7 @@ A role ends only by being killed. An error that a caller may meet is taken as on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +33,7 @@ from llog.partition.fencing import fence, unfence
 from llog.partition.log import Log
 from llog.partition.pins import pin, release
 from llog.partition.reader import Reader, decode_located
+from llog.partition.repair import RepairPlan, apply_repair, plan_repairs
 from llog.partition.retention import retain, trim
 from llog.partition.snapshot import take_snapshot
 from llog.partition.writer import Writer, WriterOptions
@@ -258,6 +260,26 @@ async def collector(world: World, me: Process, log: Log) -> None:
             await client.collect_once()
         except LlogError as error:
             met(error)
+
+
+async def repairer(world: World, me: Process, log: Log) -> None:
+    """Puts lost index entries back while everything goes on."""
+    draw = me.runtime.random()
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.1))
+        try:
+            await repair(world, log, PARTITIONS)
+        except LlogError as error:
+            met(error)
+
+
+async def repair(world: World, log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
+    """The plans that were made and carried out."""
+    plans = await plan_repairs(log, tps)
+    for plan in plans:
+        world.trace.count("repaired entries", await apply_repair(log, plan))
+        world.trace.count("gaps left open", len(plan.open_gaps))
+    return plans
 
 
 async def deleter(world: World, me: Process, log: Log) -> None:

@@ -21,8 +21,8 @@ class Trace:
         self.last.append(line)
         self._digest.update(line.encode())
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, what: str, times: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + times
 
     def digest(self) -> str:
         return self._digest.hexdigest()

@@ -42,6 +42,7 @@ ROLES: Final[dict[str, Role]] = {
     "compactor": roles.compactor,
     "retainer": roles.retainer,
     "collector": roles.collector,
+    "repairer": roles.repairer,
     "deleter": roles.deleter,
     "fencer": roles.fencer,
     "driver": driver,
@@ -268,21 +269,30 @@ class World:
         await asyncio.sleep(200)  # messages on their way arrive, sessions end
         self._check_findings()
         self._network.faults = Faults()
-        self._mend()
         self._network.full = set()
+        process, log = self._process("repairer")
+        mending = self.loop.spawn(self._life(process, lambda: self._mend(log)), process)
+        await asyncio.wait([mending])
+        self._check_findings()
         process, log = self._process("healer", _LATER_MS)
         healing = self.loop.spawn(self._life(process, lambda: self._finish(process, log)), process)
         await asyncio.wait([healing])
         self._check_findings()
 
-    def _mend(self) -> None:
-        """What was damaged is put back: it can be, for nobody deleted what it leads to."""
+    async def _mend(self, log: Log) -> None:
+        """What was damaged is put back. What cannot be proved, an operator chooses among the candidates."""
         damage = self.history.damage
         damage.mend_blobs()
-        for key, value in list(damage.entries.items()):
-            if key in self.history.lost_entries():
-                self._meta.put_back(key, value)
         damage.end()
+        partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
+        plans = await roles.repair(self, log, partitions)
+        listed = {each.blob for plan in plans for gap in plan.open_gaps for each in gap.candidates}
+        more = any(gap.candidates_left_out for plan in plans for gap in plan.open_gaps)
+        for blob, key in self.history.referenced().items():
+            if key in damage.entries:
+                if blob not in listed and not more:
+                    raise Violation(f"R1: blob {blob} holds what {key} has lost, but is not among the candidates")
+                self._meta.put_back(key, damage.entries[key])
 
     async def _finish(self, process: Process, log: Log) -> None:
         await self._finish_callers()

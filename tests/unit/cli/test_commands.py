@@ -18,9 +18,10 @@ from llog.config import Settings
 from llog.loading import load_settings
 from llog.opening import opened_log
 from llog.partition import pins
-from llog.partition.keys import PartitionKeys
+from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
-from llog.runtime import SystemRuntime
+from llog.partition.records import IndexEntry, decode
+from llog.runtime import SystemRuntime, stamp_of, uuid7
 
 Llog = Callable[..., Result]
 
@@ -275,6 +276,55 @@ def test_verify_finds_a_damaged_header_although_all_records_can_be_read(llog: Ll
     report = _json(llog("verify", "--json", code=1))["partitions"][0]
     assert [problem["kind"] for problem in report["problems"]] == ["header"]
     assert report["records"] == 1
+
+
+def test_repair_shows_what_it_would_do_and_does_it_when_told(llog: Llog, tmp_path: Path) -> None:
+    for line in ("first\n", "second\n", "third\n", "fourth\n"):
+        llog("produce", "t", stdin=line)
+    assert "no index has a gap" in llog("repair", "index").stdout
+
+    async def lose() -> None:
+        async with opened_log(Settings(data_dir=str(tmp_path / "llog-data"))) as log:
+            assert await log.meta.delete(PartitionKeys("t", 0).entry(2))
+
+    asyncio.run(lose())
+    assert "t/0 offsets 2 to 2: gap" in llog("verify", code=1).stderr
+    assert "t/0 offsets 2 to 2" in llog("collect", "--grace", "0s").stderr
+    shown = llog("repair", "index", "t", code=1)
+    assert "only candidate" in shown.stdout
+    assert "nothing was changed" in shown.stderr
+    assert "gap" in llog("verify", code=1).stderr
+    told = _json(llog("repair", "index", "--json", "--apply"))
+    assert told["entries_put"] == 1
+    assert told["partitions"][0]["entries"][0]["proof"] == "only candidate"
+    assert llog("consume", "t").stdout.split() == ["first", "second", "third", "fourth"]
+    llog("verify")
+    assert "no index has a gap" in llog("repair", "index", "--apply").stdout
+
+
+def test_repair_lists_what_it_cannot_decide(llog: Llog, tmp_path: Path) -> None:
+    for line in ("first\n", "second\n", "third\n"):
+        llog("produce", "t", stdin=line)
+
+    async def lose() -> None:
+        async with opened_log(Settings(data_dir=str(tmp_path / "llog-data"))) as log:
+            keys = PartitionKeys("t", 0)
+            found = await log.meta.get(keys.entry(2))
+            assert found is not None
+            blob = decode(IndexEntry, found.value, found.key).data_uri
+            twin = WAL + uuid7(stamp_of(blob) or 0, log.runtime.random())
+            await log.blobs.put(twin, [await log.blobs.get(blob)])
+            await log.meta.delete(keys.entry(2))
+
+    asyncio.run(lose())
+    shown = llog("repair", "index", "--apply", code=1)
+    assert "t/0 offsets 2 to 2 cannot be decided: several candidates fit" in shown.stdout
+    assert shown.stdout.count("1 records, from offset 2 on") == 2
+
+
+def test_repair_of_a_topic_without_an_index_says_so(llog: Llog) -> None:
+    llog("topics", "create", "t", "--engine", "disk")
+    assert "not of engine 'object'" in llog("repair", "index", "t", code=2).stderr
 
 
 def test_inspect_shows_how_records_are_stored(llog: Llog) -> None:

@@ -1,15 +1,16 @@
-"""Ways to break the engine `object`: its writer, compactor, collector and sink."""
+"""Ways to break the engine `object`: its writer, compactor, collector, repair and sink."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from llog.batch.shared import Body
-from llog.partition import collector, compaction, compaction_plan, sink, writer
+from llog.partition import collector, compaction, compaction_plan, repair, sink, writer
+from llog.partition.candidates import Candidate, fills
 from llog.partition.compaction_plan import Crumb
 from llog.partition.gaps import Gaps
 from llog.partition.keys import PartitionKeys
@@ -117,7 +118,19 @@ def ignore_sink_manifests_in_the_mark(patch: Patch) -> None:
 
 def ignore_gaps(patch: Patch) -> None:
     """The collector deletes what could fill a gap in the index."""
-    patch.setattr(Gaps, "keeps", lambda self, blob: False)
+    patch.setattr(collector, "strike_off_kept", lambda names, gaps: None)
+
+
+def repair_with_the_first_that_fits(patch: Patch) -> None:
+    """A gap that several candidates fit is filled with one of them."""
+
+    def first(
+        start: int, end: int, candidates: Sequence[Candidate], accept: Callable[[Sequence[Candidate]], bool]
+    ) -> list[list[Candidate]] | None:
+        ways = fills(start, end, candidates, accept)
+        return ways[:1] if ways else ways
+
+    patch.setattr(repair, "fills", first)
 
 
 def ignore_pins(patch: Patch) -> None:
@@ -174,6 +187,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
     Mutation(ignore_pins, "I6"),
     Mutation(ignore_gaps, "I6"),
+    Mutation(repair_with_the_first_that_fits, "I1"),
     Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
     Mutation(forget_what_this_writer_appended, "I8"),
     Mutation(answer_before_the_commit, "I3"),

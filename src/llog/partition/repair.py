@@ -1,0 +1,432 @@
+"""The repair of an index with gaps: puts lost entries back, and only on proof.
+
+What counts as proof that records belong to offsets:
+
+- the breadcrumb of a compaction, or a compacted blob whose header names its offsets: both were made from the index as it was;
+- exactly one way to fill the gap with bodies that no entry leads to, orphans included, and nothing that speaks against it: not the next
+  offset that the writer knew, not the maxima in the entries around the gap, no blob that cannot be read, no record that retention may
+  have taken. What a compaction has left behind is told by its bytes, which lie in the compacted blob.
+
+Everything else is listed for a person to judge. A repair deletes nothing and replaces nothing but entries that are damaged themselves.
+Collectors may run beside it: each of them met the gap or the entry (`gaps.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from llog.batch.columns import Columns
+from llog.batch.joined import layout_of
+from llog.errors import (
+    BlobNotFound,
+    CorruptBatch,
+    InconsistentReadState,
+    PartitionNotInitialized,
+    TopicNotFound,
+    VersionMismatch,
+)
+from llog.model import FIRST_OFFSET, TopicPartition
+from llog.partition.candidates import (
+    CANDIDATES_MAX,
+    Candidate,
+    Found,
+    Place,
+    Surroundings,
+    fills,
+    find_candidates,
+    occurrences,
+    read_columns,
+    same,
+)
+from llog.partition.gaps import Coverage, Gap, Gaps, without, without_trimmed
+from llog.partition.keys import SINK_BLOBS, WAL, PartitionKeys, end_offset_of
+from llog.partition.log import Log
+from llog.partition.reader import Piece, Reader, decode_piece, pending_pieces
+from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Kind, decode, encode
+from llog.stores.meta import ABSENT, Entry, after, scan
+
+_SHOWN_MAX: Final = 20
+_OVERLAPS_MAX: Final = 5000
+
+
+class Proof(StrEnum):
+    BREADCRUMB = "breadcrumb"
+    COMPACTED = "compacted blob"
+    ONLY_CANDIDATE = "only candidate"
+
+
+class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An index entry to put, and what proves it."""
+
+    start_offset: int
+    end_offset: int
+    proof: Proof
+    entry: IndexEntry
+    expected: int
+    """The version of the damaged entry that it replaces; `ABSENT` if there is none."""
+
+
+class OpenGap(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets that cannot be repaired on proof, why, and what may hold their records."""
+
+    start_offset: int
+    end_offset: int
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+    candidates_left_out: int = 0
+
+
+class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be done about the gaps of one partition."""
+
+    topic: str
+    partition: int
+    directory: str
+    gaps: tuple[Gap, ...]
+    entries: tuple[NewEntry, ...]
+    open_gaps: tuple[OpenGap, ...]
+
+
+async def plan_repairs(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
+    """Of the partitions whose indexes have gaps, what can be done about them. Changes nothing; reads every blob that could fill a gap.
+
+    Partitions that were deleted meanwhile are left out.
+    """
+    damaged = [found for found in [await _looked_at(log, tp) for tp in tps] if found is not None and found.gaps]
+    gaps = [gap for each in damaged for gap in each.gaps]
+    found = await find_candidates(log, gaps, {each.keys: each.places for each in damaged})
+    return [await _Planner(log, each, found).plan() for each in damaged]
+
+
+async def apply_repair(log: Log, plan: RepairPlan) -> int:
+    """Puts the entries of the plan and returns how many; those that somebody else has put meanwhile are left to them."""
+    keys, put = PartitionKeys(plan.directory, plan.partition), 0
+    for new in plan.entries:
+        try:
+            await log.meta.put(keys.entry(new.end_offset), encode(new.entry), expected=new.expected)
+        except VersionMismatch:
+            continue
+        put += 1
+    return put
+
+
+class _Damaged:
+    """A partition as one look found it."""
+
+    def __init__(self, tp: TopicPartition, keys: PartitionKeys, control: Control) -> None:
+        self.tp = tp
+        self.keys = keys
+        self.control = control
+        self.gaps: list[Gap] = []
+        self.cursor = 0
+        self.crumb: Compaction | None = None
+        self.places: set[Place] = set()
+        """Where entries lead."""
+        self.compacted: list[Piece] = []
+        """Those whose records may have been uploaded when the lost ones were."""
+        self.broken: dict[int, int] = {}
+        """Versions of entries that cannot be decoded, by their ends."""
+
+
+async def _looked_at(log: Log, tp: TopicPartition) -> _Damaged | None:
+    """None if the partition is gone."""
+    try:
+        keys, control = await Reader(log).control(tp)
+    except (TopicNotFound, PartitionNotInitialized):
+        return None
+    found = _Damaged(tp, keys, control)
+    crumb = await log.meta.get(keys.compaction)
+    found.crumb = None if crumb is None else decode(Compaction, crumb.value, crumb.key)
+    cursor = await log.meta.get(keys.cursor)
+    found.cursor = 0 if cursor is None else decode(Cursor, cursor.value, cursor.key).offset
+    coverage = Coverage(keys, control)
+    async for item in scan(log.meta, keys.index):
+        entry, end = _decoded(item), end_offset_of(item.key)
+        if entry is None:
+            found.broken[end] = item.version
+        else:
+            coverage.add(end, entry)
+    for piece in pending_pieces(control):
+        coverage.add(piece.end_offset, piece.entry)
+    gaps = coverage.gaps()
+    now = await log.meta.get(keys.control) if gaps else None
+    found.gaps = [] if now is None else without_trimmed(gaps, decode(Control, now.value, now.key))
+    if found.gaps:
+        await _collect_references(log, found)
+    return found
+
+
+async def _collect_references(log: Log, found: _Damaged) -> None:
+    windows = Gaps()
+    windows.add(found.gaps)
+    latest = max(gap.to_ms for gap in found.gaps)
+    earliest = min(gap.from_ms for gap in found.gaps)
+    before_ms = 0
+    for piece in pending_pieces(found.control):
+        found.places.add((log.blob_name(piece.entry.data_uri), piece.entry.byte_offset))
+    async for item in scan(log.meta, found.keys.index):
+        entry, end = _decoded(item), end_offset_of(item.key)
+        if entry is None:
+            continue
+        blob = log.blob_name(entry.data_uri)
+        if windows.keeps(blob):
+            found.places.add((blob, entry.byte_offset))
+        if entry.kind is Kind.COMPACTED and entry.max_append_ms >= earliest and before_ms <= latest:
+            found.compacted.append(Piece(end - entry.msg_count + 1, end, entry))
+        before_ms = entry.append_ms
+
+
+class _Planner:
+    """Decides about the gaps of one partition."""
+
+    def __init__(self, log: Log, damaged: _Damaged, found: Found) -> None:
+        self._log = log
+        self._damaged = damaged
+        self._candidates = found.candidates[damaged.keys]
+        self._unreadable = found.unreadable[damaged.keys]
+        self._doubt = ""
+        """Why no candidate can be told from those that a compaction has left behind."""
+
+    async def plan(self) -> RepairPlan:
+        damaged, entries, open_gaps = self._damaged, [], []
+        left = damaged.gaps
+        for new in await self._settled():
+            if any(gap.start_offset <= new.end_offset and new.start_offset <= gap.end_offset for gap in left):
+                entries.append(new)
+                left = [part for gap in left for part in without(gap, new.start_offset, new.end_offset)]
+        surroundings = [await self._surroundings(gap) for gap in left]
+        unplaced = await self._not_compacted(
+            [each for each in self._candidates if any(around.admits(each) for around in surroundings)], entries
+        )
+        chosen = [self._chosen(around, unplaced) for around in surroundings]
+        uses = Counter(each.place for way in chosen if isinstance(way, list) for each in way)
+        for around, way in zip(surroundings, chosen, strict=True):
+            if isinstance(way, list) and any(uses[each.place] > 1 for each in way):
+                way = "the only candidates fit another gap as well"
+            made = way if isinstance(way, str) else await self._made(around.gap, way)
+            if isinstance(made, str):
+                open_gaps.append(_open_gap(around, made, unplaced))
+            else:
+                entries += made
+        return RepairPlan(
+            topic=damaged.tp.topic,
+            partition=damaged.tp.partition,
+            directory=damaged.keys.directory,
+            gaps=tuple(damaged.gaps),
+            entries=tuple(await self._with_maxima(sorted(entries, key=lambda new: new.end_offset))),
+            open_gaps=tuple(open_gaps),
+        )
+
+    # --- where the offsets are known
+
+    async def _settled(self) -> list[NewEntry]:
+        """What the breadcrumb and the headers of compacted blobs prove, the longest first. Where two overlap, both are true."""
+        crumb, settled = self._damaged.crumb, []
+        if crumb is not None and crumb.entry is not None:
+            settled.append((Proof.BREADCRUMB, Piece(crumb.start_offset, crumb.end_offset, crumb.entry)))
+        for each in self._candidates:
+            start = each.body.start_offset
+            if start is not None:
+                end = start + each.body.msg_count - 1
+                settled.append((Proof.COMPACTED, Piece(start, end, _entry(self._log, each, Kind.COMPACTED))))
+        settled.sort(key=lambda one: one[1].start_offset - one[1].end_offset)
+        chosen: list[NewEntry] = []
+        for proof, piece in settled:
+            if any(each.start_offset <= piece.end_offset and piece.start_offset <= each.end_offset for each in chosen):
+                continue
+            expected = await self._slot(piece)
+            entry = None if expected is None else await self._read(proof, piece)
+            if expected is not None and entry is not None:
+                chosen.append(_new(proof, piece, entry, expected))
+        return chosen
+
+    async def _slot(self, piece: Piece) -> int | None:
+        """The version that the piece's key must have for it to be put; None if it is in the way of what is there.
+
+        A compacted piece may lie over leftovers of its own records, but only below the cursor, where no compaction begins any more.
+        """
+        start, end, _ = piece
+        keys, control = self._damaged.keys, self._damaged.control
+        if end >= control.sequence_counter or any(each.start_offset <= end for each in pending_pieces(control)):
+            return None
+        expected = ABSENT
+        for found in await self._log.meta.range(keys.entry(start), after(keys.index), _OVERLAPS_MAX):
+            entry, entry_end = _decoded(found), end_offset_of(found.key)
+            if entry_end == end:
+                expected = found.version
+            if entry is None:
+                continue
+            entry_start = entry_end - entry.msg_count + 1
+            if entry_start > end:
+                return expected
+            inside = start <= entry_start and entry_end <= end
+            if entry.kind is Kind.COMPACTED or not inside or self._damaged.cursor <= end:
+                return None
+        return expected
+
+    async def _read(self, proof: Proof, piece: Piece) -> IndexEntry | None:
+        """The entry with what only the bytes tell; None if they are damaged."""
+        entry = piece.entry
+        try:
+            blob = self._log.blob_name(entry.data_uri)
+            data = await self._log.blobs.get_range(blob, entry.byte_offset, entry.byte_length)
+            columns = decode_piece(self._damaged.tp, piece, data)
+            if proof is Proof.BREADCRUMB:
+                return entry
+            return msgspec.structs.replace(
+                entry,
+                append_ms=columns.append_runs[-1][1],
+                max_append_ms=max(append_ms for _, append_ms in columns.append_runs),
+                parts=layout_of(data).parts,
+            )
+        except (BlobNotFound, CorruptBatch, InconsistentReadState):
+            return None
+
+    # --- where they are not
+
+    async def _surroundings(self, gap: Gap) -> Surroundings:
+        keys, control, meta = self._damaged.keys, self._damaged.control, self._log.meta
+        before = await meta.get(keys.entry(gap.start_offset - 1))
+        behind = await meta.range(keys.entry(gap.end_offset + 1), after(keys.index), 1)
+        pieces = [Piece(end - entry.msg_count + 1, end, entry) for end, entry in _ends(behind)]
+        pieces += pending_pieces(control)
+        following = next((piece.entry for piece in pieces if piece.start_offset == gap.end_offset + 1), None)
+        at_end = following is None and gap.end_offset + 1 == control.sequence_counter
+        return Surroundings(
+            gap=gap,
+            before=None if before is None else _decoded(before),
+            after=following,
+            maxima=(control.max_append_ms, control.max_timestamp_ms) if at_end else None,
+            log_start_offset=control.log_start_offset,
+        )
+
+    async def _not_compacted(self, candidates: list[Candidate], settled: Sequence[NewEntry]) -> list[Candidate]:
+        """The candidates without those whose records lie in a compacted blob: a compaction has read and left them."""
+        pieces = [*self._damaged.compacted, *(Piece(new.start_offset, new.end_offset, new.entry) for new in settled)]
+        if not candidates or not pieces or len(candidates) > CANDIDATES_MAX:
+            return candidates
+        columns = {each.place: await read_columns(self._log, each) for each in candidates}
+        compacted: Counter[Place] = Counter()
+        for piece in pieces:
+            try:
+                whole = await self._columns(piece)
+            except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
+                self._doubt = f"which candidates were compacted cannot be told: {error}"
+                return candidates
+            for place, own in columns.items():
+                compacted[place] += 0 if own is None else occurrences(own, whole)
+        # Of two bodies with the same records, either may be the one that was compacted once.
+        return [
+            each
+            for each in candidates
+            if compacted[each.place] < sum(1 for other in columns.values() if same(columns[each.place], other))
+        ]
+
+    async def _columns(self, piece: Piece) -> Columns:
+        entry = piece.entry
+        blob = self._log.blob_name(entry.data_uri)
+        data = await self._log.blobs.get_range(blob, entry.byte_offset, entry.byte_length)
+        return decode_piece(self._damaged.tp, piece, data)
+
+    def _chosen(self, around: Surroundings, unplaced: Sequence[Candidate]) -> list[Candidate] | str:
+        """The one way to fill the gap, or why there is none that is proved."""
+        gap = around.gap
+        windows = Gaps()
+        windows.add([gap])
+        unreadable = [name for name in self._unreadable if windows.keeps(name)]
+        if unreadable:
+            return f"{len(unreadable)} blobs that could hold the records have damaged headers, the first is {unreadable[0]}"
+        if self._doubt:
+            return self._doubt
+        fitting = [each for each in unplaced if around.admits(each)]
+        if any(around.may_reach_below(each) for each in fitting):
+            return "the log start was raised there, perhaps in the midst of the lost records"
+        ways = fills(gap.start_offset, gap.end_offset, fitting, around.accepts)
+        if ways is None:
+            return "there are too many candidates to try"
+        if len(ways) != 1:
+            return "several candidates fit" if ways else "no candidate fits"
+        log_start = self._damaged.control.log_start_offset
+        if any((each.body.next_offset or FIRST_OFFSET) < log_start for each in ways[0]):
+            return "the only candidate may be of records that were trimmed"
+        return ways[0]
+
+    async def _made(self, gap: Gap, way: Sequence[Candidate]) -> list[NewEntry] | str:
+        made, start = [], gap.start_offset
+        for each in way:
+            kind = Kind.WAL if each.blob.startswith((WAL, SINK_BLOBS)) else Kind.COMPACTED
+            piece = Piece(start, start + each.body.msg_count - 1, _entry(self._log, each, kind))
+            entry = await self._read(Proof.ONLY_CANDIDATE, piece)
+            if entry is None:
+                return f"the records at byte {each.body.body_offset} of blob {each.blob} are damaged"
+            expected = self._damaged.broken.get(piece.end_offset, ABSENT)
+            made.append(_new(Proof.ONLY_CANDIDATE, piece, entry, expected))
+            start = piece.end_offset + 1
+        return made
+
+    async def _with_maxima(self, entries: Sequence[NewEntry]) -> list[NewEntry]:
+        """The entries with maxima that run on from what is before each."""
+        keys, done = self._damaged.keys, list[NewEntry]()
+        for new in entries:
+            before = await self._log.meta.floor(keys.entry(new.start_offset - 1))
+            known = [each for _, each in _ends([before] if before and before.key.startswith(keys.index) else [])]
+            known += [done[-1].entry] if done else []
+            entry = msgspec.structs.replace(
+                new.entry,
+                max_append_ms=max(new.entry.max_append_ms, *(each.max_append_ms for each in known), 0),
+                max_timestamp_ms=max(new.entry.max_timestamp_ms, *(each.max_timestamp_ms for each in known), 0),
+            )
+            done.append(msgspec.structs.replace(new, entry=entry))
+        return done
+
+
+def _open_gap(around: Surroundings, reason: str, unplaced: Sequence[Candidate]) -> OpenGap:
+    fitting = [each for each in unplaced if around.admits(each)]
+    return OpenGap(
+        start_offset=around.gap.start_offset,
+        end_offset=around.gap.end_offset,
+        reason=reason,
+        candidates=tuple(fitting[:_SHOWN_MAX]),
+        candidates_left_out=max(0, len(fitting) - _SHOWN_MAX),
+    )
+
+
+def _entry(log: Log, candidate: Candidate, kind: Kind) -> IndexEntry:
+    body = candidate.body
+    return IndexEntry(
+        kind=kind,
+        data_uri=log.data_uri(candidate.blob),
+        byte_offset=body.body_offset,
+        byte_length=body.body_length,
+        msg_count=body.msg_count,
+        encoding=body.encoding,
+        append_ms=body.append_ms,
+        timestamp_min=body.timestamp_min,
+        timestamp_max=body.timestamp_max,
+        max_append_ms=body.append_ms,
+        max_timestamp_ms=body.timestamp_max,
+    )
+
+
+def _new(proof: Proof, piece: Piece, entry: IndexEntry, expected: int) -> NewEntry:
+    return NewEntry(
+        start_offset=piece.start_offset, end_offset=piece.end_offset, proof=proof, entry=entry, expected=expected
+    )
+
+
+def _ends(found: Sequence[Entry]) -> list[tuple[int, IndexEntry]]:
+    """The ends and the entries of those that are not damaged."""
+    return [(end_offset_of(each.key), entry) for each in found if (entry := _decoded(each)) is not None]
+
+
+def _decoded(found: Entry) -> IndexEntry | None:
+    """None if the entry is damaged."""
+    try:
+        return decode(IndexEntry, found.value, found.key)
+    except InconsistentReadState:
+        return None
