@@ -84,10 +84,15 @@ async def opened_log(settings: Settings, *, runtime: Runtime | None = None) -> A
         await close_log(log)
 
 
+def log_exists(settings: Settings) -> bool:
+    """Whether there is a metadata store already; opening the log would make one otherwise."""
+    meta, _ = addresses(settings)
+    return meta.scheme != "sqlite" or Path(meta.path).exists()
+
+
 def require_log(settings: Settings) -> None:
     """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
-    meta, _ = addresses(settings)
-    if meta.scheme == "sqlite" and not Path(meta.path).exists():
+    if not log_exists(settings):
         raise LogNotFound(
             f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
         )

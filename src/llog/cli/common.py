@@ -38,12 +38,16 @@ class Invocation(msgspec.Struct, frozen=True):
         return load_settings(dict(self.overrides), config_file=self.config_file)
 
 
-def with_log(invocation: Invocation, operation: Callable[[Log, Settings], Awaitable[R]]) -> R:
-    """Opens the log that the settings name, for as long as the operation runs."""
-    from llog.opening import opened_log
+def with_log(invocation: Invocation, operation: Callable[[Log, Settings], Awaitable[R]], *, create: bool = False) -> R:
+    """Open the log that the settings name for as long as the operation runs; only with `create` may it be a new one."""
+    from llog.opening import opened_log, require_log
 
     async def opened() -> R:
         settings = invocation.settings()
+        if create:
+            note_new_log(settings)
+        else:
+            require_log(settings)
         async with opened_log(settings) as log:
             return await operation(log, settings)
 
@@ -122,6 +126,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
 def note(message: str) -> None:
     """For people: on stderr, so that stdout stays data."""
     click.echo(message, err=True)
+
+
+def note_new_log(settings: Settings) -> None:
+    """Say that opening this log makes it, if it does."""
+    from llog.opening import log_exists
+
+    if not log_exists(settings):
+        note(f"llog: making a new log: metadata in {settings.meta}, blobs in {settings.blobs}")
 
 
 def progress(description: str, *, total: int | None = None) -> Progress:

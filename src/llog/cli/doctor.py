@@ -48,7 +48,7 @@ def doctor(invocation: Invocation, as_json: bool) -> None:
     async def examined(log: Log, settings: Settings) -> tuple[Settings, list[Finding]]:
         return settings, await examine(log)
 
-    settings, findings = with_log(invocation, examined)
+    settings, findings = with_log(invocation, examined, create=True)
     if as_json:
         print_json(
             {"meta": settings.meta, "blobs": settings.blobs, "checks": [finding._asdict() for finding in findings]}

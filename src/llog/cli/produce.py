@@ -64,7 +64,7 @@ def produce(
         separator = None if key_separator is None else key_separator.encode()
         await _append(log, settings, _Router(found, separator, partition), files)
 
-    with_log(invocation, produced)
+    with_log(invocation, produced, create=True)
 
 
 class _Totals:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from llog.cli.common import Invocation, note
+from llog.cli.common import Invocation, note, note_new_log
 from llog.config import Settings
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -66,6 +66,7 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
 
     settings = listen_settings(invocation, host, port, role)
     warn_if_open(settings)
+    note_new_log(settings)
     run(
         settings,
         ready=lambda address: note(f"llog: listening on {address}"),

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from llog.cli.common import Invocation
+from llog.cli.common import Invocation, note_new_log
 
 
 @click.command(short_help="Run SQL: tables, topics and consumer groups.")
@@ -55,6 +55,8 @@ def sql(
 
     form = "json" if as_json else "csv" if as_csv else "table"
     is_shell = not commands and not files and sys.stdin.isatty()
+    if url is None and not quiet:
+        note_new_log(invocation.settings())
     session = open_session(url or invocation.settings(), member=member)
     try:
         if is_shell:

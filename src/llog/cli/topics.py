@@ -103,7 +103,7 @@ def create(
             delete_retention_ms=DELETE_RETENTION_MS if delete_retention is None else delete_retention,
         )
 
-    topic = with_log(invocation, made)
+    topic = with_log(invocation, made, create=True)
     click.echo(f"created topic {topic.name} with {_partitions(topic.partitions)}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from llog.cli.common import DURATION, Invocation, note
+from llog.cli.common import DURATION, Invocation, note, note_new_log
 from llog.cli.serve import listen_options, listen_settings, warn_if_open
 from llog.config import Settings
 from llog.errors import JavaNotFound, MissingExtra
@@ -48,6 +48,7 @@ def up(
     settings = listen_settings(invocation, host, port, role)
     on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
+    note_new_log(settings)
 
     async def upkeep(log: Log) -> None:
         from llog.broker.maintenance import Maintenance, MaintenanceOptions

@@ -375,11 +375,41 @@ def test_options_go_before_the_environment_and_name_other_stores(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(llog: Llog, arguments: tuple[str, ...], named: str) -> None:
+    llog("topics", "create", "something")
     failed = llog(*arguments, code=2)
     assert failed.stdout == ""
     assert failed.stderr.startswith("llog: ")
     assert failed.stderr.count("\n") == 1
     assert named in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "list"),
+        ("topics", "describe", "t"),
+        ("topics", "delete", "t", "--yes"),
+        ("consume", "t"),
+        ("groups", "list"),
+        ("inspect", "t"),
+        ("verify",),
+        ("compact",),
+        ("retain",),
+        ("collect",),
+    ],
+    ids=" ".join,
+)
+def test_only_what_writes_makes_a_log(llog: Llog, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    failed = llog(*arguments, code=2)
+    assert "there is no log" in failed.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_makes_a_log_says_so_once(llog: Llog) -> None:
+    assert "making a new log" in llog("topics", "create", "t").stderr
+    assert "making a new log" not in llog("topics", "create", "u").stderr
+    assert "making a new log" in llog("--data-dir", "another", "produce", "t", stdin="a\n").stderr
 
 
 def test_a_malformed_duration_is_explained(llog: Llog) -> None:

@@ -43,7 +43,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
 
 @pytest.fixture
 def llog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[StandIn]) -> Llog:
+    """The command beside a log that is there already, as far as it looks."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "llog-data").mkdir()
+    (tmp_path / "llog-data" / "meta.sqlite").touch()
 
     def run(*arguments: str, stdin: str | bytes | None = None, code: int = 0) -> Result:
         result = CliRunner().invoke(main, ["sql", *arguments], input=stdin)
