@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import quote, unquote
@@ -14,6 +15,9 @@ from llog.errors import ConfigurationError
 from llog.units import format_duration_ms, format_size
 
 PREFIX: Final = "LLOG_"
+# Examples for people, of which some are within the bounds of every setting.
+_DURATIONS: Final = (500, 10_000, 3_600_000)
+_SIZES: Final = (64 << 10, 64 << 20, 1 << 30)
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -408,9 +412,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 f"(LLOG_BATCH_MAX_BYTES is {self.batch_max_bytes}): raise it, or lower the other"
             )
 
+    @property
+    def uses_s3(self) -> bool:
+        """Whether any store is in S3."""
+        return any(url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed))
+
     def as_environment(self) -> dict[str, str]:
-        """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them."""
-        values = {setting: getattr(self, setting.field) for setting in SETTINGS.values()}
+        """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them.
+
+        Credentials of S3 that no store needs are left out.
+        """
+        values = {
+            setting: getattr(self, setting.field)
+            for setting in SETTINGS.values()
+            if self.uses_s3 or not setting.field.startswith("s3_")
+        }
         return {
             setting.variable: value.value if isinstance(value, Secret) else str(value)
             for setting, value in values.items()
@@ -446,8 +462,8 @@ class Setting(NamedTuple):
         if self.kind is not int:
             return "text"
         what = {
-            "duration": "a duration such as 500ms, 10s or 1h",
-            "size": "a size such as 64KiB or 1GiB",
+            "duration": f"a duration such as {self._examples(_DURATIONS)}",
+            "size": f"a size such as {self._examples(_SIZES)}",
             None: "a whole number",
         }
         bounds = [
@@ -456,6 +472,11 @@ class Setting(NamedTuple):
         ]
         within = " ".join(filter(None, bounds))
         return f"{what[self.unit]}, {within}" if within else what[self.unit]
+
+    def _examples(self, values: Sequence[int]) -> str:
+        """Those of the values that are within the bounds, as people write them."""
+        low, high = self.low or 0, math.inf if self.high is None else self.high
+        return " or ".join(self.written(value) for value in values if low <= value <= high)
 
     def written(self, value: int) -> str:
         """A value as people write it."""
@@ -515,10 +536,10 @@ def parse_address(setting: Setting, url: str) -> Address:
         )
     authority, slash, path = rest.partition("/")
     if "@" in authority:
-        raise ConfigurationError(
-            f"{setting.variable} is {_shown(url)!r}, with credentials in it: put them into LLOG_S3_ACCESS_KEY_ID and "
-            "LLOG_S3_SECRET_ACCESS_KEY"
+        where = (
+            "put them into LLOG_S3_ACCESS_KEY_ID and LLOG_S3_SECRET_ACCESS_KEY" if scheme == "s3" else "leave them out"
         )
+        raise ConfigurationError(f"{setting.variable} is {_shown(url)!r}, with credentials in it: {where}")
     if scheme not in ("sqlite", "file") and "?" in rest:
         raise ConfigurationError(
             f"{setting.variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and credentials "

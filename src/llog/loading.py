@@ -7,6 +7,7 @@ name or a malformed value is an error at once, for a mistyped setting that is ig
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,11 @@ CONFIG_VARIABLE: Final = "LLOG_CONFIG"
 CONFIG_FILE: Final = "llog.toml"
 _NOT_SETTINGS: Final = (CONFIG_VARIABLE, "LLOG_REQUIRE_SERVERS", "LLOG_HYPOTHESIS_PROFILE")
 _NOT_SETTINGS_PREFIX: Final = "LLOG_TEST_"
+# What Kubernetes tells every pod of a Service whose name begins with "llog".
+_SERVICE_VARIABLE: Final = re.compile(
+    r"LLOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _CREDENTIALS: Final = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
 
 
@@ -41,7 +47,9 @@ def load_settings(
             raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
         if value is not None:
             values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
-    return Settings(**(_fallbacks(values, environment) | values))
+    settings = Settings(**(_fallbacks(values, environment) | values))
+    _check_s3(settings, values)
+    return settings
 
 
 def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or variable.startswith(_NOT_SETTINGS_PREFIX):
+        if not variable.startswith(PREFIX) or _is_no_setting(variable, text):
             continue
         field = variable.removeprefix(PREFIX).lower()
         if field not in SETTINGS or SETTINGS[field].variable != variable:
@@ -74,6 +82,23 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if text:
             values[field] = _parsed(SETTINGS[field], text, variable)
     return values
+
+
+def _is_no_setting(variable: str, text: str) -> bool:
+    if variable in _NOT_SETTINGS or variable.startswith(_NOT_SETTINGS_PREFIX):
+        return True
+    is_service_port = variable.endswith("_PORT") and _SERVICE_ADDRESS.match(text) is not None
+    return is_service_port or _SERVICE_VARIABLE.fullmatch(variable) is not None
+
+
+def _check_s3(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse settings of S3 where no store is in S3: records would silently go elsewhere."""
+    field = next((field for field in given if field.startswith("s3_")), None)
+    if field is not None and not settings.uses_s3:
+        raise ConfigurationError(
+            f"{SETTINGS[field].variable} is set, but LLOG_BLOBS is {settings.blobs}: name the bucket with "
+            f"LLOG_BLOBS=s3://bucket/prefix (or LLOG_KEYED), or unset {SETTINGS[field].variable}"
+        )
 
 
 def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -115,10 +140,8 @@ def _number(setting: Setting, text: str) -> int:
 
 
 def _known(unknown: str) -> str:
-    """What was probably meant, or everything there is."""
+    """What was probably meant."""
     from difflib import get_close_matches
 
-    close = get_close_matches(unknown.lower(), SETTINGS, n=1)
-    if close:
-        return f"did you mean {close[0]} ({SETTINGS[close[0]].variable})?"
-    return f"there are {', '.join(SETTINGS)}"
+    (nearest,) = get_close_matches(unknown.lower(), SETTINGS, n=1, cutoff=0.0)
+    return f"did you mean {nearest} ({SETTINGS[nearest].variable})? docs/configuration.md lists all settings"

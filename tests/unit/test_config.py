@@ -75,7 +75,7 @@ def test_a_named_file_goes_before_the_one_in_the_current_directory(tmp_path: Pat
         ({"LLOG_SESSION_TIMEOUT_MS": "soon"}, "LLOG_SESSION_TIMEOUT_MS is 'soon'"),
         ({"LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN": "-1"}, "LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN"),
         ({"LLOG_SEGMENT_FSYNC": "never"}, "always, interval or os"),
-        ({"LLOG_SEGMENT_BYTES": "10"}, "a size such as 64KiB or 1GiB, from 1KiB to 4GiB"),
+        ({"LLOG_SEGMENT_BYTES": "10"}, "a size such as 64KiB or 64MiB or 1GiB, from 1KiB to 4GiB"),
         ({"LLOG_META": "oxia://host:6648"}, "no Oxia adapter"),
         ({"LLOG_META": "postgres://x"}, "LLOG_META"),
         ({"LLOG_META": "sqlite://host/path"}, "sqlite:///absolute/path"),
@@ -146,6 +146,7 @@ def test_aws_variables_fill_in_what_nobody_set() -> None:
 
 def test_credentials_of_two_places_are_never_mixed() -> None:
     environment = {
+        "LLOG_BLOBS": "s3://bucket",
         "LLOG_S3_ACCESS_KEY_ID": "own-key",
         "LLOG_S3_SECRET_ACCESS_KEY": "own-secret",
         "AWS_ACCESS_KEY_ID": "aws-key",
@@ -160,7 +161,7 @@ def test_credentials_of_two_places_are_never_mixed() -> None:
 
 def test_a_secret_is_in_no_representation_and_in_no_error() -> None:
     secrets = {"LLOG_S3_ACCESS_KEY_ID": "key", "LLOG_S3_SECRET_ACCESS_KEY": "hush-1", "LLOG_S3_SESSION_TOKEN": "hush-2"}
-    settings = load_settings(environment=secrets)
+    settings = load_settings(environment={"LLOG_BLOBS": "s3://bucket"} | secrets)
     assert "hush" not in repr(settings) + str(settings) + str(settings.s3_secret_access_key)
     with pytest.raises(ConfigurationError) as caught:
         load_settings(environment={"LLOG_BLOBS": "s3://key:hush-3@bucket/prefix"})
@@ -195,6 +196,7 @@ def test_settings_travel_by_pickle_and_by_environment(tmp_path: Path, monkeypatc
     settings = load_settings(
         {"data_dir": "a directory#1", "codec": "zstd"},
         environment={
+            "LLOG_KEYED": "s3://bucket",
             "LLOG_S3_ACCESS_KEY_ID": "key",
             "LLOG_S3_SECRET_ACCESS_KEY": "secret",
             "LLOG_COLLECT_GRACE_MS": "2h",
@@ -254,3 +256,53 @@ def test_every_setting_is_documented_and_the_documentation_is_fresh(tmp_path: Pa
     assert docs.main(["--check"], root=tmp_path) == 0
     (tmp_path / "docs/configuration.md").write_text("something else")
     assert docs.main(["--check"], root=tmp_path) == 1
+
+
+def test_variables_that_kubernetes_injects_are_not_settings() -> None:
+    injected = {
+        "LLOG_SERVICE_HOST": "10.0.0.1",
+        "LLOG_SERVICE_PORT": "8080",
+        "LLOG_SERVICE_PORT_HTTP": "8080",
+        "LLOG_PORT": "tcp://10.0.0.1:8080",
+        "LLOG_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "LLOG_PORT_8080_TCP_PROTO": "tcp",
+        "LLOG_PORT_8080_TCP_PORT": "8080",
+        "LLOG_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "LLOG_BROKER_SERVICE_HOST": "10.0.0.1",
+        "LLOG_BROKER_PORT": "tcp://10.0.0.1:8080",
+    }
+    assert load_settings(environment=injected) == load_settings(environment={})
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("LLOG_PORT", "LLOG_BROKER_PORT"), ("LLOG_DATADIR", "LLOG_DATA_DIR"), ("LLOG_SERVICE_HOSTS", "LLOG_BROKER_HOSTS")],
+)
+def test_a_misspelt_setting_is_named_with_the_nearest_one(variable: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable}: did you mean .*{meant}") as raised:
+        load_settings(environment={variable: "8080"})
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
+def test_settings_of_s3_without_a_bucket_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"LLOG_S3_ENDPOINT_URL is set, but LLOG_BLOBS is file:.*s3://bucket"):
+        load_settings(environment={"LLOG_S3_ENDPOINT_URL": "http://127.0.0.1:1"})
+    for variable in ("LLOG_BLOBS", "LLOG_KEYED"):
+        load_settings(environment={"LLOG_S3_REGION_NAME": "eu-west-1", variable: "s3://bucket/prefix"})
+    machine = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hush", "AWS_REGION": "eu-west-1"}
+    local = load_settings(environment=machine)
+    assert load_settings(environment=local.as_environment()).blobs == local.blobs
+
+
+def test_examples_in_errors_are_within_the_bounds_beside_them() -> None:
+    with pytest.raises(ConfigurationError, match="such as 64KiB or 64MiB, from 1KiB to 256MiB"):
+        load_settings(environment={"LLOG_REQUEST_MAX_BYTES": "1GiB"})
+    for setting in SETTINGS.values():
+        assert "such as ," not in setting.accepts
+        assert not setting.accepts.endswith("such as ")
+
+
+def test_an_address_that_needs_no_credentials_is_not_told_where_to_put_them() -> None:
+    with pytest.raises(ConfigurationError, match="leave them out"):
+        load_settings(environment={"LLOG_META": "sqlite://user@host/file"})

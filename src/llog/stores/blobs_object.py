@@ -33,6 +33,7 @@ Views = list[memoryview]
 COALESCE_GAP_BYTES = 256 * 1024
 REQUIRED_SECONDS = 10.0
 """How often puts look whether the blob that is required is still there."""
+_S3_CREDENTIALS = "LLOG_S3_ACCESS_KEY_ID and LLOG_S3_SECRET_ACCESS_KEY (or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) and the region"
 _user_pid: int | None = None  # the process in which obstore's threads run: it has one set of them, whatever the store
 
 
@@ -89,7 +90,7 @@ class ObjectBlobStore:
         )
         http = bool(endpoint and endpoint.startswith("http://")) if allow_http is None else allow_http
         return cls(
-            Place("s3", bucket, prefix.strip("/"), endpoint, "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the region"),
+            Place("s3", bucket, prefix.strip("/"), endpoint, _S3_CREDENTIALS),
             lambda client, retry: S3Store(
                 bucket,
                 prefix=prefix.strip("/") or None,
