@@ -7,7 +7,7 @@ import base64
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llog.config import Settings
     from llog.partition.log import Log
     from llog.ports import LogReader
-    from llog.topics.groups import Groups
 
 _WAIT_SECONDS = 30.0
 _READ_BYTES = 4 << 20
@@ -51,7 +50,15 @@ Format = Callable[[TopicPartition, Record], bytes]
     show_default=True,
     help="value: a line of payload each. kv: key, tab, payload. json: everything; bytes that are no text as base64.",
 )
-@click.option("--group", help="Go on where this consumer group stopped, and commit what was printed.")
+@click.option(
+    "--group", help="As a member of this consumer group: what no other member has, acknowledged when it was printed."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["claimed", "assigned"]),
+    help="How the group shares the topic out: each record to one member at a time, or each partition to one member, in order. "
+    "Default: as the group does already, else claimed.",
+)
 @click.pass_obj
 def consume(
     invocation: Invocation,
@@ -62,30 +69,43 @@ def consume(
     follow: bool,
     format_name: str,
     group: str | None,
+    mode: Literal["claimed", "assigned"] | None,
 ) -> None:
     """Print the records of TOPIC, each partition in its order, up to the end there is when it begins.
 
-    With --group, partitions in which the group has a position start there, and --from counts for the others. A position is committed
-    after its records were written to stdout: killed in between, they are printed again, never passed over.
+    With --group, processes share the records of TOPIC with each other and with all other members of the group: each prints what it is
+    given. Partitions in which the group has a position start there, and --from counts for the others. Records are acknowledged after they
+    were written to stdout: those of a process that is killed in between are printed by another a minute later, never passed over.
 
     \b
       llog consume orders --from 2026-01-31T12:00:00Z --format json --max 10
       llog consume orders --group billing --follow
+      llog consume orders --group billing --mode assigned --follow
     """
+    if mode is not None and group is None:
+        raise InvalidArgument("--mode is about a consumer group: name it with --group")
 
     async def consumed(log: Log, _: Settings) -> None:
+        if group is None:
+            await printed(log)
+            return
+        from llog.cli.consume_group import GroupPrinter, known_mode
+
+        chosen = mode or await known_mode(log, topic, group)
+        member = GroupPrinter(log, topic, group, chosen, partition, _FORMATS[format_name])
+        await member.print_all(start, max_records, follow=follow)
+
+    async def printed(log: Log) -> None:
         from llog.engines.routing import EngineReader
-        from llog.topics.groups import Groups
 
         reader = EngineReader(log)
-        groups = Groups(log, reader)
-        printer = _Printer(groups, reader, _FORMATS[format_name], max_records, group)
+        printer = _Printer(reader, _FORMATS[format_name], max_records)
         positions: dict[TopicPartition, int] = {}
         where = start
         while True:
             for tp in await partitions_of(log, topic, partition):
                 if tp not in positions:
-                    positions[tp] = await _position(groups, reader, tp, where, group)
+                    positions[tp] = await start_offset(reader, tp, where)
             await printer.print_all(positions)
             if not follow or printer.finished:
                 return
@@ -93,11 +113,6 @@ def consume(
             await printer.any_more(positions)
 
     with_log(invocation, consumed)
-
-
-async def _position(groups: Groups, reader: LogReader, tp: TopicPartition, where: str, group: str | None) -> int:
-    committed = None if group is None else await groups.position(group, tp)
-    return await start_offset(reader, tp, where) if committed is None else committed
 
 
 async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int:
@@ -126,14 +141,10 @@ def parse_time_ms(text: str) -> int:
 
 
 class _Printer:
-    def __init__(
-        self, groups: Groups, reader: LogReader, write: Format, max_records: int | None, group: str | None
-    ) -> None:
-        self._groups = groups
+    def __init__(self, reader: LogReader, write: Format, max_records: int | None) -> None:
         self._reader = reader
         self._format = write
         self._left = max_records
-        self._group = group
 
     @property
     def finished(self) -> bool:
@@ -165,13 +176,12 @@ class _Printer:
             wait.result()
 
     async def _print(self, tp: TopicPartition, offset: int, stop: int) -> int:
-        """Prints up to `stop`, or to the last record wanted; returns the next offset, which the group has then committed."""
+        """Prints up to `stop`, or to the last record wanted; returns the next offset."""
         from llog.batch.columns import records_of, slice_columns
 
         while offset < stop and self._left != 0:
             batches = await self._reader.read(tp, offset, _READ_BYTES, stop=stop)
             if not batches:  # what is left below `stop` was removed by key compaction
-                await self._commit(tp, stop)
                 return stop
             for batch in batches:
                 count = min(batch.columns.count, stop - batch.start_offset)
@@ -183,16 +193,11 @@ class _Printer:
                 records = records_of(slice_columns(batch.columns, 0, count), batch.start_offset)
                 write_out([self._format(tp, each) for each in records])
                 offset = batch.start_offset + count
-            await self._commit(tp, offset)
         return offset
-
-    async def _commit(self, tp: TopicPartition, offset: int) -> None:
-        if self._group is not None:
-            await self._groups.commit(self._group, tp, offset)
 
 
 def write_out(lines: Sequence[bytes]) -> None:
-    """Onto stdout, and out of this process: a commit after it must not run ahead of what was printed."""
+    """Onto stdout, and out of this process: an ACK after it must not run ahead of what was printed."""
     data = memoryview(b"".join(lines))
     # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one tells.
     for start in range(0, len(data), _WRITE_BYTES):

@@ -260,6 +260,10 @@ class Groups:
 
         return _there(await self._change(home, decide)).committed
 
+    async def mode(self, group: str, topic: str) -> GroupMode:
+        """Returns how the group shares the topic out; plain if it does not, or not yet."""
+        return await self._known_mode(await self._home(group, TopicPartition(topic, 0)))
+
     async def position(self, group: str, tp: TopicPartition, *, topic: Topic | None = None) -> int | None:
         """The next offset that the group wants, or None if it has no position here."""
         record = await self.record(group, tp, topic=topic)

@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llog.cli.main import main
+from llog.engines.routing import EngineAppender
 from llog.loading import load_settings
-from llog.model import TopicPartition
+from llog.model import Record, TopicPartition
 from llog.opening import opened_log
 from llog.partition.log import Log
+from llog.ports import Group
 from llog.topics.group_records import GroupMode
 from llog.topics.groups import Groups
 
@@ -84,13 +86,31 @@ def test_claims_and_their_holders_are_shown_and_keep_a_group_from_being_deleted(
     assert (share["mode"], share["holders"]) == ("claimed", ["", "worker-1"])
     assert "(no name), worker-1" in llog("groups", "describe", "g").stdout
     assert _json(llog("groups", "list", "--json"))[0]["members"] == ["", "worker-1"]
-    assert "shares its records out" in llog("consume", engine, "--group", "g", code=2).stderr
+    assert llog("consume", engine, "--group", "g").stdout == "3\n", "what worker-1 holds is printed, too"
+    assert "is one whose" in llog("consume", engine, "--group", "g", "--mode", "assigned", code=2).stderr
 
     assert "needs --yes" in llog("groups", "delete", "g", code=2).stderr
     assert "in use by 'worker-1'" in llog("groups", "delete", "g", "--yes", code=2).stderr
     assert llog("groups", "delete", "g", "--yes", "--force").stdout == "deleted group g: 1 position\n"
     assert _json(llog("groups", "list", "--json")) == []
     assert "there is no group 'g'" in llog("groups", "delete", "g", "--yes", code=2).stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_member_that_prints_shares_a_topic_as_its_group_does(llog: Llog, engine: str) -> None:
+    assert llog("consume", engine, "--group", "a", "--mode", "assigned", "--max", "1").stdout == "1\n"
+    assert _json(llog("groups", "describe", "a", "--json"))[0]["mode"] == "assigned"
+    assert llog("consume", engine, "--group", "a", "--max", "1").stdout == "2\n"
+    assert "is one whose" in llog("consume", engine, "--group", "a", "--mode", "claimed", code=2).stderr
+    assert llog("consume", engine, "--group", "a", "--format", "kv").stdout == "\t3\n"
+    assert _json(llog("groups", "list", "--json"))[0]["members"] == [], "one that has ended has not left"
+    assert llog("consume", engine, "--group", "late", "--from", "3").stdout == "3\n"
+    assert llog("consume", engine, "--group", "later", "--from", "latest").stdout == ""
+    record = Record(payload=b"4", headers=(("trace", b"x"),))
+    _in_log(lambda log: EngineAppender(log).append([Group(topic=engine, partition=0, records=[record])]))
+    shown = llog("consume", engine, "--group", "later", "--from", "earliest", "--format", "json").stdout
+    assert (json.loads(shown)["value"], json.loads(shown)["headers"]) == ("4", [["trace", "x"]])
+    assert "name it with --group" in llog("consume", engine, "--mode", "assigned", code=2).stderr
 
 
 def test_a_group_is_deleted_on_one_topic(llog: Llog) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -71,6 +75,76 @@ def test_a_reader_that_has_enough_ends_consume_without_a_word(tmp_path: Path) ->
     consumer.stdout = None
     assert _end(consumer) == b""
     assert consumer.returncode == 141
+
+
+class _Lines:
+    """What a process has printed so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.found: list[bytes] = []
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        for line in _pipe(self.process.stdout):
+            self.found.append(line.rstrip())
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self._reading.join(LIMIT_S)
+        assert self.process.wait(LIMIT_S) == 130
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_processes_of_one_group_share_its_records(tmp_path: Path) -> None:
+    assert _run(tmp_path, "produce", "t", stdin=b"0\n").returncode == 0
+    members = [_Lines(_start(tmp_path, "consume", "t", "--group", "g", "--follow")) for _ in range(2)]
+    for number in range(1, 6):
+        assert _run(tmp_path, "produce", "t", stdin=b"%d\n" % number).returncode == 0
+    _until(lambda: sum(len(each.found) for each in members) >= 6)
+    for each in members:
+        each.end()
+    assert sorted(line for each in members for line in each.found) == [b"%d" % number for number in range(6)]
+    assert _run(tmp_path, "consume", "t", "--group", "g").stdout == b""
+
+
+def test_processes_of_an_assigned_group_have_different_partitions(tmp_path: Path) -> None:
+    assert _run(tmp_path, "topics", "create", "t", "--partitions", "2").returncode == 0
+    assigned = ("consume", "t", "--group", "g", "--mode", "assigned", "--follow")
+    members = [_Lines(_start(tmp_path, *assigned)) for _ in range(2)]
+
+    def holders() -> set[str]:
+        shown = _run(tmp_path, "groups", "describe", "g", "--json")
+        return {each["assigned_to"] for each in json.loads(shown.stdout)} if shown.returncode == 0 else set()
+
+    _until(lambda: len(holders() - {None}) == 2)
+    for partition in (b"0", b"1"):
+        lines = b"".join(partition + b" %d\n" % number for number in range(3))
+        assert _run(tmp_path, "produce", "t", "--partition", partition.decode(), stdin=lines).returncode == 0
+    _until(lambda: sum(len(each.found) for each in members) >= 6)
+    for each in members:
+        each.end()
+    expected = [[partition + b" %d" % number for number in range(3)] for partition in (b"0", b"1")]
+    assert sorted(each.found for each in members) == expected
+
+
+def test_what_a_member_could_not_print_goes_to_the_next_at_once(tmp_path: Path) -> None:
+    lines = b"".join(b"%d %s\n" % (number, b"x" * 1000) for number in range(2000))
+    assert _run(tmp_path, "produce", "t", stdin=lines).returncode == 0
+    consumer = _start(tmp_path, "consume", "t", "--group", "g")
+    _pipe(consumer.stdout).read(10)
+    _pipe(consumer.stdout).close()
+    consumer.stdout = None
+    assert _end(consumer) == b""
+    assert consumer.returncode == 141
+    assert _run(tmp_path, "consume", "t", "--group", "g").stdout == lines
 
 
 def test_produce_appends_what_has_waited_long_enough_and_keeps_it_when_interrupted(tmp_path: Path) -> None:
