@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llog.broker import metrics as counting
+from llog.broker.arrivals import Arrivals
 from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
 from llog.broker.batching import BatchingProducer
 from llog.broker.bodies import JSON, Bodies
@@ -90,9 +91,12 @@ class Broker:
             max_delay_s=settings.batch_max_delay_ms / 1000,
         )
         self._producing = ProduceService(self._catalog, self._producer, self.metrics)
-        self._fetching = FetchService(self._reader, self._catalog, self._tail, self.metrics, log.runtime, self.stopping)
+        self._arrivals = Arrivals(self._reader, self.metrics, self.stopping)
+        self._fetching = FetchService(
+            self._reader, self._catalog, self._tail, self.metrics, self._arrivals, self.stopping
+        )
         self._body = Bodies(settings, self.metrics).read
-        consuming = Consuming(log, self._reader, appender, stopping=self.stopping)
+        consuming = Consuming(log, self._reader, appender, waits=self._arrivals, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
@@ -145,6 +149,7 @@ class Broker:
         """Ends waits and appends what was accepted; returns when all of it is answered."""
         self.stopping.set()
         await self._producer.close()
+        await self._arrivals.close()
         await self._tail.close()
         await self._keyed.close()
         await self._sql.close()

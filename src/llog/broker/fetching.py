@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from llog.batch.columns import Columns, byte_size, record_sizes, slice_columns
+from llog.broker.arrivals import Arrival, Arrivals
 from llog.broker.metrics import Metrics
 from llog.broker.tail import Tail
 from llog.engines.routing import EngineReader
@@ -20,8 +21,6 @@ from llog.model import TimestampType, TopicPartition
 from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.records import Topic
 from llog.ports import Batch
-from llog.runtime import Runtime
-from llog.topics.waiting import Watch, any_of
 
 _CONCURRENCY: Final = 8
 _SHARES: Final = 8
@@ -101,11 +100,11 @@ class FetchService:
         catalog: Catalog,
         tail: Tail,
         metrics: Metrics,
-        runtime: Runtime,
+        arrivals: Arrivals,
         stopping: asyncio.Event,
     ) -> None:
         self._reader = reader
-        self._runtime = runtime
+        self._arrivals = arrivals
         self._catalog = catalog
         self._tail = tail
         self._metrics = metrics
@@ -118,25 +117,28 @@ class FetchService:
         """Fills them in. Earlier ones go first where `max_bytes` is not enough for all."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
+        arrival: Arrival | None = None
         while True:
-            await asyncio.gather(*map(self._look, fetches))
+            await asyncio.gather(*(self._look(each, arrival) for each in fetches))
             await self._fill(fetches, max_bytes)
             size, left = sum(each.size for each in fetches), deadline - loop.time()
             enough = size >= min_bytes or any(each.error or each.has_more for each in fetches)
             growing = [each for each in fetches if each.room]
             if enough or left <= 0 or not growing or self._stopping.is_set():
                 break
-            watches = [Watch(each.tp, each.position) for each in growing]
-            await any_of(self._reader, self._runtime, watches, left, self._stopping)
+            arrival = await self._arrivals.first([(each.tp, each.position) for each in growing], left)
         for each in fetches:
             self._metrics.consumed_records += each.count
             self._metrics.consumed_bytes += each.size - each.record_overhead * each.count
 
-    async def _look(self, fetch: Fetch) -> None:
-        """Learns the bounds of the partition as they are now."""
+    async def _look(self, fetch: Fetch, arrival: Arrival | None) -> None:
+        """Learns the bounds of the partition as they are now, or were at the arrival that ended a wait."""
         try:
-            async with self._gate:
-                directory, bounds = await self._reader.look(fetch.tp)
+            if arrival is not None and arrival[0] == fetch.tp:
+                directory, bounds = arrival[1]
+            else:
+                async with self._gate:
+                    directory, bounds = await self._reader.look(fetch.tp)
         except LlogError as error:
             fetch.fail(error)
             return

@@ -36,6 +36,7 @@ class Metrics:
         self.errors: Counter[str] = Counter()
         self.connections = 0
         self.connections_refused = 0
+        self.waiting = 0
         self.produced_records = 0
         self.produced_bytes = 0
         self.consumed_records = 0
@@ -80,6 +81,7 @@ class Metrics:
         for name, kind, text, value in (
             ("llog_connections", "gauge", "Connections that are open.", self.connections),
             ("llog_connections_refused_total", "counter", "Requests beyond the limit.", self.connections_refused),
+            ("llog_waiting_requests", "gauge", "Requests that wait for records.", self.waiting),
             ("llog_produced_records_total", "counter", "Records appended.", self.produced_records),
             ("llog_produced_bytes_total", "counter", "Bytes appended.", self.produced_bytes),
             ("llog_consumed_records_total", "counter", "Records handed out.", self.consumed_records),

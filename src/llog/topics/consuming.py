@@ -31,7 +31,7 @@ from llog.topics.group_records import UNNAMED, Claim
 from llog.topics.groups import Groups
 from llog.topics.message_reading import CONSUMED, MessageReader
 from llog.topics.positions import bounds_of, resolved
-from llog.topics.waiting import Watch, any_of
+from llog.topics.waiting import Waits, Watch, any_of
 
 LOOK_AGAIN_S: Final = 5.0
 """A wait looks again after so long, for what nothing wakes it for: a reset, a message given back elsewhere, a topic created again."""
@@ -51,7 +51,7 @@ class _Turn(NamedTuple):
 
 
 class Consuming:
-    """Shared by all who consume in a process. `stopping` ends every wait."""
+    """Shared by all who consume in a process. `waits` sees records arrive, unless the reader does; `stopping` ends every wait."""
 
     def __init__(
         self,
@@ -59,9 +59,11 @@ class Consuming:
         reader: LogReader | None = None,
         appender: LogAppender | None = None,
         *,
+        waits: Waits | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
         self._reader = reader or EngineReader(log)
+        self._waits = waits or self._reader
         self._runtime = log.runtime
         self._catalog = Catalog(log)
         self._groups = Groups(log, self._reader)
@@ -96,7 +98,7 @@ class Consuming:
             if turn.found or (not turn.has_progress and (left <= 0 or self._stopping.is_set())):
                 return _joined(turn.found)
             if not turn.has_progress:
-                await any_of(self._reader, self._runtime, turn.watches, min(left, LOOK_AGAIN_S), self._stopping)
+                await any_of(self._waits, self._runtime, turn.watches, min(left, LOOK_AGAIN_S), self._stopping)
 
     def named(self, call: ConsumeCall) -> ConsumeCall:
         """Gives a call that claims for a member without a name one that nobody else has: an ACK under it passes over nothing of others."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from llog.model import TopicPartition
-from llog.ports import LogReader
 from llog.runtime import Runtime
 
 T = TypeVar("T")
@@ -25,15 +24,21 @@ class Watch(NamedTuple):
     """Wakes then, in any case."""
 
 
+class Waits(Protocol):
+    """What of a `LogReader` waits for records."""
+
+    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool: ...
+
+
 async def any_of(
-    reader: LogReader, runtime: Runtime, watches: Sequence[Watch], timeout: float, stopping: asyncio.Event
+    waiter: Waits, runtime: Runtime, watches: Sequence[Watch], timeout: float, stopping: asyncio.Event
 ) -> None:
     """Returns when one of the watches has something, a moment has come, something failed, the process stops, or the time is up."""
     moments = [watch.wake_ms for watch in watches if watch.wake_ms is not None]
     if moments:
         timeout = min(timeout, max(0, min(moments) - runtime.now_ms()) / 1000 + 0.001)
     waits: list[asyncio.Task[bool]] = [
-        asyncio.ensure_future(reader.wait(watch.tp, watch.offset, timeout)) for watch in watches if watch.tp is not None
+        asyncio.ensure_future(waiter.wait(watch.tp, watch.offset, timeout)) for watch in watches if watch.tp is not None
     ]
     everything = [*waits, asyncio.ensure_future(stopping.wait())]
     try:

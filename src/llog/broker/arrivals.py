@@ -1,0 +1,135 @@
+"""Requests that wait for records, with one watch for each partition, however many of them wait there.
+
+An append is seen once, and the partition looked at once; then every request that waits there and has a record now is woken with what
+was seen, in one pass. Requests that wait elsewhere cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from llog.broker.metrics import Metrics
+from llog.engines.routing import EngineReader, Look
+from llog.errors import LlogError
+from llog.model import TopicPartition
+
+_WATCH_S: Final = 60.0
+_PAUSE_S: Final = 0.1
+
+Arrival = tuple[TopicPartition, Look]
+_Waiter = asyncio.Future[Arrival | None]
+
+
+class Arrivals:
+    """`stopping` ends every wait."""
+
+    def __init__(self, reader: EngineReader, metrics: Metrics, stopping: asyncio.Event) -> None:
+        self._reader = reader
+        self._metrics = metrics
+        self._stopping = stopping
+        self._rooms: dict[TopicPartition, _Room] = {}
+        self._end: asyncio.Task[None] | None = None
+
+    async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
+        """Return whether the partition has a record at `past_offset` within `timeout` seconds."""
+        return await self.first([(tp, past_offset)], timeout) is not None
+
+    async def first(self, places: Sequence[tuple[TopicPartition, int]], timeout: float) -> Arrival | None:
+        """Return the first of these partitions that has a record at the offset beside it, as it was then.
+
+        None: the time is up, the broker stops, or something has failed, which a look at the partitions will meet, too.
+        """
+        if self._stopping.is_set():
+            return None
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._wake_at_the_end())
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        rooms = [self._enter(tp, offset, waiter) for tp, offset in places]
+        self._metrics.waiting += 1
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter
+        except TimeoutError:
+            return None
+        finally:
+            self._metrics.waiting -= 1
+            for room in rooms:
+                room.waiters.pop(waiter, None)
+                self._close_if_empty(room)
+
+    async def close(self) -> None:
+        """Return when every wait has been ended; only after `stopping` is set."""
+        if self._end is not None:
+            await self._end
+
+    def _enter(self, tp: TopicPartition, offset: int, waiter: _Waiter) -> _Room:
+        room = self._rooms.get(tp)
+        if room is None:
+            room = self._rooms[tp] = _Room(tp)
+        room.waiters[waiter] = min(offset, room.waiters.get(waiter, offset))
+        if room.watch is None or room.watch.done() or offset < room.watched_offset:
+            room.stop()
+            room.watched_offset = offset
+            room.watch = asyncio.ensure_future(self._watch(room))
+        return room
+
+    def _close_if_empty(self, room: _Room) -> None:
+        if not room.waiters:
+            room.stop()
+            if self._rooms.get(room.tp) is room:
+                del self._rooms[room.tp]
+
+    async def _watch(self, room: _Room) -> None:
+        while room.waiters:
+            room.watched_offset = min(room.waiters.values())
+            try:
+                has_record = await self._reader.wait(room.tp, room.watched_offset, _WATCH_S)
+                look = await self._reader.look(room.tp)
+            except LlogError:
+                has_record, look = False, None
+            if look is not None and look.bounds.next_offset > room.watched_offset:
+                room.wake(look)
+                continue
+            await asyncio.sleep(_PAUSE_S)  # a watch that ends early must not become a busy loop
+            if (
+                look is None or has_record
+            ):  # it failed, or the topic was created again: those who wait look for themselves
+                room.wake_all()
+
+    async def _wake_at_the_end(self) -> None:
+        await self._stopping.wait()
+        for room in list(self._rooms.values()):
+            room.wake_all()
+
+
+class _Room:
+    """Those who wait for one partition."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.waiters: dict[_Waiter, int] = {}
+        """With the offset that each wants."""
+        self.watch: asyncio.Task[None] | None = None
+        self.watched_offset = 0
+        """The lowest that is wanted: a record there ends the watch."""
+
+    def wake(self, look: Look) -> None:
+        waiters, self.waiters = self.waiters, {}
+        for waiter, offset in waiters.items():
+            if offset >= look.bounds.next_offset:
+                self.waiters[waiter] = offset
+            elif not waiter.done():
+                waiter.set_result((self.tp, look))
+
+    def wake_all(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
+
+    def stop(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
