@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -32,7 +32,7 @@ Place = tuple[str, int]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that no index entry leads to: it lost its entry, was compacted, was trimmed, or was never committed."""
+    """A body of a blob. If no entry leads to it, it lost its entry, was compacted, was trimmed, or was never committed."""
 
     blob: str
     writer: str
@@ -91,25 +91,24 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return self.maxima if self.after is None else (self.after.max_append_ms, self.after.max_timestamp_ms)
 
 
-async def find_candidates(log: Log, gaps: Sequence[Gap], referenced: Mapping[PartitionKeys, set[Place]]) -> Found:
-    """Reads the header of every blob that could fill one of the gaps. `referenced` has the places that entries lead to, by partition."""
+async def find_candidates(log: Log, gaps: Sequence[Gap]) -> Found:
+    """Every body of the gaps' partitions in the blobs that could fill one, also those that entries lead to. Reads headers only."""
     windows = Gaps()
     windows.add(list(gaps))
-    found = Found(candidates={keys: [] for keys in referenced}, unreadable={keys: [] for keys in referenced})
+    damaged = {PartitionKeys(gap.directory, gap.partition) for gap in gaps}
+    found = Found(candidates={keys: [] for keys in damaged}, unreadable={keys: [] for keys in damaged})
     for prefix in (WAL, SINK_BLOBS):
         async for name, candidates in _scan(log, prefix, windows):
             if candidates is None:  # it may hold records of any partition
                 for names in found.unreadable.values():
                     names.append(name)
             for each in candidates or ():
-                keys = PartitionKeys(each.body.directory, each.body.partition)
-                if each.place not in referenced.get(keys, {each.place}):
-                    found.candidates[keys].append(each)
-    for keys, places in referenced.items():
+                found.candidates.get(PartitionKeys(each.body.directory, each.body.partition), []).append(each)
+    for keys in damaged:
         async for name, candidates in _scan(log, keys.compacted(""), windows):
             if candidates is None:
                 found.unreadable[keys].append(name)
-            found.candidates[keys] += [each for each in candidates or () if each.place not in places]
+            found.candidates[keys] += candidates or ()
     return found
 
 

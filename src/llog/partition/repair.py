@@ -26,8 +26,6 @@ from llog.errors import (
     BlobNotFound,
     CorruptBatch,
     InconsistentReadState,
-    PartitionNotInitialized,
-    TopicNotFound,
     VersionMismatch,
 )
 from llog.model import FIRST_OFFSET, TopicPartition
@@ -43,12 +41,13 @@ from llog.partition.candidates import (
     read_columns,
     same,
 )
-from llog.partition.gaps import Coverage, Gap, Gaps, without, without_trimmed
+from llog.partition.damaged_index import DamagedIndex, decoded, intact, look_at
+from llog.partition.gaps import Gap, Gaps, without
 from llog.partition.keys import SINK_BLOBS, WAL, PartitionKeys, end_offset_of
 from llog.partition.log import Log
-from llog.partition.reader import Piece, Reader, decode_piece, pending_pieces
-from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Kind, decode, encode
-from llog.stores.meta import ABSENT, Entry, after, scan
+from llog.partition.reader import Piece, decode_piece, pending_pieces
+from llog.partition.records import IndexEntry, Kind, encode
+from llog.stores.meta import ABSENT, after
 
 _SHOWN_MAX: Final = 20
 _OVERLAPS_MAX: Final = 5000
@@ -97,9 +96,12 @@ async def plan_repairs(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPl
 
     Partitions that were deleted meanwhile are left out.
     """
-    damaged = [found for found in [await _looked_at(log, tp) for tp in tps] if found is not None and found.gaps]
-    gaps = [gap for each in damaged for gap in each.gaps]
-    found = await find_candidates(log, gaps, {each.keys: each.places for each in damaged})
+    damaged = [found for found in [await look_at(log, tp) for tp in tps] if found is not None and found.gaps]
+    found = await find_candidates(log, [gap for each in damaged for gap in each.gaps])
+    for each in damaged:
+        await each.read_references(
+            log
+        )  # after the blobs were listed: what was committed meanwhile is not taken for an orphan
     return [await _Planner(log, each, found).plan() for each in damaged]
 
 
@@ -115,79 +117,13 @@ async def apply_repair(log: Log, plan: RepairPlan) -> int:
     return put
 
 
-class _Damaged:
-    """A partition as one look found it."""
-
-    def __init__(self, tp: TopicPartition, keys: PartitionKeys, control: Control) -> None:
-        self.tp = tp
-        self.keys = keys
-        self.control = control
-        self.gaps: list[Gap] = []
-        self.cursor = 0
-        self.crumb: Compaction | None = None
-        self.places: set[Place] = set()
-        """Where entries lead."""
-        self.compacted: list[Piece] = []
-        """Those whose records may have been uploaded when the lost ones were."""
-        self.broken: dict[int, int] = {}
-        """Versions of entries that cannot be decoded, by their ends."""
-
-
-async def _looked_at(log: Log, tp: TopicPartition) -> _Damaged | None:
-    """None if the partition is gone."""
-    try:
-        keys, control = await Reader(log).control(tp)
-    except (TopicNotFound, PartitionNotInitialized):
-        return None
-    found = _Damaged(tp, keys, control)
-    crumb = await log.meta.get(keys.compaction)
-    found.crumb = None if crumb is None else decode(Compaction, crumb.value, crumb.key)
-    cursor = await log.meta.get(keys.cursor)
-    found.cursor = 0 if cursor is None else decode(Cursor, cursor.value, cursor.key).offset
-    coverage = Coverage(keys, control)
-    async for item in scan(log.meta, keys.index):
-        entry, end = _decoded(item), end_offset_of(item.key)
-        if entry is None:
-            found.broken[end] = item.version
-        else:
-            coverage.add(end, entry)
-    for piece in pending_pieces(control):
-        coverage.add(piece.end_offset, piece.entry)
-    gaps = coverage.gaps()
-    now = await log.meta.get(keys.control) if gaps else None
-    found.gaps = [] if now is None else without_trimmed(gaps, decode(Control, now.value, now.key))
-    if found.gaps:
-        await _collect_references(log, found)
-    return found
-
-
-async def _collect_references(log: Log, found: _Damaged) -> None:
-    windows = Gaps()
-    windows.add(found.gaps)
-    latest = max(gap.to_ms for gap in found.gaps)
-    earliest = min(gap.from_ms for gap in found.gaps)
-    before_ms = 0
-    for piece in pending_pieces(found.control):
-        found.places.add((log.blob_name(piece.entry.data_uri), piece.entry.byte_offset))
-    async for item in scan(log.meta, found.keys.index):
-        entry, end = _decoded(item), end_offset_of(item.key)
-        if entry is None:
-            continue
-        blob = log.blob_name(entry.data_uri)
-        if windows.keeps(blob):
-            found.places.add((blob, entry.byte_offset))
-        if entry.kind is Kind.COMPACTED and entry.max_append_ms >= earliest and before_ms <= latest:
-            found.compacted.append(Piece(end - entry.msg_count + 1, end, entry))
-        before_ms = entry.append_ms
-
-
 class _Planner:
     """Decides about the gaps of one partition."""
 
-    def __init__(self, log: Log, damaged: _Damaged, found: Found) -> None:
+    def __init__(self, log: Log, damaged: DamagedIndex, found: Found) -> None:
         self._log = log
         self._damaged = damaged
-        self._candidates = found.candidates[damaged.keys]
+        self._candidates = [each for each in found.candidates[damaged.keys] if each.place not in damaged.places]
         self._unreadable = found.unreadable[damaged.keys]
         self._doubt = ""
         """Why no candidate can be told from those that a compaction has left behind."""
@@ -196,9 +132,8 @@ class _Planner:
         damaged, entries, open_gaps = self._damaged, [], []
         left = damaged.gaps
         for new in await self._settled():
-            if any(gap.start_offset <= new.end_offset and new.start_offset <= gap.end_offset for gap in left):
-                entries.append(new)
-                left = [part for gap in left for part in without(gap, new.start_offset, new.end_offset)]
+            entries.append(new)
+            left = [part for gap in left for part in without(gap, new.start_offset, new.end_offset)]
         surroundings = [await self._surroundings(gap) for gap in left]
         unplaced = await self._not_compacted(
             [each for each in self._candidates if any(around.admits(each) for around in surroundings)], entries
@@ -237,7 +172,7 @@ class _Planner:
         settled.sort(key=lambda one: one[1].start_offset - one[1].end_offset)
         chosen: list[NewEntry] = []
         for proof, piece in settled:
-            if any(each.start_offset <= piece.end_offset and piece.start_offset <= each.end_offset for each in chosen):
+            if not _overlap(piece, self._damaged.gaps) or _overlap(piece, chosen):
                 continue
             expected = await self._slot(piece)
             entry = None if expected is None else await self._read(proof, piece)
@@ -256,7 +191,7 @@ class _Planner:
             return None
         expected = ABSENT
         for found in await self._log.meta.range(keys.entry(start), after(keys.index), _OVERLAPS_MAX):
-            entry, entry_end = _decoded(found), end_offset_of(found.key)
+            entry, entry_end = decoded(found), end_offset_of(found.key)
             if entry_end == end:
                 expected = found.version
             if entry is None:
@@ -293,13 +228,13 @@ class _Planner:
         keys, control, meta = self._damaged.keys, self._damaged.control, self._log.meta
         before = await meta.get(keys.entry(gap.start_offset - 1))
         behind = await meta.range(keys.entry(gap.end_offset + 1), after(keys.index), 1)
-        pieces = [Piece(end - entry.msg_count + 1, end, entry) for end, entry in _ends(behind)]
+        pieces = [Piece(end - entry.msg_count + 1, end, entry) for end, entry in intact(behind)]
         pieces += pending_pieces(control)
         following = next((piece.entry for piece in pieces if piece.start_offset == gap.end_offset + 1), None)
         at_end = following is None and gap.end_offset + 1 == control.sequence_counter
         return Surroundings(
             gap=gap,
-            before=None if before is None else _decoded(before),
+            before=None if before is None else decoded(before),
             after=following,
             maxima=(control.max_append_ms, control.max_timestamp_ms) if at_end else None,
             log_start_offset=control.log_start_offset,
@@ -374,7 +309,7 @@ class _Planner:
         keys, done = self._damaged.keys, list[NewEntry]()
         for new in entries:
             before = await self._log.meta.floor(keys.entry(new.start_offset - 1))
-            known = [each for _, each in _ends([before] if before and before.key.startswith(keys.index) else [])]
+            known = [each for _, each in intact([before] if before and before.key.startswith(keys.index) else [])]
             known += [done[-1].entry] if done else []
             entry = msgspec.structs.replace(
                 new.entry,
@@ -383,6 +318,10 @@ class _Planner:
             )
             done.append(msgspec.structs.replace(new, entry=entry))
         return done
+
+
+def _overlap(piece: Piece, others: Sequence[Gap] | Sequence[NewEntry]) -> bool:
+    return any(each.start_offset <= piece.end_offset and piece.start_offset <= each.end_offset for each in others)
 
 
 def _open_gap(around: Surroundings, reason: str, unplaced: Sequence[Candidate]) -> OpenGap:
@@ -417,16 +356,3 @@ def _new(proof: Proof, piece: Piece, entry: IndexEntry, expected: int) -> NewEnt
     return NewEntry(
         start_offset=piece.start_offset, end_offset=piece.end_offset, proof=proof, entry=entry, expected=expected
     )
-
-
-def _ends(found: Sequence[Entry]) -> list[tuple[int, IndexEntry]]:
-    """The ends and the entries of those that are not damaged."""
-    return [(end_offset_of(each.key), entry) for each in found if (entry := _decoded(each)) is not None]
-
-
-def _decoded(found: Entry) -> IndexEntry | None:
-    """None if the entry is damaged."""
-    try:
-        return decode(IndexEntry, found.value, found.key)
-    except InconsistentReadState:
-        return None

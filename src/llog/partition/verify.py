@@ -25,13 +25,14 @@ from llog.errors import (
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.collector import Listing, unreferenced
+from llog.partition.damaged_index import decoded
 from llog.partition.headers import Headers
 from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.pins import LEASE_MS, pin, release, renew
 from llog.partition.reader import Piece, Reader, decode_piece, pending_pieces
 from llog.partition.records import Compaction, CompactionState, Control, Cursor, IndexEntry, Kind, decode
-from llog.stores.meta import Entry, after
+from llog.stores.meta import after
 
 PROBLEMS_MAX: Final = 1000
 _PAGE: Final = 1000
@@ -262,7 +263,7 @@ class _Walk:
         """Whether an index entry further up covers `offset` and all of the piece."""
         key = keys.entry(piece.end_offset) + "\x00"
         for found in await self._log.meta.range(key, after(keys.index), _LOOKAHEAD):
-            entry = _decoded(found)
+            entry = decoded(found)
             if entry is not None and end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, piece.start_offset):
                 return True
         return False
@@ -274,7 +275,7 @@ class _Walk:
         """
         low, high = keys.entry(compacted.start_offset), keys.entry(compacted.end_offset)
         for found in await self._log.meta.range(low, high, _LOOKAHEAD):
-            entry, end = _decoded(found), end_offset_of(found.key)
+            entry, end = decoded(found), end_offset_of(found.key)
             if entry is None:
                 continue
             piece = Piece(end - entry.msg_count + 1, end, entry)
@@ -293,7 +294,12 @@ class _Walk:
         _, control = await Reader(self._log).control(self._tp)
         self._expected = max(self._expected, control.log_start_offset)
         if self._expected < until:
-            self._report(ProblemKind.GAP, self._expected, until - 1, "no index entry covers these offsets")
+            self._report(
+                ProblemKind.GAP,
+                self._expected,
+                until - 1,
+                "no index entry covers these offsets: `llog repair index` shows what can be put back",
+            )
             self._expected = until
 
     def _check_control(self, control: Control) -> None:
@@ -375,14 +381,6 @@ class _Walk:
             problem not in self._found.problems
         ):  # a leftover is met on the way, and again under the entry that covers it
             self._found.add(problem)
-
-
-def _decoded(found: Entry) -> IndexEntry | None:
-    """None if the entry is damaged, which the walk reports when it comes there."""
-    try:
-        return decode(IndexEntry, found.value, found.key)
-    except InconsistentReadState:
-        return None
 
 
 def _agree(keys: PartitionKeys, piece: Piece, body: Body) -> bool:
