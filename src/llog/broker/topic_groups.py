@@ -24,8 +24,9 @@ from llog.broker.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, 
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
 from llog.topics.acks import committed_in, warnings_of
-from llog.topics.calls import LIMIT_MAX, VISIBILITY_MS_MAX, ConsumeCall, Start
+from llog.topics.calls import LIMIT_MAX, ConsumeCall, Start
 from llog.topics.consuming import Consuming
+from llog.topics.group_records import VISIBILITY_MS_MAX
 from llog.units import ms_of
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -17,7 +17,7 @@ from llog.partition.keys import MEMBERS, group_prefix, members_key
 from llog.partition.log import Log
 from llog.partition.records import Topic, decode, encode
 from llog.stores.meta import ABSENT, scan
-from llog.topics.group_records import Members
+from llog.topics.group_records import VISIBILITY_MS_MAX, Members, is_held
 from llog.topics.racing import Tries
 
 MEMBERS_MAX: Final = 1000
@@ -68,7 +68,7 @@ class Assignments:
             if found is None or member not in (members := decode(Members, found.value, key)).deadlines:
                 return
             now_ms = self._log.runtime.now_ms()
-            left = {name: ms for name, ms in members.deadlines.items() if ms > now_ms and name != member}
+            left = {name: ms for name, ms in members.deadlines.items() if is_held(ms, now_ms) and name != member}
             try:
                 new = Members(generation=members.generation + 1, deadlines=left)
                 await self._log.meta.put(key, encode(new), expected=found.version)
@@ -99,8 +99,8 @@ class Assignments:
     async def _renew(
         self, group: str, topic: Topic, member: str, session_ms: int, *, may_join: bool, served: int = 0
     ) -> Membership:
-        if session_ms < 1:
-            raise InvalidArgument(f"a member's session must last 1 ms or longer: {session_ms}")
+        if not 1 <= session_ms <= VISIBILITY_MS_MAX:
+            raise InvalidArgument(f"a member's session lasts from 1 to {VISIBILITY_MS_MAX} ms: {session_ms}")
         key = members_key(group, topic.directory)
         tries = Tries(self._log.runtime, key)
         while True:
@@ -126,7 +126,7 @@ class Assignments:
 def _renewed(old: Members, member: str, now_ms: int, session_ms: int) -> Members:
     """With the member alive and the dead gone; `old` itself if nobody came or went and the member's time is hardly used."""
     deadline_ms = now_ms + session_ms
-    alive = {name: ms for name, ms in old.deadlines.items() if ms > now_ms or name == member}
+    alive = {name: ms for name, ms in old.deadlines.items() if is_held(ms, now_ms) or name == member}
     if alive.keys() == old.deadlines.keys() and member in alive:
         if deadline_ms - session_ms // 3 <= alive[member] <= deadline_ms:
             return old

@@ -9,10 +9,9 @@ import msgspec
 from llog.errors import InvalidArgument
 from llog.model import FIRST_OFFSET, check_topic_name
 from llog.topics.dead_letters import target_of
-from llog.topics.group_records import check_group_name, check_member_name
+from llog.topics.group_records import VISIBILITY_MS_MAX, check_group_name, check_member_name
 
 LIMIT_MAX: Final = 100_000
-VISIBILITY_MS_MAX: Final = 7 * 86_400_000
 BYTES_MAX: Final = 256 << 20
 
 

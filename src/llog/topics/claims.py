@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from llog.errors import TooManyClaims
 from llog.ports import Bounds
-from llog.topics.group_records import NOBODY, Claim, GroupRecord, is_unnamed
+from llog.topics.group_records import NOBODY, Claim, GroupRecord, is_held, is_unnamed
 
 CLAIMS_MAX: Final = 10_000
 """In one partition: a record with so many stays well below what a store takes."""
@@ -47,7 +47,7 @@ def claim(
     claims: list[Claim] = []
     given: list[Claim] = []
     for each in known:
-        if left == 0 or each.deadline_ms > now_ms:
+        if left == 0 or is_held(each.deadline_ms, now_ms):
             claims.append(each)
             continue
         if each.count > left and room <= 0:
@@ -143,7 +143,7 @@ def is_released(record: GroupRecord, offset: int, due_ms: int) -> bool:
 
 def held_up_until(claims: Iterable[Claim], now_ms: int) -> int | None:
     """Where the order is kept: until when nothing is delivered, because one that was released has to wait."""
-    waiting = (each.deadline_ms for each in claims if each.member == NOBODY and each.deadline_ms > now_ms)
+    waiting = (each.deadline_ms for each in claims if each.member == NOBODY and is_held(each.deadline_ms, now_ms))
     return max(waiting, default=None)
 
 
@@ -234,7 +234,8 @@ def _between(claims: Sequence[Claim], start: int, end: int) -> list[Claim]:
 def _expired_from_first(claims: Sequence[Claim], member: str, now_ms: int) -> list[Claim]:
     """The first that is expired or of another member, and all above it, expired."""
     late = next(
-        (place for place, each in enumerate(claims) if each.deadline_ms <= now_ms or each.member != member), None
+        (place for place, each in enumerate(claims) if not is_held(each.deadline_ms, now_ms) or each.member != member),
+        None,
     )
     if late is None:
         return list(claims)

@@ -22,12 +22,12 @@ from llog.partition.records import Topic
 from llog.ports import LogAppender, LogReader
 from llog.runtime import uuid7
 from llog.topics.acks import Acked
-from llog.topics.calls import VISIBILITY_MS_MAX, check_call, check_range, check_start
 from llog.topics.calls import ConsumeCall as ConsumeCall
 from llog.topics.calls import Start as Start
+from llog.topics.calls import check_call, check_range, check_start
 from llog.topics.dead_letters import DeadLetters
 from llog.topics.delivering import Delivering, Unsettled
-from llog.topics.group_records import UNNAMED, Claim
+from llog.topics.group_records import UNNAMED, VISIBILITY_MS_MAX, Claim
 from llog.topics.groups import Groups
 from llog.topics.message_reading import CONSUMED, MessageReader
 from llog.topics.positions import bounds_of, resolved

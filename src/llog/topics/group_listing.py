@@ -31,7 +31,7 @@ from llog.ports import Bounds
 from llog.stores.meta import after
 from llog.topics import claims
 from llog.topics.assignment import holder
-from llog.topics.group_records import NOBODY, GroupRecord, Members, check_group_name
+from llog.topics.group_records import NOBODY, GroupRecord, Members, check_group_name, is_held
 from llog.topics.group_stores import GroupKey, GroupStore
 from llog.topics.groups import Groups
 
@@ -198,9 +198,10 @@ class GroupListing:
         now_ms = self._groups.log.runtime.now_ms()
         for directory, members in assigned.items():
             if directory in topics:
-                yield from (name for name, ms in members.deadlines.items() if ms > now_ms)
+                yield from (name for name, ms in members.deadlines.items() if is_held(ms, now_ms))
         for record in records:
-            yield from (each.member for each in record.claims if each.deadline_ms > now_ms and each.member != NOBODY)
+            held = (each for each in record.claims if is_held(each.deadline_ms, now_ms))
+            yield from (each.member for each in held if each.member != NOBODY)
 
     def _share(
         self, topic: Topic, key: GroupKey, record: GroupRecord | None, members: Members, bounds: Bounds
@@ -218,10 +219,8 @@ class GroupListing:
             )
         now_ms = self._groups.log.runtime.now_ms()
         outstanding = claims.outstanding(record, bounds.log_start_offset)
-        live = claims.outstanding(
-            msgspec.structs.replace(record, claims=tuple(each for each in record.claims if each.deadline_ms > now_ms)),
-            bounds.log_start_offset,
-        )
+        held = tuple(each for each in record.claims if is_held(each.deadline_ms, now_ms))
+        live = claims.outstanding(msgspec.structs.replace(record, claims=held), bounds.log_start_offset)
         return GroupShare(
             topic=topic.name,
             partition=key.partition,

@@ -13,6 +13,9 @@ import msgspec
 from llog.errors import InvalidArgument
 from llog.model import check_topic_name
 
+VISIBILITY_MS_MAX: Final = 7 * 86_400_000
+"""The longest time for which a claim is made, a member counts as alive, or a released record waits."""
+_SKEW_MS_MAX: Final = 86_400_000
 MEMBER_BYTES_MAX: Final = 128
 NOBODY: Final = "\0"
 """Holds the claims that were given back: no member has this name."""
@@ -82,6 +85,15 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int = 0
     deadlines: dict[str, int] = {}
+
+
+def is_held(deadline_ms: int, now_ms: int) -> bool:
+    """Whether what ends at this deadline still counts.
+
+    A deadline farther ahead than any right clock could have set it does not: a clock that was wrong for a moment would hold on for as
+    long as it was ahead.
+    """
+    return now_ms < deadline_ms <= now_ms + VISIBILITY_MS_MAX + _SKEW_MS_MAX
 
 
 def check_group_name(name: str) -> str:

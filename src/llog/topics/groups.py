@@ -34,7 +34,15 @@ from llog.stores.meta import ABSENT
 from llog.topics import claims
 from llog.topics.acks import Acked, held_in
 from llog.topics.assignment import Assignments, Membership, holder
-from llog.topics.group_records import Claim, GroupMode, GroupRecord, check_group_name, check_member_name
+from llog.topics.group_records import (
+    VISIBILITY_MS_MAX,
+    Claim,
+    GroupMode,
+    GroupRecord,
+    check_group_name,
+    check_member_name,
+    is_held,
+)
 from llog.topics.group_stores import GroupKey, GroupStore, GroupStores
 from llog.topics.racing import Tries
 
@@ -83,8 +91,10 @@ class Groups:
         None if the group has no position here: `begin` gives it one. With a membership, the group is an assigned one, and the partition is
         this member's alone: `StaleMember` if it is not, or if a later generation was served here.
         """
-        if limit < 1 or visibility_ms < 0:
-            raise InvalidArgument(f"a claim is of 1 record or more and for 0 ms or longer: {limit}, {visibility_ms}")
+        if limit < 1 or not 0 <= visibility_ms <= VISIBILITY_MS_MAX:
+            raise InvalidArgument(
+                f"a claim is of 1 record or more and for 0 to {VISIBILITY_MS_MAX} ms: {limit}, {visibility_ms}"
+            )
         home = await self._home(group, tp, topic)
         check_member_name(member)
         if membership is not None and (membership.member != member or tp.partition not in membership.partitions):
@@ -320,7 +330,8 @@ class Groups:
         if first is not None and first.record.mode:
             return first.record.mode
         members = await self.assignments.members(home.key.group, home.topic)
-        is_assigned = any(ms > self.log.runtime.now_ms() for ms in members.deadlines.values())
+        now_ms = self.log.runtime.now_ms()
+        is_assigned = any(is_held(ms, now_ms) for ms in members.deadlines.values())
         return GroupMode.ASSIGNED if is_assigned else GroupMode.PLAIN
 
     async def _generation_of_holder(self, home: Home, member: str) -> int:

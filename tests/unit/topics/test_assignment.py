@@ -141,5 +141,13 @@ async def test_there_are_only_so_many_members(group: Group, monkeypatch: pytest.
     await group.join("b")
     with pytest.raises(InvalidArgument, match="2 members"):
         await group.join("c")
-    with pytest.raises(InvalidArgument, match="1 ms"):
+    with pytest.raises(InvalidArgument, match="from 1 to"):
         await group.process().join("g", group.topic, "a", 0)
+
+
+async def test_a_member_alive_until_a_time_farther_ahead_than_any_session_is_dropped(group: Group) -> None:
+    now = group.world.runtime.now
+    group.world.runtime.now += 400 * 86_400_000
+    await group.join("ahead")
+    group.world.runtime.now = now
+    assert await group.join("b") == (2, (0, 1, 2, 3))

@@ -18,6 +18,7 @@ from llog.topics import claims
 from llog.topics.group_records import (
     MEMBER_BYTES_MAX,
     NOBODY,
+    VISIBILITY_MS_MAX,
     Claim,
     GroupMode,
     GroupRecord,
@@ -277,3 +278,20 @@ def test_records_of_earlier_versions_are_plain_positions() -> None:
     record = decode(GroupRecord, b'{"offset":7,"updated_ms":5}', "key")
     assert (record.committed, record.mode, record.claims) == (7, GroupMode.PLAIN, ())
     assert encode(record) == b'{"offset":7,"updated_ms":5}'
+
+
+def test_a_claim_farther_ahead_than_any_lease_is_delivered_again() -> None:
+    """A member whose clock was 400 days ahead for a moment made it; claims for as long as one may be made stay."""
+    far, longest = 400 * 86_400_000, VISIBILITY_MS_MAX
+    record = GroupRecord(offset=7, updated_ms=0, claims=(Claim(1, 3, "a", far, 1), Claim(4, 6, "a", longest, 1)))
+    _, given = claims.claim(record, "b", 10, Bounds(1, 7), 0, VISIBILITY_MS)
+    assert given == (Claim(1, 3, "b", VISIBILITY_MS, 2),)
+
+
+def test_a_record_released_until_a_time_farther_ahead_than_any_delay_holds_up_nothing() -> None:
+    released = (Claim(1, 1, NOBODY, 400 * 86_400_000, 1),)
+    assert claims.held_up_until(released, 0) is None
+    assert claims.held_up_until((Claim(1, 1, NOBODY, VISIBILITY_MS_MAX, 1),), 0) == VISIBILITY_MS_MAX
+    record = GroupRecord(offset=2, updated_ms=0, claims=released)
+    _, given = claims.claim(record, "a", 10, Bounds(1, 2), 0, VISIBILITY_MS, in_order=True)
+    assert given == (Claim(1, 1, "a", VISIBILITY_MS, 2),)
