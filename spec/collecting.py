@@ -1,6 +1,7 @@
-"""The collector, the trimmer that raises the log start, and damage to the index.
+"""The collector, the repair of clocks, the trimmer that raises the log start, and damage to the index.
 
-There is no clock: any blob may be old enough at any time, and any blob could fill a gap.
+There is no clock: any blob may be old enough at any time, and any blob could fill a gap. So a collector may judge any blob, by its stamp
+once the floor is at or above it, or by its age alone once the ceiling is below its stamp.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from collections.abc import Iterator
 
 from spec.partition import (
     COMPACTED,
+    FAR,
+    NEAR,
     BlobName,
     Collector,
     Damager,
+    Repairer,
     State,
     Trimmer,
     entry_at,
@@ -34,16 +38,25 @@ def collector_steps(state: State, number: int, me: Collector, mutation: str | No
         if me.left:
             first = _MARKS[0] if mutation in ("no-floor", "no-remark") else "floor"
             for blob in state.blobs:
-                yield (
-                    f"lists {name_of(blob.name)}",
-                    with_process(state, number, Collector(me.id, first, me.left - 1, blob.name)),
-                )
+                listed = Collector(me.id, first, me.left - 1, blob.name)
+                yield f"lists {name_of(blob.name)}", with_process(state, number, listed)
+                if blob.name[3] == FAR:
+                    first_of_far = _MARKS[0] if mutation == "far-stamp-judged-by-age" else "ceiling"
+                    listed = listed._replace(pc=first_of_far)
+                    yield f"lists {name_of(blob.name)}, stamped far ahead", with_process(state, number, listed)
         return
     assert me.candidate is not None
     if me.pc == "floor":
-        control = state.control
-        raised = state._replace(control=control._replace(floor=max(control.floor, me.candidate[3])))
-        yield "raises the floor", become(raised, "delete" if mutation == "no-remark" else _MARKS[0])
+        following = "delete" if mutation == "no-remark" else _MARKS[0]
+        floor = max(state.control.floor, me.candidate[3])
+        for ceiling in {max(state.control.ceiling, floor + 1), max(state.control.ceiling, FAR)}:
+            raised = state._replace(control=state.control._replace(floor=floor, ceiling=ceiling))
+            yield f"raises the floor to {floor} and the ceiling to {ceiling}", become(raised, following)
+    elif me.pc == "ceiling":
+        if me.candidate[3] > state.control.ceiling:
+            yield "finds the ceiling below it", become(state, _MARKS[0])
+        else:
+            yield "finds the ceiling not below it", with_process(state, number, idle)
     elif me.pc in _MARKS:
         if me.candidate in _references(state, me.pc, mutation):
             yield f"finds it in {me.pc}", with_process(state, number, idle)
@@ -66,6 +79,16 @@ def _references(state: State, where: str, mutation: str | None) -> set[BlobName]
     if where == "breadcrumb":
         return {state.crumb.blob} if state.crumb else set()
     return {entry.blob for entry in state.entries}
+
+
+def repairer_steps(state: State, number: int, me: Repairer) -> Steps:
+    """Sets the lowest floor there is: the code never goes below the store's present time, but no safety rests on that."""
+    if me.left:
+        repaired = state.control._replace(floor=0, ceiling=NEAR, repairs=state.control.repairs + 1)
+        yield (
+            "sets floor and ceiling",
+            with_process(state._replace(control=repaired), number, Repairer(me.id, me.left - 1)),
+        )
 
 
 def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) -> Steps:
@@ -99,5 +122,5 @@ def damager_steps(state: State, number: int, me: Damager) -> Steps:
 
 
 def name_of(name: BlobName) -> str:
-    kind, process, which, _stamp = name
+    kind, process, which, *_ = name
     return f"the {'compacted ' if kind == COMPACTED else ''}blob {process}.{which}"

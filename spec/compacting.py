@@ -94,7 +94,7 @@ def _scan(state: State, number: int, me: Compactor, mutation: str | None) -> Ste
             state = state._replace(cursor=passed)
         yield f"moves the cursor to {passed}", with_process(state, number, idle)
     elif len(run) >= 2:
-        crumb = Crumb("blob", run[0].start, run[-1].end, (COMPACTED, me.id, me.left, 0), run[-1].version)
+        crumb = Crumb("blob", run[0].start, run[-1].end, (COMPACTED, me.id, me.left, 0, 0), run[-1].version)
         chosen = me._replace(crumb=crumb, sources=tuple(entry.blob for entry in run), limit=0, position=0, cursor=0)
         if mutation == "blob-before-breadcrumb":
             values = _concatenated(state, chosen)

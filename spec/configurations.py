@@ -11,6 +11,7 @@ from spec.sink_model import BOTH, EACH, EMPTY, SECOND, SinkShape
 SMALL: Final[tuple[Configuration, ...]] = (
     PartitionShape(writers=2, appends=2, losses=1),
     PartitionShape(writers=2, collectors=1, collections=2, losses=1),
+    PartitionShape(writers=1, appends=2, collectors=1, collections=2, jumps=1, repairs=1),
     PartitionShape(writers=1, appends=3, compactors=1, collectors=1),
     PartitionShape(compactors=2, collectors=1, trims=1, written=2),
     PartitionShape(compactors=3, written=4, stalled=True),
@@ -21,10 +22,14 @@ SMALL: Final[tuple[Configuration, ...]] = (
     SinkShape((BOTH, SECOND), batches=2),
     SinkShape((BOTH, SECOND), collections=1),
     SinkShape((BOTH,), runs=2, collections=2),
+    SinkShape((BOTH,), runs=2, collections=1, jumps=1, repairs=1),
     SinkShape((BOTH,), runs=2, compactions=True, collections=1, losses=1, forgets=True),
 )
 
 LARGER: Final[tuple[Configuration, ...]] = (
+    PartitionShape(writers=2, collectors=1, jumps=1, repairs=1),
+    PartitionShape(writers=1, collectors=2, jumps=2, repairs=2),
+    PartitionShape(writers=1, compactors=1, collectors=1, jumps=1, repairs=1, written=2),
     PartitionShape(writers=2, appends=2, collectors=1, losses=1),
     PartitionShape(writers=2, compactors=1, collectors=1, written=2),
     PartitionShape(writers=1, compactors=2, collectors=1, written=2),
@@ -36,6 +41,7 @@ LARGER: Final[tuple[Configuration, ...]] = (
     SinkShape((BOTH, BOTH, SECOND), losses=1),
     SinkShape((EACH, SECOND), collections=1),
     SinkShape((BOTH, SECOND), compactions=True, collections=1),
+    SinkShape((BOTH, SECOND), collections=1, jumps=1, repairs=1),
     SinkShape((BOTH,), batches=2, runs=2, collections=1),
     SinkShape((BOTH, SECOND), batches=2, collections=1),
 )

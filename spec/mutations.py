@@ -15,6 +15,7 @@ class Mutation(NamedTuple):
 
 
 _STALLED_WRITER = PartitionShape(writers=1, collectors=1)
+_REPAIRED = PartitionShape(writers=1, collectors=1, jumps=1, repairs=1)
 _ONE_COMPACTION = PartitionShape(compactors=1, collectors=1, written=3)
 _RESTARTED = SinkShape((BOTH, SECOND))
 _ONE_DRIVER = SinkShape((BOTH,), collections=1)
@@ -32,6 +33,11 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "no-floor": Mutation("the collector does not raise the partition's floor", _STALLED_WRITER),
     "no-remark": Mutation("the collector marks before it raises the floor, and not again", _STALLED_WRITER),
+    "far-stamp-judged-by-age": Mutation(
+        "the collector judges a blob stamped far ahead by its age before the ceiling is below its stamp", _REPAIRED
+    ),
+    "ceiling-ignored": Mutation("a writer commits a blob stamped above the ceiling", _REPAIRED),
+    "repair-unnoticed": Mutation("a writer commits after a repair what it has put before it", _REPAIRED),
     "mark-ignores-pending": Mutation("the mark does not look at `pending`", _STALLED_WRITER),
     "mark-ignores-breadcrumb": Mutation("the mark does not look at the breadcrumb", _ONE_COMPACTION),
     "mark-ignores-gaps": Mutation(
@@ -64,6 +70,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "sink-no-floor": Mutation("the collector does not raise the sink's floor", _ONE_DRIVER),
     "sink-floor-unchecked": Mutation("a driver does not compare its uploads with the floor", _ONE_DRIVER),
+    "sink-repair-unnoticed": Mutation(
+        "a driver publishes after a repair what its tasks have put before it",
+        SinkShape((BOTH,), collections=1, repairs=1),
+    ),
     "mark-ignores-manifest": Mutation("the mark does not look at the sinks' manifests", _ONE_DRIVER),
     "sink-opened-after-upload": Mutation("a task puts its blob before the sink's record is there", _ONE_DRIVER),
     "sink-published-again-after-forget": Mutation(

@@ -2,7 +2,8 @@
 
 Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb never return
 to an earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a stalled writer), so it has a
-version, the lowest that nobody holds for its key. A blob's name says who put it, which of that process's blobs it is, and its stamp.
+version, the lowest that nobody holds for its key. A blob's name says who put it, which of that process's blobs it is, its stamp, and
+how many repairs its writer knew of (the code draws names at random, and a writer keeps that number beside the name).
 So equal situations are equal states, however they came about.
 """
 
@@ -13,10 +14,15 @@ from typing import NamedTuple
 Value = tuple[int, int]
 """A record: (writer, sequence)."""
 
-BlobName = tuple[str, int, int, int]
-"""(kind, process, which of its blobs, stamp). Compacted blobs have stamp 0: no floor protects them, their breadcrumb does."""
+BlobName = tuple[str, int, int, int, int]
+"""(kind, process, which of its blobs, stamp, repairs). Compacted blobs have stamp 0: no floor protects them, their breadcrumb does."""
 
 WAL, COMPACTED = "w", "c"
+
+FAR = 9
+"""The stamp that a clock gives which is far ahead."""
+NEAR = 1
+"""The ceiling that a repair sets: above the floor that it sets, which is 0, and below `FAR`."""
 
 
 class Pending(NamedTuple):
@@ -26,12 +32,17 @@ class Pending(NamedTuple):
 
 
 class Control(NamedTuple):
-    """The control record; `producers` has (writer, sequence, offset) of each writer's last append."""
+    """The control record; `producers` has (writer, sequence, offset) of each writer's last append.
+
+    A blob may be committed if its stamp is above the floor and not above the ceiling, and if its writer knew of the last repair.
+    """
 
     counter: int = 1
     log_start: int = 1
     pending: Pending | None = None
     floor: int = 0
+    ceiling: int = FAR
+    repairs: int = 0
     producers: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -99,6 +110,13 @@ class Trimmer(NamedTuple):
     start: int = 0
 
 
+class Repairer(NamedTuple):
+    """Sets the floor and the ceiling of a partition whose clocks were wrong."""
+
+    id: int
+    left: int
+
+
 class Damager(NamedTuple):
     """Makes index entries vanish, and is the operator who puts them back."""
 
@@ -106,7 +124,7 @@ class Damager(NamedTuple):
     left: int
 
 
-Process = Writer | Compactor | Collector | Trimmer | Damager
+Process = Writer | Compactor | Collector | Trimmer | Repairer | Damager
 
 
 class State(NamedTuple):
@@ -120,6 +138,8 @@ class State(NamedTuple):
     log: tuple[Value, ...]
     procs: tuple[Process, ...]
     losses: int
+    jumps: int
+    """How often a writer's clock may still be far ahead."""
     fault: str | None
     lost: tuple[Entry, ...] = ()
     """Index entries that vanished and were not put back."""

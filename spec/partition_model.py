@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spec.collecting import collector_steps, damager_steps, trimmer_steps
+from spec.collecting import collector_steps, damager_steps, repairer_steps, trimmer_steps
 from spec.compacting import compactor_steps
 from spec.partition import (
     WAL,
@@ -15,6 +15,7 @@ from spec.partition import (
     Damager,
     Pending,
     Process,
+    Repairer,
     State,
     Trimmer,
     Writer,
@@ -38,6 +39,9 @@ class PartitionShape(NamedTuple):
     trims: int = 0
     losses: int = 0
     """CAS answers that may be lost."""
+    jumps: int = 0
+    """Blobs that a writer may stamp by a clock that is far ahead."""
+    repairs: int = 0
     written: int = 0
     """Offsets that are there at the start: the last one pending, those before it in the index."""
     damages: int = 0
@@ -58,7 +62,7 @@ class PartitionShape(NamedTuple):
 
 
 def initial(shape: PartitionShape) -> State:
-    state = State(Control(), (), 1, None, (), (), (), shape.losses, None)
+    state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None)
     for offset in range(1, shape.written + 1):
         state = _written(state, shape.writers, offset)
     procs: list[Process] = [
@@ -73,12 +77,14 @@ def initial(shape: PartitionShape) -> State:
         procs.append(Trimmer(0, "raise", shape.trims))
     if shape.damages:
         procs.append(Damager(0, shape.damages))
+    if shape.repairs:
+        procs.append(Repairer(0, shape.repairs))
     return state._replace(procs=tuple(procs))
 
 
 def _written(state: State, writer: int, offset: int) -> State:
     """One more append by a writer that is gone since."""
-    name = (WAL, writer, offset, 1)
+    name = (WAL, writer, offset, 1, 0)
     state = put_blob(put_pending(state, state.control.pending), name, ((writer, offset),))
     control = state.control._replace(counter=offset + 1, pending=Pending(offset, offset, name))
     return state._replace(control=control, log=(*state.log, (writer, offset)))
@@ -92,6 +98,8 @@ def steps(state: State, mutation: str | None) -> Iterator[tuple[str, State]]:
             name, found = "compactor", compactor_steps(state, number, process, mutation)
         elif isinstance(process, Collector):
             name, found = "collector", collector_steps(state, number, process, mutation)
+        elif isinstance(process, Repairer):
+            name, found = "repair", repairer_steps(state, number, process)
         elif isinstance(process, Trimmer):
             name, found = "trimmer", trimmer_steps(state, number, process, mutation)
         else:

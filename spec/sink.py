@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PARTITIONS = (0, 1)
+FAR = 9
+"""As in the partition: the stamp that a clock gives which is far ahead."""
+NEAR = 1
+"""As in the partition: the ceiling that a repair sets."""
 
 
 class Upload(NamedTuple):
@@ -19,6 +23,8 @@ class Upload(NamedTuple):
     run: int
     stamp: int
     partitions: tuple[int, ...]
+    repairs: int
+    """Those that the task knew of."""
 
     def __str__(self) -> str:
         return f"task {self.task} run {self.run} of attempt {self.attempt} at batch {self.batch}"
@@ -33,6 +39,8 @@ class Sink(NamedTuple):
     batch: int = -1
     manifest: Uploads | None = None
     floor: int = 0
+    ceiling: int = FAR
+    repairs: int = 0
 
 
 class Record(NamedTuple):
@@ -50,7 +58,7 @@ class Partition(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One run of a task; `seen_floor` is what it read when it opened the sink."""
+    """One run of a task; `seen` is what it read when it opened the sink."""
 
     attempt: int
     batch: int
@@ -58,7 +66,7 @@ class Task(NamedTuple):
     run: int
     partitions: tuple[int, ...]
     pc: str
-    seen_floor: int = 0
+    seen: Sink = Sink()
     upload: Upload | None = None
 
     def __str__(self) -> str:
@@ -101,7 +109,16 @@ class Collector(NamedTuple):
         return "collector"
 
 
-Process = Task | Driver | Compactor | Collector
+class Repairer(NamedTuple):
+    """Sets the floor and the ceiling of a sink whose clocks were wrong."""
+
+    left: int
+
+    def __str__(self) -> str:
+        return "repair"
+
+
+Process = Task | Driver | Compactor | Collector | Repairer
 
 
 class State(NamedTuple):
@@ -112,6 +129,8 @@ class State(NamedTuple):
     blobs: tuple[Upload, ...]
     procs: tuple[Process, ...]
     losses: int
+    jumps: int
+    """How often a task's clock may still be far ahead."""
     chosen: tuple[Uploads | None, ...]
     returned: tuple[int, ...]
 

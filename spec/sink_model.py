@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spec.search import Result, described, explore
-from spec.sink import PARTITIONS, Collector, Compactor, Driver, Partition, Process, State, Task, violation, with_process
+from spec.sink import (
+    FAR,
+    NEAR,
+    PARTITIONS,
+    Collector,
+    Compactor,
+    Driver,
+    Partition,
+    Process,
+    Repairer,
+    State,
+    Task,
+    violation,
+    with_process,
+)
 from spec.sinking import driver_steps, task_steps
 
 Steps = Iterator[tuple[str, State]]
@@ -32,6 +46,9 @@ class SinkShape(NamedTuple):
     losses: int = 0
     forgets: bool = False
     """The driver removes the sink's record in the end, as a write that nobody can repeat does."""
+    jumps: int = 0
+    """Blobs that a task may stamp by a clock that is far ahead."""
+    repairs: int = 0
 
     def __str__(self) -> str:
         return described("sink", self)
@@ -52,8 +69,10 @@ def initial(shape: SinkShape) -> State:
         procs += [Compactor(partition, "start") for partition in PARTITIONS]
     if shape.collections:
         procs.append(Collector("list", shape.collections))
+    if shape.repairs:
+        procs.append(Repairer(shape.repairs))
     chosen = (None,) * shape.batches
-    return State(None, (Partition(),) * len(PARTITIONS), (), tuple(procs), shape.losses, chosen, ())
+    return State(None, (Partition(),) * len(PARTITIONS), (), tuple(procs), shape.losses, shape.jumps, chosen, ())
 
 
 def steps(state: State, shape: SinkShape, mutation: str | None) -> Steps:
@@ -72,6 +91,8 @@ def steps(state: State, shape: SinkShape, mutation: str | None) -> Steps:
             )
         elif isinstance(process, Compactor):
             found = _compactor_steps(state, number, process)
+        elif isinstance(process, Repairer):
+            found = _repairer_steps(state, number, process)
         else:
             found = _collector_steps(state, number, process, mutation)
         for label, after in found:
@@ -88,6 +109,12 @@ def _compactor_steps(state: State, number: int, me: Compactor) -> Steps:
         yield "compacts it", with_process(after, number, me._replace(pc="done"))
 
 
+def _repairer_steps(state: State, number: int, me: Repairer) -> Steps:
+    if me.left and state.sink is not None:
+        repaired = state.sink._replace(floor=0, ceiling=NEAR, repairs=state.sink.repairs + 1)
+        yield "sets floor and ceiling", with_process(state._replace(sink=repaired), number, Repairer(me.left - 1))
+
+
 def _collector_steps(state: State, number: int, me: Collector, mutation: str | None) -> Steps:
     def become(after: State, pc: str) -> State:
         return with_process(after, number, me._replace(pc=pc))
@@ -98,6 +125,9 @@ def _collector_steps(state: State, number: int, me: Collector, mutation: str | N
             for upload in state.blobs:
                 listed = Collector("floor", me.left - 1, upload)
                 yield f"lists the blob of {upload}", with_process(state, number, listed)
+                if upload.stamp == FAR:
+                    listed = listed._replace(pc="ceiling")
+                    yield f"lists the blob of {upload}, stamped far ahead", with_process(state, number, listed)
         return
     assert me.candidate is not None
     if me.pc == "floor":
@@ -106,8 +136,14 @@ def _collector_steps(state: State, number: int, me: Collector, mutation: str | N
         else:
             sink = state.sink
             if mutation != "sink-no-floor":
-                sink = sink._replace(floor=max(sink.floor, me.candidate.stamp))
+                floor = max(sink.floor, me.candidate.stamp)
+                sink = sink._replace(floor=floor, ceiling=max(sink.ceiling, floor + 1))
             yield "raises the sink's floor", become(state._replace(sink=sink), "manifest")
+    elif me.pc == "ceiling":
+        if state.sink is None or me.candidate.stamp > state.sink.ceiling:
+            yield "finds the ceiling below it", become(state, "manifest")
+        else:
+            yield "finds the ceiling not below it", with_process(state, number, idle)
     elif me.pc == "manifest":
         named = state.sink.manifest if state.sink is not None else None
         if me.candidate in (named or ()) and mutation != "mark-ignores-manifest":

@@ -29,15 +29,17 @@ def task_steps(state: State, number: int, me: Task, mutation: str | None) -> Ste
 def _open(state: State, number: int, me: Task, following: str) -> Steps:
     """A new record has the lowest floor: the code takes the clock's, which may be as far behind as it likes."""
     sink = state.sink or Sink()
-    opened = me._replace(pc=following, seen_floor=sink.floor if following == "put" else 0)
+    opened = me._replace(pc=following, seen=sink if following == "put" else Sink())
     yield "opens the sink", with_process(state._replace(sink=sink), number, opened)
 
 
 def _upload(state: State, number: int, me: Task, following: str) -> Steps:
-    upload = Upload(me.batch, me.attempt, me.task, me.run, me.seen_floor + 1, me.partitions)
-    after = state._replace(blobs=tuple(sorted({*state.blobs, upload})))
-    done = me._replace(pc=following, seen_floor=0, upload=upload)
-    yield "puts its blob", with_process(after, number, done)
+    low, high = me.seen.floor + 1, max(me.seen.ceiling, me.seen.floor + 1)
+    for label, stamp, jumps in (("", low, 0), (" by a clock that is ahead", high, 1))[: 1 + bool(state.jumps)]:
+        upload = Upload(me.batch, me.attempt, me.task, me.run, stamp, me.partitions, me.seen.repairs)
+        after = state._replace(blobs=tuple(sorted({*state.blobs, upload})), jumps=state.jumps - jumps)
+        done = me._replace(pc=following, seen=Sink(), upload=upload)
+        yield f"puts its blob{label}", with_process(after, number, done)
 
 
 def driver_steps(
@@ -58,7 +60,7 @@ def driver_steps(
         if state.sink != me.seen:
             yield "loses its CAS", become(state, pc="read", seen=None)
             return
-        published = Sink(me.batch, me.uploads or None, me.seen.floor)
+        published = me.seen._replace(batch=me.batch, manifest=me.uploads or None)
         first = state.chosen[me.batch] is None
         chosen = tuple(
             me.uploads if first and batch == me.batch else uploads for batch, uploads in enumerate(state.chosen)
@@ -116,10 +118,16 @@ def _read(state: State, number: int, me: Driver, mutation: str | None, batches: 
         yield f"reads the manifest of batch {sink.batch}", with_process(state, number, applying)
     elif sink.batch >= me.batch and not (mutation == "sink-batch-goes-back" and sink.batch > me.batch):
         yield f"reads batch {sink.batch}", _decided(state, number, me._replace(seen=sink), batches, forgets)
-    elif any(upload.stamp <= sink.floor for upload in me.uploads) and mutation != "sink-floor-unchecked":
-        yield "is below the floor, fails", with_process(state, number, me._replace(pc="failed", uploads=()))
+    elif not all(_may_commit(sink, upload, mutation) for upload in me.uploads):
+        yield "may not commit an upload, fails", with_process(state, number, me._replace(pc="failed", uploads=()))
     else:
         yield f"reads batch {sink.batch}", with_process(state, number, publishing)
+
+
+def _may_commit(sink: Sink, upload: Upload, mutation: str | None) -> bool:
+    if upload.stamp <= sink.floor and mutation != "sink-floor-unchecked":
+        return False
+    return upload.stamp <= sink.ceiling and (upload.repairs == sink.repairs or mutation == "sink-repair-unnoticed")
 
 
 def _decided(state: State, number: int, me: Driver, batches: int, forgets: bool) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spec.partition import WAL, Control, Pending, State, Writer, put_blob, put_pending, with_process
+from spec.partition import FAR, WAL, BlobName, Control, Pending, State, Writer, put_blob, put_pending, with_process
 
 Steps = Iterator[tuple[str, State]]
 
@@ -22,12 +22,11 @@ def writer_steps(state: State, number: int, me: Writer, mutation: str | None) ->
 
     if me.pc == "put":
         if me.left:
-            name = (WAL, me.id, me.sequence, me.seen.floor + 1)
-            after = put_blob(state, name, (value,))
-            if mutation == "ack-before-cas":
-                yield "puts its blob and acknowledges", acknowledged(after, me.seen.counter, me.seen)
-            else:
-                yield "puts its blob", become(after, pc="index", blob=name)
+            for label, name, after in _puts(state, me, mutation):
+                if mutation == "ack-before-cas":
+                    yield f"{label} and acknowledges", acknowledged(after, me.seen.counter, me.seen)
+                else:
+                    yield label, become(after, pc="index", blob=name)
     elif me.pc == "read":
         mine = next((p for p in state.control.producers if p[:2] == value), None)
         if mine is not None and mutation != "no-writer-dedup":
@@ -36,9 +35,9 @@ def writer_steps(state: State, number: int, me: Writer, mutation: str | None) ->
             yield "reads the control record", become(state, pc="index", seen=state.control)
     elif me.pc == "index":
         assert me.blob is not None
-        if me.blob[3] <= me.seen.floor:
-            name = (WAL, me.id, me.sequence, me.seen.floor + 1)
-            yield "is below the floor, puts its blob again", become(put_blob(state, name, (value,)), blob=name)
+        if not _may_commit(me, mutation):
+            for label, name, after in _puts(state, me, mutation):
+                yield f"may not commit the blob it has put, {label} again", become(after, blob=name)
             return
         after = state
         if mutation != "no-pending-recovery":
@@ -46,6 +45,27 @@ def writer_steps(state: State, number: int, me: Writer, mutation: str | None) ->
         yield "puts the index entry of the append before", become(after, pc="commit")
     elif me.pc == "commit":
         yield from _commit(state, number, me, mutation)
+
+
+def _puts(state: State, me: Writer, mutation: str | None) -> Iterator[tuple[str, BlobName, State]]:
+    """Puts its blob, with the lowest stamp that it may choose; or, by a clock that is far ahead, with the highest."""
+
+    def put(stamp: int, after: State) -> tuple[BlobName, State]:
+        name = (WAL, me.id, me.sequence, stamp, me.seen.repairs)
+        return name, put_blob(after, name, ((me.id, me.sequence),))
+
+    yield "puts its blob", *put(me.seen.floor + 1, state)
+    if state.jumps:
+        stamp = FAR if mutation == "ceiling-ignored" else max(me.seen.ceiling, me.seen.floor + 1)
+        yield "puts its blob by a clock that is ahead", *put(stamp, state._replace(jumps=state.jumps - 1))
+
+
+def _may_commit(me: Writer, mutation: str | None) -> bool:
+    assert me.blob is not None
+    stamp, repairs = me.blob[3:]
+    if stamp <= me.seen.floor or (stamp > me.seen.ceiling and mutation != "ceiling-ignored"):
+        return False
+    return repairs == me.seen.repairs or mutation == "repair-unnoticed"
 
 
 def _commit(state: State, number: int, me: Writer, mutation: str | None) -> Steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llog.cli.repair_clock import clock
 from llog.cli.repair_index import index
 
 
@@ -16,3 +17,4 @@ def repair() -> None:
 
 
 repair.add_command(index)
+repair.add_command(clock)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
-from llog.sim.plan import SEEDS_MAX, STEPS
+from llog.sim.plan import SEEDS_MAX, STEPS, SimPlan
 
 _SEEDS = 20
 _COUNTED = ("operations", "crashes", "stalls", "lost answers")
@@ -36,8 +37,9 @@ def simulate(
     """Search for schedules that break the log.
 
     Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay of an outbox run in
-    virtual time on simulated stores that delay, fail, fill up and lose answers, while processes crash, stall and come back. A history
-    checker sees every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two traces.
+    virtual time on simulated stores that delay, fail, fill up and lose answers, while processes crash, stall and come back, and clocks
+    jump. A history checker sees every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two
+    traces.
 
     With --mutate, the run ends at the first seed that finds the mutation; exit code 1 if none does.
     """
@@ -58,7 +60,7 @@ def simulate(
             f"there is no mutation {mutate!r}: {hint}--mutations lists them", param_hint="--mutate"
         )
     with mutated(MUTATIONS[mutate]):
-        search.run(seeds or SEEDS_MAX, until_found=True)
+        search.run(seeds or SEEDS_MAX, until_found=True, focus=MUTATIONS[mutate].focus)
     click.echo(search.summary())
     if not search.failed:
         click.echo(f"{mutate} was not found by {search.ran} seed{'s' if search.ran > 1 else ''}")
@@ -78,27 +80,31 @@ class _Search:
         self._seconds = seconds
         self._totals = dict.fromkeys(_COUNTED, 0)
 
-    def run(self, seeds: int, *, until_found: bool = False) -> None:
+    def run(self, seeds: int, *, until_found: bool = False, focus: Callable[[SimPlan], SimPlan] | None = None) -> None:
         began = time.monotonic()
         for number in range(self.first, self.first + seeds):
             late = self._seconds is not None and time.monotonic() - began > self._seconds
             if late or (until_found and self.failed):
                 return
-            self._run_one(number)
+            self._run_one(number, focus)
 
     def summary(self) -> str:
         counts = ", ".join(f"{what} {count}" for what, count in self._totals.items())
         return f"seeds {self.ran}, {counts}, violations {self.failed}"
 
-    def _run_one(self, number: int) -> None:
+    def _run_one(self, number: int, focus: Callable[[SimPlan], SimPlan] | None) -> None:
         from llog.sim.world import run_seed
 
-        outcome = run_seed(number, steps=self._steps)
+        outcome = run_seed(number, steps=self._steps, adjust=focus)
         self.ran += 1
         for what in _COUNTED:
             self._totals[what] += outcome.counts.get(what, 0)
         broken = outcome.violation
-        if broken is None and self._twice and run_seed(number, steps=self._steps).digest != outcome.digest:
+        if (
+            broken is None
+            and self._twice
+            and run_seed(number, steps=self._steps, adjust=focus).digest != outcome.digest
+        ):
             broken = "the second run of this seed took another course than the first"
         if broken is not None:
             self.failed += 1

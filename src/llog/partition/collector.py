@@ -1,10 +1,11 @@
 """The collector: deletes blobs that nothing names and nothing can come to name.
 
 1. Deletions of topics that were interrupted are finished, and leftover index entries swept.
-2. Listed: the blobs whose stamp and whose age in the store are below the threshold T. Those that something names are struck off by a
-   first mark, which saves work and decides nothing.
-3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS: a writer that stalled
-   before its commit now loses its CAS, sees its blob below the floor, and uploads it again.
+2. Listed: the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong clock gave them. Those
+   that something names are struck off by a first mark, which saves work and decides nothing.
+3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS, their ceilings with them: a writer
+   that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it again. Blobs stamped above T stay unless
+   they are above all ceilings as well (`clocks.py`).
 4. The last mark reads references in the order in which they move: sink manifests, then per partition `pending`, the
    compaction's breadcrumb, the index. What it does not find is not named, and never will be, except by a repair: where the index has
    a gap, what could fill it stays (`gaps.py`). One scan tells names and gaps, so that an entry which a repair puts back meanwhile is met
@@ -13,28 +14,30 @@
    alive when it was first found here, however they started, for their clocks are not ours. Later pins do not matter to it.
 6. The rest is deleted.
 
-Clocks decide when a blob goes, never whether that is safe. Cost of a run: one listing, one scan of the control records and the index
-per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per partition. Memory: at most
-two chunks of names, about 200 bytes each, and the waiting ones.
+Clocks decide when a blob goes, never whether that is safe. Cost of a run: a probe of the blob store's clock, one listing, one scan of the
+control records and the index per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per
+partition. Memory: at most two chunks of names, about 200 bytes each, and the waiting ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from llog.errors import OutcomeUnknown, VersionMismatch
+from llog.errors import VersionMismatch
 from llog.model import TopicPartition
 from llog.partition.catalog import OBJECT, Catalog
+from llog.partition.clocks import Window, is_put, raised, window
 from llog.partition.gaps import Coverage, Gap, Gaps, without_trimmed
 from llog.partition.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.pins import alive_pins
 from llog.partition.reader import pending_pieces
-from llog.partition.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode, encode
+from llog.partition.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode
 from llog.runtime import stamp_of
 from llog.stores.blobs import BlobInfo
 from llog.stores.meta import Entry, after, scan
@@ -113,18 +116,18 @@ class Collector:
         await Catalog(self._log).finish_deletions()
         for keys in await partitions(self._log):
             await sweep_partition(self._log, keys)
-        limit = threshold(self._log, self._options.grace_ms)
+        run = await window(self._log, self._options.grace_ms)
         self._waiting.begin_run()
         listing = Listing(self._options.grace_ms)
         waiting = deleted = deleted_bytes = spared = kept = 0
-        async for names in unreferenced(self._log, limit, listing, self._options.chunk_names):
+        async for names in unreferenced(self._log, run, listing, self._options.chunk_names):
             found = len(names)
-            await self._mark_last(names, limit, listing.gaps)
+            await self._mark_last(names, run, listing.gaps)
             spared += found - len(names)
             found = len(names)
             strike_off_kept(names, listing.gaps)
             kept += found - len(names)
-            gone = await delete_unreferenced(self._log, names, self._waiting)
+            gone = await delete_unreferenced(self._log, names, self._waiting, run)
             waiting += len(names) - len(gone)
             deleted += len(gone)
             deleted_bytes += sum(names[name] for name in gone)
@@ -139,37 +142,56 @@ class Collector:
             gaps=listing.gaps.found,
         )
 
-    async def _mark_last(self, names: dict[str, int], limit: int, gaps: Gaps) -> None:
+    async def _mark_last(self, names: dict[str, int], run: Window, gaps: Gaps) -> None:
         """Leaves those in `names` that may go, pins and gaps aside."""
         enumerated = await partitions(self._log)
-        await raise_floors(self._log, enumerated, limit)
-        floors = await raise_sink_floors(self._log, limit, self._options.sink_open_ms)
-        for name in [name for name in names if is_open_upload(name, floors)]:
+        bounds = Bounds(
+            Span(run.old_ms, await raise_floors(self._log, enumerated, run)),
+            await raise_sink_floors(self._log, run, self._options.sink_open_ms),
+        )
+        for name in [name for name in names if may_be_named(name, bounds)]:
             del names[name]
         await strike_off(self._log, enumerated, names, gaps)
 
 
-def threshold(log: Log, grace_ms: int = GRACE_MS) -> int:
-    """T: what is stamped at or above it stays."""
-    return log.runtime.now_ms() - grace_ms
+def is_candidate(info: BlobInfo, run: Window) -> bool:
+    """Whether it is one of our blobs, and old by its name as well as by the store's clock.
 
-
-def is_candidate(info: BlobInfo, limit: int) -> bool:
-    """Whether it is one of our blobs, and old by its name as well as by the store's clock."""
+    A time that is far ahead says nothing: a clock was wrong when the blob was put, on one machine with the files maybe the store's, too.
+    """
     stamp = stamp_of(info.name)
-    return stamp is not None and stamp < limit and info.modified_ms < limit and _SHAPE.fullmatch(info.name) is not None
+    if stamp is None or run.is_inside(stamp) or run.is_inside(info.modified_ms):
+        return False
+    return _SHAPE.fullmatch(info.name) is not None
 
 
-def is_open_upload(name: str, floors: dict[str, int]) -> bool:
-    """Whether a batch of its sink may still come to name it; `floors` are those that `raise_sink_floors` returned.
+class Span(NamedTuple):
+    """Stamps from `floor_ms` to `ceiling_ms`, both included; without a ceiling, all from `floor_ms` on."""
+
+    floor_ms: int
+    ceiling_ms: int | None
+
+    def has(self, stamp: int) -> bool:
+        return self.floor_ms <= stamp and (self.ceiling_ms is None or stamp <= self.ceiling_ms)
+
+
+class Bounds(NamedTuple):
+    """Which stamps writers may still commit: in any of the partitions, and in each sink."""
+
+    partitions: Span
+    sinks: Mapping[str, Span]
+
+
+def may_be_named(name: str, bounds: Bounds) -> bool:
+    """Whether an append or a batch of its sink may still come to name a blob that was listed before these bounds were set.
 
     A sink that is not among them was forgotten: uploads follow the sink's record, and the listing follows the uploads.
     """
-    if not name.startswith(SINK_BLOBS):
-        return False
-    floor = floors.get(name.removeprefix(SINK_BLOBS).split("/", 1)[0])
+    span: Span | None = bounds.partitions
+    if name.startswith(SINK_BLOBS):
+        span = bounds.sinks.get(name.removeprefix(SINK_BLOBS).split("/", 1)[0])
     stamp = stamp_of(name)
-    return floor is not None and (stamp is None or stamp >= floor)
+    return span is not None and (stamp is None or span.has(stamp))
 
 
 async def partitions(log: Log) -> list[PartitionKeys]:
@@ -192,7 +214,7 @@ class Listing:
 
 
 async def unreferenced(
-    log: Log, limit: int, listing: Listing, chunk_names: int = 200_000
+    log: Log, run: Window, listing: Listing, chunk_names: int = 200_000
 ) -> AsyncIterator[dict[str, int]]:
     """Candidates that nothing named when looked for, with their sizes; safe to delete only after a last mark."""
     chunk: dict[str, int] = {}
@@ -209,7 +231,7 @@ async def unreferenced(
 
     async for page in log.blobs.list(ROOT):
         listing.listed += len(page)
-        chunk.update((info.name, info.size) for info in page if is_candidate(info, limit))
+        chunk.update((info.name, info.size) for info in page if is_candidate(info, run))
         if len(chunk) >= chunk_names:
             await settle()
         if len(suspects) >= chunk_names:
@@ -287,62 +309,65 @@ async def _control(log: Log, keys: PartitionKeys) -> Control:
     return Control() if found is None else decode(Control, found.value, found.key)
 
 
-async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], limit: int) -> None:
-    """From now on, no writer commits a blob stamped below `limit` to these partitions. Floors never go back."""
+async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], run: Window) -> int:
+    """Returns the highest ceiling of these partitions, after floors and ceilings were raised; neither ever goes back here.
+
+    From now on, no writer commits a blob stamped below `old_ms` to any of them, nor one that exists and is stamped above that ceiling.
+    """
+    highest = 0
     for first in range(0, len(enumerated), _CONCURRENCY):
-        await asyncio.gather(*(_raise_floor(log, keys, limit) for keys in enumerated[first : first + _CONCURRENCY]))
+        some = enumerated[first : first + _CONCURRENCY]
+        highest = max(highest, *await asyncio.gather(*(_raise_floor(log, keys, run) for keys in some)))
+    return highest
 
 
-async def _raise_floor(log: Log, keys: PartitionKeys, limit: int) -> None:
+async def _raise_floor(log: Log, keys: PartitionKeys, run: Window) -> int:
     while True:
         found = await log.meta.get(keys.control)
         if found is None:
-            return
+            return 0
         control = decode(Control, found.value, found.key)
-        if control.log_state is LogState.DELETED or control.blob_floor_ms >= limit:
-            return
-        raised = encode(msgspec.structs.replace(control, blob_floor_ms=limit))
-        try:
-            await log.meta.put(keys.control, raised, expected=found.version)
-        except (VersionMismatch, OutcomeUnknown):
-            continue
-        return
+        if control.log_state is LogState.DELETED:
+            return 0
+        changed = raised(control, run.old_ms, run.far_ms)
+        if not control.blob_ceiling_ms:
+            # The first one lowers it from infinity: uploads that nobody could bound are voided.
+            changed = msgspec.structs.replace(changed, clock_repairs=control.clock_repairs + 1)
+        if await is_put(log, found, changed):
+            return changed.blob_ceiling_ms
 
 
-async def raise_sink_floors(log: Log, limit: int, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, int]:
-    """Every sink's floor after it was raised to `limit`: uploads stamped below it can no longer be committed.
+async def raise_sink_floors(log: Log, run: Window, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, Span]:
+    """Of every sink, the stamps of uploads that can still be committed, after its floor was raised to `old_ms`.
 
     The floor of a sink in use stops short of the batch it may be working on, which can then take longer than the grace period.
     """
-    floors = {}
+    spans = {}
     async for found in scan(log.meta, SINKS):
-        floor = await _raise_sink_floor(log, found.key, limit, sink_open_ms)
-        if floor is not None:
-            floors[found.key.removeprefix(SINKS)] = floor
-    return floors
+        span = await _raise_sink_floor(log, found.key, run, sink_open_ms)
+        if span is not None:
+            spans[found.key.removeprefix(SINKS)] = span
+    return spans
 
 
-async def _raise_sink_floor(log: Log, key: str, limit: int, sink_open_ms: int) -> int | None:
+async def _raise_sink_floor(log: Log, key: str, run: Window, sink_open_ms: int) -> Span | None:
     while True:
         found = await log.meta.get(key)
         if found is None:
             return None
         sink = decode(Sink, found.value, key)
-        in_use = sink.touched_ms + sink_open_ms > log.runtime.now_ms()
-        floor = min(limit, sink.finished_ms + 1) if in_use else limit
-        if sink.blob_floor_ms >= floor:
-            return sink.blob_floor_ms
-        raised = encode(msgspec.structs.replace(sink, blob_floor_ms=floor))
-        try:
-            await log.meta.put(key, raised, expected=found.version)
-        except (VersionMismatch, OutcomeUnknown):
-            continue
-        return floor
+        in_use = sink.touched_ms + sink_open_ms > run.now_ms
+        changed = raised(sink, min(run.old_ms, sink.finished_ms + 1) if in_use else run.old_ms, run.far_ms)
+        if not sink.blob_ceiling_ms:
+            # A sink of old: to void its uploads would fail its batch, which only a repair may.
+            changed = msgspec.structs.replace(changed, blob_ceiling_ms=0)
+        if await is_put(log, found, changed):
+            return Span(changed.blob_floor_ms, changed.blob_ceiling_ms or None)
 
 
-async def delete_unreferenced(log: Log, names: Collection[str], waiting: Waiting) -> list[str]:
+async def delete_unreferenced(log: Log, names: Collection[str], waiting: Waiting, run: Window) -> list[str]:
     """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted."""
-    alive = frozenset(pin_id for pin_id, _ in await alive_pins(log))
+    alive = frozenset(pin_id for pin_id, _ in await alive_pins(log, run.now_ms))
     free = waiting.free(names, alive)
     for first in range(0, len(free), _DELETE_PAGE):
         await log.blobs.delete_many(free[first : first + _DELETE_PAGE])

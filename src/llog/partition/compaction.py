@@ -29,6 +29,7 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.model import TopicPartition
+from llog.partition.clocks import stamp_within
 from llog.partition.compaction_plan import Crumb, Plan, clear, read_cursor
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
@@ -81,7 +82,7 @@ async def begin(log: Log, plan: Plan) -> Job | None:
     tp, keys, crumb = plan.tp, plan.keys, plan.crumb
     resumed = crumb is not None
     if crumb is None:
-        stamp = max(log.runtime.now_ms(), plan.floor_ms + 1)
+        stamp = stamp_within(log.runtime.now_ms(), plan.control)
         record = Compaction(
             state=CompactionState.WRITING_BLOB,
             start_offset=plan.pieces[0].start_offset,

@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     pieces: tuple[Piece, ...]
     version: int
     """Of the run's highest index entry."""
-    floor_ms: int
+    control: Control
     crumb: Crumb | None = None
 
 
@@ -119,7 +119,7 @@ async def choose(
         small = len(scan.pieces) < options.min_entries and size < options.max_bytes // 4
         if scan.at_tail and small and not force:
             return None
-        return Plan(tp, keys, tuple(scan.pieces), scan.version, control.blob_floor_ms)
+        return Plan(tp, keys, tuple(scan.pieces), scan.version, control)
     return None
 
 
@@ -178,7 +178,7 @@ async def _moved(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Con
 async def _resumed(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, crumb: Crumb) -> Plan | None:
     """The compaction that this breadcrumb began; None if it was given up, because its run is no longer there as it was."""
     record = crumb.record
-    plan = Plan(tp, keys, (), record.expected_version, control.blob_floor_ms, crumb)
+    plan = Plan(tp, keys, (), record.expected_version, control, crumb)
     if record.state in (CompactionState.DELETING_OLD, CompactionState.UPDATING_CURSOR):
         return plan
     trimmed = control.log_start_offset > record.end_offset

@@ -70,6 +70,11 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_start_offset: int = 1
     pending: Pending | None = None
     blob_floor_ms: int = 0
+    """A blob stamped below it is uploaded again under another name."""
+    blob_ceiling_ms: int = 0
+    """So is a blob stamped above it; 0 is no ceiling."""
+    clock_repairs: int = 0
+    """How often the floor or the ceiling was lowered. A blob whose name was chosen before the last time is uploaded again, too."""
     max_append_ms: int = 0
     max_timestamp_ms: int = 0
     producers: dict[str, ProducerState] = {}
@@ -147,6 +152,9 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     manifest: Manifest | None = None
     """Not yet applied wholly; None once it is."""
     blob_floor_ms: int = 0
+    blob_ceiling_ms: int = 0
+    clock_repairs: int = 0
+    """These three bound what the batch may name as those of `Control` do."""
     finished_ms: int = 0
     """Uploads stamped up to here belong to finished batches."""
     touched_ms: int = 0

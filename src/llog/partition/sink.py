@@ -36,6 +36,7 @@ from llog.errors import (
 )
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
+from llog.partition.clocks import AHEAD_MS, bounded_ms, may_commit, present_ms, stamp_within
 from llog.partition.headers import read_header
 from llog.partition.keys import SINK_BLOBS, WAL, sink_key
 from llog.partition.log import Log
@@ -44,7 +45,7 @@ from llog.partition.records import Manifest, Sink, decode, encode
 from llog.partition.snapshot import take_snapshot
 from llog.partition.writer import Writer
 from llog.producers import Producer
-from llog.runtime import stamp_of, uuid7
+from llog.runtime import uuid7
 from llog.stores.meta import ABSENT, VALUE_BYTES_MAX
 
 _TOUCH_INTERVAL_MS = 60_000
@@ -60,6 +61,8 @@ class Upload(msgspec.Struct, frozen=True):
 
     blob: str
     bodies: tuple[Body, ...]
+    clock_repairs: int = 0
+    """Of the sink, when the blob's name was chosen."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ class SinkUploader:
         """Puts one blob that holds all groups. Nothing is appended by this."""
         record = await open_sink(self._log, self._sink)
         now = self._log.runtime.now_ms()
-        name = f"{SINK_BLOBS}{self._sink}/{uuid7(max(now, record.blob_floor_ms), self._log.runtime.random())}"
+        name = f"{SINK_BLOBS}{self._sink}/{uuid7(stamp_within(now, record), self._log.runtime.random())}"
         known = [await self._partition(tp) for tp, _ in groups]
         parts, bodies = pack(
             [(tp, directory, stamped(part, now)) for (tp, part), (directory, _) in zip(groups, known, strict=True)],
@@ -94,7 +97,7 @@ class SinkUploader:
             next_offsets=[next_offset for _, next_offset in known],
         )
         await self._log.blobs.put(name, parts)
-        return Upload(name, tuple(bodies))
+        return Upload(name, tuple(bodies), record.clock_repairs)
 
     async def _partition(self, tp: TopicPartition) -> tuple[str, int]:
         """The partition's directory, and its next offset when this task first wrote to it: it only grows."""
@@ -109,17 +112,22 @@ async def open_sink(log: Log, sink: str) -> Sink:
     key = sink_key(check_sink(sink))
     while True:
         found = await log.meta.get(key)
-        now = log.runtime.now_ms()
-        if found is None:
+        known = decode(Sink, found.value, key) if found else None
+        if known is not None and abs(log.runtime.now_ms() - known.touched_ms) < _TOUCH_INTERVAL_MS:
+            return known
+        now = await present_ms(log)
+        ceiling = now + AHEAD_MS
+        if known is None:
             # The floor keeps a leftover driver of a forgotten sink of this name from committing what it uploaded before.
-            record, expected = Sink(touched_ms=now, blob_floor_ms=now), ABSENT
+            record = Sink(touched_ms=now, blob_floor_ms=now, blob_ceiling_ms=ceiling)
+        elif abs(now - known.touched_ms) < _TOUCH_INTERVAL_MS:
+            return known  # only by a clock that is wrong was that long ago
         else:
-            known = decode(Sink, found.value, key)
-            if abs(now - known.touched_ms) < _TOUCH_INTERVAL_MS:
-                return known
-            record, expected = msgspec.structs.replace(known, touched_ms=now), found.version
+            # A sink of old has no ceiling until a repair gives it one: to set the first one voids what was uploaded.
+            ceiling = max(ceiling, known.blob_ceiling_ms) if known.blob_ceiling_ms else 0
+            record = msgspec.structs.replace(known, touched_ms=now, blob_ceiling_ms=ceiling)
         try:
-            await log.meta.put(key, encode(record), expected=expected)
+            await log.meta.put(key, encode(record), expected=found.version if found else ABSENT)
         except (VersionMismatch, OutcomeUnknown):
             continue
         return record
@@ -160,9 +168,11 @@ async def publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) ->
             return Published(batch=batch, blobs=blobs, repeated=mine is None or record.manifest not in (None, mine))
         if record.manifest is not None:
             continue
-        _check_floor(sink, record, uploads)
+        _check_uploads(sink, record, uploads)
         mine = await _manifest(log, uploads) if uploads else None
-        named = msgspec.structs.replace(record, batch=batch, manifest=mine, touched_ms=log.runtime.now_ms())
+        named = msgspec.structs.replace(
+            record, batch=batch, manifest=mine, touched_ms=bounded_ms(log.runtime.now_ms(), record)
+        )
         try:
             await log.meta.put(key, encode(named), expected=found.version)
         except (VersionMismatch, OutcomeUnknown):
@@ -178,10 +188,14 @@ def check_sink(sink: str) -> str:
     return check_topic_name(sink)
 
 
-def _check_floor(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
+def _check_uploads(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
     for upload in uploads:
-        stamp = stamp_of(upload.blob)
-        if stamp is None or stamp < record.blob_floor_ms:
+        if upload.clock_repairs != record.clock_repairs:
+            raise BlobCollected(
+                f"blob {upload.blob} of sink {sink} was uploaded before `llog repair clock`, and its batch was not committed by then: "
+                "run the batch again"
+            )
+        if not may_commit(record, upload.blob, upload.clock_repairs):
             raise BlobCollected(
                 f"blob {upload.blob} of sink {sink} waited longer than the collector's grace period before its batch was "
                 "committed: run the batch again, or raise LLOG_COLLECT_GRACE_MS"
@@ -274,7 +288,7 @@ async def _finish(log: Log, key: str, batch: int) -> None:
         record = decode(Sink, found.value, key) if found else None
         if found is None or record is None or record.batch != batch or record.manifest is None:
             return
-        now = log.runtime.now_ms()
+        now = bounded_ms(log.runtime.now_ms(), record)
         done = msgspec.structs.replace(record, manifest=None, finished_ms=max(now, record.finished_ms), touched_ms=now)
         try:
             await log.meta.put(key, encode(done), expected=found.version)

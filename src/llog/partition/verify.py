@@ -24,6 +24,7 @@ from llog.errors import (
 )
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.clocks import Window
 from llog.partition.collector import Listing, unreferenced
 from llog.partition.damaged_index import decoded
 from llog.partition.headers import Headers
@@ -37,7 +38,7 @@ from llog.stores.meta import after
 PROBLEMS_MAX: Final = 1000
 _PAGE: Final = 1000
 _LOOKAHEAD: Final = 5000
-_EVERY_STAMP: Final = 1 << 62
+_EVERY_STAMP: Final = Window(1 << 62, 1 << 62, 1 << 62)
 
 
 class ProblemKind(StrEnum):

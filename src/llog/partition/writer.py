@@ -1,6 +1,6 @@
 """The append path: one blob put per call, then one metadata round trip per partition.
 
-1. The control record is known, from the last append or by a read, so that the blob's stamp is above the collector's floor.
+1. The control record is known, from the last append or by a read, so that the blob's stamp is between the collector's floor and ceiling.
 2. The shared blob is put.
 3. Per partition, in one ordered `put_many`: the index entries of the append that `pending` names, then a CAS on the control record
    that advances the counter and names this append as pending. The CAS is the commit point, and is answered at once.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,14 +32,18 @@ from llog.errors import (
 )
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.clocks import AHEAD_MS, bounded_ms, is_near_ceiling, may_commit, present_ms, raised, stamp_within
 from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import Control, IndexEntry, Kind, LogState, Pending, decode, encode
 from llog.partition.retention import retain, trim
 from llog.ports import AppendResult, Group, RetentionResult
 from llog.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
-from llog.runtime import stamp_of, uuid7
+from llog.runtime import uuid7
 from llog.stores.meta import ABSENT, Put
+
+_RAISES_MAX: Final = 5
+"""Attempts to raise a ceiling: after them, blobs are stamped no higher than it is."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +78,7 @@ class Writer:
         turns = [_Turn(self._last_turns, tp) for tp in tps]
         try:
             lanes = await asyncio.gather(*(self._lane(tp) for tp in tps))
-            bodies, blob = await self._upload(lanes, columns)
-            sources = [_Source(blob, body, part) for body, part in zip(bodies, columns, strict=True)]
+            sources = await self._upload(lanes, columns)
             return await asyncio.gather(
                 *(
                     self._settled(lane, turn, source, group.producer)
@@ -130,14 +133,15 @@ class Writer:
         if found is None:
             self._lanes.pop(lane.tp, None)
             raise PartitionNotInitialized(f"partition {lane.tp} has no control record")
-        lane.known = decode(Control, found.value, found.key), found.version
+        lane.know(decode(Control, found.value, found.key), found.version)
+        assert lane.known is not None
         return lane.known
 
-    async def _upload(self, lanes: Sequence[_Lane | LlogError], columns: Sequence[Columns]) -> tuple[list[Body], str]:
-        """Puts one shared blob of all groups that have a lane; bodies are returned for all, in order."""
-        now = self._log.runtime.now_ms()
-        floors = [lane.known[0].blob_floor_ms for lane in lanes if isinstance(lane, _Lane) and lane.known]
-        stamp = max([now, *(floor + 1 for floor in floors)])
+    async def _upload(self, lanes: Sequence[_Lane | LlogError], columns: Sequence[Columns]) -> list[_Source]:
+        """Puts one shared blob of all groups that have a lane; sources are returned for all, in order."""
+        now = await self._present_ms([lane for lane in lanes if isinstance(lane, _Lane)])
+        lasts = [lane.last if isinstance(lane, _Lane) else None for lane in lanes]
+        stamp = stamp_within(now, *(control for control in lasts if control is not None))
         blob = WAL + uuid7(stamp, self._log.runtime.random())
         packed, next_offsets = [], []
         for lane, part in zip(lanes, columns, strict=True):
@@ -150,7 +154,33 @@ class Writer:
         parts, bodies = pack(packed, writer=self._name, created_at_ms=now, codec=codec, next_offsets=next_offsets)
         await self._log.blobs.put(blob, parts)
         remaining = iter(bodies)
-        return [next(remaining) if isinstance(lane, _Lane) else bodies[0] for lane in lanes], blob
+        return [
+            _Source(blob, bodies[0] if last is None else next(remaining), part, last.clock_repairs if last else 0)
+            for last, part in zip(lasts, columns, strict=True)
+        ]
+
+    async def _present_ms(self, lanes: Sequence[_Lane]) -> int:
+        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is stamped."""
+        now = self._log.runtime.now_ms()
+        if not any(is_near_ceiling(lane.last, now) for lane in lanes):
+            return now
+        now = await present_ms(self._log)
+        for lane in lanes:
+            await self._raise_ceiling(lane, now)
+        return now
+
+    async def _raise_ceiling(self, lane: _Lane, now_ms: int) -> None:
+        for _ in range(_RAISES_MAX):
+            try:
+                control, version = lane.known or await self._learn(lane)
+                if not is_near_ceiling(control, now_ms):
+                    return
+                changed = raised(control, control.blob_floor_ms, now_ms + AHEAD_MS)
+                lane.know(changed, await self._log.meta.put(lane.keys.control, encode(changed), expected=version))
+            except (VersionMismatch, OutcomeUnknown):
+                lane.known = None
+            except PartitionNotInitialized:
+                return  # which the commit will say
 
     async def _settled(
         self, lane: _Lane | LlogError, turn: _Turn, source: _Source, producer: Producer | None
@@ -177,7 +207,7 @@ class Writer:
             try:
                 control, version, verdict = await self._judged(lane, producer, since if doubtful else None)
                 if verdict is None:
-                    sources = [await self._above_floor(lane, control, source) for source in sources]
+                    sources = [await self._within_bounds(lane, control, source) for source in sources]
                     changed, appended = self._advanced(lane, control, sources, producer)
                     self.attempts += 1
                     results = await self._log.meta.put_many(
@@ -200,7 +230,7 @@ class Writer:
                 return verdict
             outcome = results[-1]
             if not isinstance(outcome, VersionMismatch):
-                lane.known = changed, outcome
+                lane.know(changed, outcome)
                 return _result(lane, appended)
             lane.known = None
         if doubtful:
@@ -253,13 +283,12 @@ class Writer:
             return PartitionNotInitialized(f"partition {lane.tp} was deleted")
         return None
 
-    async def _above_floor(self, lane: _Lane, control: Control, source: _Source) -> _Source:
-        """The source itself, or a copy of it under a newer name if the collector may already have decided about its blob."""
-        stamp = stamp_of(source.blob)
-        if source.columns is None or stamp is None or stamp >= control.blob_floor_ms:
+    async def _within_bounds(self, lane: _Lane, control: Control, source: _Source) -> _Source:
+        """The source itself, or a copy of it under another name if a collector may already have decided about its blob."""
+        if source.columns is None or may_commit(control, source.blob, source.clock_repairs):
             return source
-        now = self._log.runtime.now_ms()
-        blob = WAL + uuid7(max(now, control.blob_floor_ms + 1), self._log.runtime.random())
+        now = bounded_ms(self._log.runtime.now_ms(), control)
+        blob = WAL + uuid7(stamp_within(now, control), self._log.runtime.random())
         again = stamped(source.columns, now)
         parts, bodies = pack(
             [(lane.tp, lane.keys.directory, again)],
@@ -269,7 +298,7 @@ class Writer:
             next_offsets=[control.sequence_counter],
         )
         await self._log.blobs.put(blob, parts)
-        return _Source(blob, bodies[0], source.columns)
+        return _Source(blob, bodies[0], source.columns, control.clock_repairs)
 
     def _advanced(
         self, lane: _Lane, control: Control, sources: Sequence[_Source], producer: Producer | None
@@ -329,6 +358,8 @@ class _Source(NamedTuple):
     blob: str
     body: Body
     columns: Columns | None
+    clock_repairs: int = 0
+    """Of the partition, as far as the writer knew when it chose the blob's name."""
 
 
 class _Lane:
@@ -338,7 +369,12 @@ class _Lane:
         self.tp = tp
         self.keys = keys
         self.known: tuple[Control, int] | None = None
+        self.last: Control | None = None
+        """What was known last, which may be old."""
         self.sequence = 0
+
+    def know(self, control: Control, version: int) -> None:
+        self.known, self.last = (control, version), control
 
 
 class _Turn:

@@ -18,7 +18,7 @@ from llog.sim.process import Process
 from llog.sim.stores import WatchedMeta
 from llog.sim.violation import Violation
 from llog.topics.assignment import Membership
-from llog.topics.group_records import NOBODY, Claim, GroupMode, GroupRecord, Members
+from llog.topics.group_records import NOBODY, Claim, GroupMode, GroupRecord, Members, is_held
 
 
 class Place(NamedTuple):
@@ -233,8 +233,10 @@ class GroupHistory:
                 raise Violation(f"I7: {claim} of {place} was shortened to {after}")
         else:
             self._check_claimed(place, new, me, offset, after, claim.attempt)
-            now_ms = self._runtimes[self._actor()].runtime.now_ms()
-            if new.mode is not GroupMode.ASSIGNED and now_ms < claim.deadline_ms:
+            runtime = self._runtimes[self._actor()].runtime
+            # Its clock may have jumped back since the claim was sent.
+            held = all(is_held(claim.deadline_ms, ms) for ms in (runtime.now_ms(), runtime.latest_ms))
+            if new.mode is not GroupMode.ASSIGNED and held:
                 raise Violation(
                     f"I7: offset {offset} of {place} is held by {claim} and was given to {after.member}, too"
                 )

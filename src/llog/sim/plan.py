@@ -42,12 +42,50 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     relayed_at_once: int
     damage_every: float
     """Mean seconds between two index entries that get lost, or blobs that are damaged."""
+    jump_every: float = 1e9
+    """Mean seconds between two jumps of a clock, or of all at once, ahead and soon back."""
 
 
 def draw_plan(source: random.Random) -> SimPlan:
     """A plan with a bit of everything, or one that looks hard at a single part of the protocol."""
     plan = _draw_mixture(source)
     return source.choice(_FOCUSES)(plan) if source.random() < 0.6 else plan
+
+
+def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
+    """The plan; in one seed of six, with clocks that jump and maybe somebody who repairs what they do.
+
+    `source` is another one than that of the plan: what a seed does otherwise does not depend on its clocks.
+    """
+    if source.random() > 1 / 6:
+        return plan
+    roles = plan.roles | {"timekeeper": source.choice((0, 1, 2))}
+    return msgspec.structs.replace(plan, roles=roles, jump_every=source.choice((3.0, 10.0)))
+
+
+def jumping_clocks(plan: SimPlan) -> SimPlan:
+    """Many writers, and collectors that wait for nothing, beside two who repair what the clocks do."""
+    return _only(
+        plan,
+        {"writer": 4, "compactor": 1, "collector": 2, "timekeeper": 2},
+        Faults(throttled=0.03, throttle_delay=15.0, delay=0.02),
+        skew_ms_max=50_000,
+        crash_every=1e9,
+        jump_every=2.0,
+        max_offsets=12,
+        grace_ms=0,
+    )
+
+
+def unrepaired_clocks(plan: SimPlan) -> SimPlan:
+    """As `jumping_clocks`, but repaired at the end only."""
+    plan = jumping_clocks(plan)
+    return msgspec.structs.replace(plan, roles=plan.roles | {"timekeeper": 0})
+
+
+def jumping_members(plan: SimPlan) -> SimPlan:
+    """Members of one group whose clocks are ahead now and then."""
+    return msgspec.structs.replace(_lossy_groups(plan), jump_every=3.0)
 
 
 def _overtaken_compactors(plan: SimPlan) -> SimPlan:

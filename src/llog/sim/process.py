@@ -11,16 +11,51 @@ from llog.sim.loop import Owner, SimLoop
 EPOCH_MS: Final = 1_700_000_000_000
 
 
-class SimRuntime:
-    """`Runtime` of one process: a clock that is off by `skew_ms`, random numbers of its own, sleep in virtual time."""
+class WallClock:
+    """The clock that the blob store's and all processes' are set by. It may jump, and back again; then all of them do."""
 
-    def __init__(self, loop: SimLoop, source: random.Random, skew_ms: int = 0) -> None:
+    def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
-        self._source = source
-        self.skew_ms = skew_ms
+        self.ahead_ms = 0
+        self.jumps = 0
+
+    def jump(self, ahead_ms: int) -> None:
+        self.ahead_ms = ahead_ms
+        self.jumps += 1
 
     def now_ms(self) -> int:
-        return EPOCH_MS + int(self._loop.time() * 1000) + self.skew_ms
+        return EPOCH_MS + int(self._loop.time() * 1000) + self.ahead_ms
+
+
+class SimRuntime:
+    """`Runtime` of one process: a clock that is off by `skew_ms` and may jump, random numbers of its own, sleep in virtual time."""
+
+    def __init__(self, clock: WallClock, source: random.Random, skew_ms: int = 0) -> None:
+        self._clock = clock
+        self._source = source
+        self._jumps = 0
+        self._ahead_ms = 0
+        self.skew_ms = skew_ms
+        self.latest_ms = 0
+        """The latest time that it has ever shown."""
+
+    def jump(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+        self._jumps += 1
+
+    @property
+    def jumps(self) -> int:
+        """How often it jumped, there or back, with all others or alone."""
+        return self._jumps + self._clock.jumps
+
+    @property
+    def is_ahead(self) -> bool:
+        return bool(self._ahead_ms or self._clock.ahead_ms)
+
+    def now_ms(self) -> int:
+        now_ms = self._clock.now_ms() + self.skew_ms + self._ahead_ms
+        self.latest_ms = max(self.latest_ms, now_ms)
+        return now_ms
 
     def random(self) -> random.Random:
         return self._source
@@ -32,8 +67,8 @@ class SimRuntime:
 class Process(Owner):
     """One life of a process; a restart is another one of the same role."""
 
-    def __init__(self, loop: SimLoop, role: str, life: int, source: random.Random, skew_ms: int) -> None:
+    def __init__(self, clock: WallClock, role: str, life: int, source: random.Random, skew_ms: int) -> None:
         super().__init__(f"{role}.{life}")
         self.role = role
         self.life = life
-        self.runtime = SimRuntime(loop, source, skew_ms)
+        self.runtime = SimRuntime(clock, source, skew_ms)

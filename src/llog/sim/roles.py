@@ -27,6 +27,7 @@ from llog.errors import (
 )
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.clock_repair import find_clock_damage, repair_clock
 from llog.partition.collector import Collector, CollectorOptions
 from llog.partition.compactor import CompactionResult, Compactor, CompactorOptions
 from llog.partition.fencing import fence, unfence
@@ -177,7 +178,7 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
         await me.runtime.sleep(draw.expovariate(0.2))
         tp = draw.choice(PARTITIONS)
         try:
-            expires_ms = me.runtime.now_ms() + _PIN_LEASE_MS
+            jumps, expires_ms = me.runtime.jumps, me.runtime.now_ms() + _PIN_LEASE_MS
             pin_id = await pin(log, me.name, _PIN_LEASE_MS)
             bounds = await Reader(log).bounds(tp)
             start = draw.randint(bounds.log_start_offset, bounds.next_offset)
@@ -190,8 +191,8 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
                         log.blob_name(extent.data_uri), extent.byte_offset, extent.byte_length
                     )
                 except BlobNotFound as error:
-                    if me.runtime.now_ms() >= expires_ms:
-                        break  # the lease may have run out
+                    if me.runtime.now_ms() >= expires_ms or me.runtime.is_ahead or me.runtime.jumps != jumps:
+                        break  # the lease may have run out, or was of a time that no right clock shows
                     raise Violation(f"I6: {me.name} has pinned {tp}, but {extent} is gone") from error
                 columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
                 world.history.read(*tp, extent.start_offset, columns.values.to_pylist())
@@ -280,6 +281,20 @@ async def repair(world: World, log: Log, tps: Sequence[TopicPartition]) -> list[
         world.trace.count("repaired entries", await apply_repair(log, plan))
         world.trace.count("gaps left open", len(plan.open_gaps))
     return plans
+
+
+async def timekeeper(world: World, me: Process, log: Log) -> None:
+    """Repairs what clocks have done, whenever it likes: also while one is wrong, its own included."""
+    draw = me.runtime.random()
+    while True:
+        await me.runtime.sleep(draw.expovariate(0.2))
+        try:
+            damage = await find_clock_damage(log)
+            if damage.is_repairable:
+                await repair_clock(log, damage)
+                world.trace.count("clock repairs")
+        except LlogError as error:
+            met(error)
 
 
 async def deleter(world: World, me: Process, log: Log) -> None:

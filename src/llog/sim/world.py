@@ -13,6 +13,7 @@ import msgspec
 
 from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.clock_repair import find_clock_damage, repair_clock
 from llog.partition.collector import Collector, CollectorOptions
 from llog.partition.compactor import Compactor, CompactorOptions
 from llog.partition.keys import LOG_ID, PartitionKeys
@@ -23,8 +24,8 @@ from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
 from llog.sim.outbox import SimOutbox
-from llog.sim.plan import STEPS, SimPlan, draw_plan
-from llog.sim.process import EPOCH_MS, Process
+from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps
+from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
 from llog.sim.trace import Trace
@@ -50,11 +51,14 @@ ROLES: Final[dict[str, Role]] = {
     "assignee": consumers.assignee,
     "operator": consumers.operator,
     "outbox": outbox.outbox,
+    "timekeeper": roles.timekeeper,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
-_LATER_MS: Final = 100 * 86_400_000
-"""How far the healer's clock is ahead: past every lease and every open sink."""
+_LATER_SECONDS: Final = 100 * 86_400
+"""How long the healer waits: past every lease and every open sink."""
+_JUMPS_MS: Final = (2 * 3_600_000, 400 * 86_400_000)
+"""Within what a ceiling allows, and further than the healer waits."""
 _ROUNDS_MAX: Final = 500
 _DAMAGE_MAX: Final = 4
 
@@ -103,12 +107,14 @@ class World:
     def __init__(self, seed: int, steps: int, adjust: Callable[[SimPlan], SimPlan] | None = None) -> None:
         self._source = random.Random(seed)
         self._steps = steps
-        drawn = draw_plan(self._source)
+        self._jump_source = random.Random(f"clock jumps of seed {seed}")
+        drawn = with_clock_jumps(draw_plan(self._source), self._jump_source)
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
         self._meta = WatchedMeta()
-        self._blobs = MemoryBlobs(lambda: EPOCH_MS + int(self.loop.time() * 1000))
+        self._clock = WallClock(self.loop)
+        self._blobs = MemoryBlobs(self._clock.now_ms)
         self._network = Network(self.loop, self._fork(), Faults(), self.trace)
         self.outbox = SimOutbox(STABLE)
         self.history = History(self._meta, self._blobs, self.outbox, lambda: self._network.actor)
@@ -141,6 +147,7 @@ class World:
             self.loop.spawn(self._stall_some(), self.loop.world),
             self.loop.spawn(self._damage_some(), self.loop.world),
             self.loop.spawn(self._fill_some(), self.loop.world),
+            self.loop.spawn(self._jump_some(self._jump_source), self.loop.world),
         ]
         while self.loop.steps < self._steps:
             await asyncio.sleep(1.0)
@@ -168,7 +175,7 @@ class World:
         life = self._lives[role] = self._lives.get(role, 0) + 1
         if skew_ms is None:
             skew_ms = self._source.randint(-self.plan.skew_ms_max, self.plan.skew_ms_max)
-        process = Process(self.loop, role, life, self._fork(), skew_ms)
+        process = Process(self._clock, role, life, self._fork(), skew_ms)
         meta = SimMetaStore(self._network, self._meta, process.name)
         self._running[process] = meta
         return process, Log(meta, SimBlobStore(self._network, self._blobs, self.history, process.name), process.runtime)
@@ -217,6 +224,18 @@ class World:
             await asyncio.sleep(seconds)
             self._network.full = set()
 
+    async def _jump_some(self, source: random.Random) -> None:
+        """A clock is ahead for a moment, hours or years: that of a process, or the one that all are set by."""
+        while True:
+            await asyncio.sleep(source.expovariate(1 / self.plan.jump_every))
+            victim = source.choice(list(self._running))
+            clock = self._clock if source.random() < 0.3 else victim.runtime
+            self.trace.add(f"the clock of {victim.name if clock is victim.runtime else 'everybody'} jumps")
+            self.trace.count("clock jumps")
+            clock.jump(source.choice(_JUMPS_MS))
+            await asyncio.sleep(source.choice((1.0, 10.0)) * source.random())
+            clock.jump(0)
+
     async def _damage_some(self) -> None:
         damage = self.history.damage
         for _ in range(_DAMAGE_MAX):
@@ -262,11 +281,12 @@ class World:
     # --- the end
 
     async def _heal(self) -> None:
-        """No more faults: everything is finished by somebody whose clock is late enough, and then checked."""
+        """No more faults: everything is finished by somebody who comes late enough, and then checked."""
         self.trace.add("healing")
         for process in list(self._running):
             self._kill(process)
-        await asyncio.sleep(200)  # messages on their way arrive, sessions end
+        self._clock.jump(0)
+        await asyncio.sleep(_LATER_SECONDS)  # messages on their way arrive, sessions and leases end
         self._check_findings()
         self._network.faults = Faults()
         self._network.full = set()
@@ -274,7 +294,7 @@ class World:
         mending = self.loop.spawn(self._life(process, lambda: self._mend(log)), process)
         await asyncio.wait([mending])
         self._check_findings()
-        process, log = self._process("healer", _LATER_MS)
+        process, log = self._process("healer", 0)
         healing = self.loop.spawn(self._life(process, lambda: self._finish(process, log)), process)
         await asyncio.wait([healing])
         self._check_findings()
@@ -296,6 +316,8 @@ class World:
 
     async def _finish(self, process: Process, log: Log) -> None:
         await self._finish_callers()
+        await process.runtime.sleep(_LATER_SECONDS)  # what they have left open counts as given up
+        await repair_clock(log, await find_clock_damage(log))
         compactor = Compactor(log, CompactorOptions(max_offsets=self.plan.max_offsets))
         partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
         for tp in partitions:
@@ -326,7 +348,7 @@ class World:
             task = self.loop.spawn(self._life(process, lambda: driver(self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
-        process, log = self._process("drainer", _LATER_MS)
+        process, log = self._process("drainer", 0)
         await outbox.drain(self, process, log)
         await consumers.drain(self, process, log)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from llog.cli.main import COMMANDS, main
 from llog.config import Settings
 from llog.loading import load_settings
 from llog.opening import opened_log
-from llog.partition import pins
+from llog.partition import clocks, pins
 from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import IndexEntry, decode
@@ -325,6 +326,42 @@ def test_repair_lists_what_it_cannot_decide(llog: Llog, tmp_path: Path) -> None:
 def test_repair_of_a_topic_without_an_index_says_so(llog: Llog) -> None:
     llog("topics", "create", "t", "--engine", "disk")
     assert "not of engine 'object'" in llog("repair", "index", "t", code=2).stderr
+
+
+def test_a_clock_that_was_far_ahead_is_repaired_and_blobs_are_collected_again(
+    llog: Llog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ahead() -> int:
+        return time.time_ns() // 1_000_000 + 400 * 86_400_000
+
+    def produce_and_compact() -> None:
+        for _ in range(3):
+            llog("produce", "t", stdin="x\n")
+        llog("compact", "t")
+
+    with monkeypatch.context() as jump:
+        jump.setattr(SystemRuntime, "now_ms", lambda self: ahead())
+        jump.setattr(clocks, "store_time_ms", _store_time(ahead))  # a local directory has the machine's clock
+        produce_and_compact()
+        assert _json(llog("collect", "--grace", "0s", "--json"))["deleted"] > 0
+    produce_and_compact()
+    assert _json(llog("collect", "--grace", "0s", "--json"))["deleted"] == 0
+
+    shown = llog("repair", "clock")
+    assert "t/0" in shown.stdout
+    assert "nothing was changed" in shown.stderr
+    assert _json(llog("repair", "clock", "--json"))["applied"] is False
+    assert "repaired" in llog("repair", "clock", "--apply").stderr
+    assert "no clock has left anything to repair" in llog("repair", "clock").stdout
+    assert _json(llog("collect", "--grace", "0s", "--json"))["deleted"] > 0
+    assert llog("consume", "t").stdout == "x\n" * 6
+
+
+def _store_time(now_ms: Callable[[], int]) -> Callable[[Log], Awaitable[int]]:
+    async def store_time_ms(log: Log) -> int:
+        return now_ms()
+
+    return store_time_ms
 
 
 def test_inspect_shows_how_records_are_stored(llog: Llog) -> None:

@@ -9,10 +9,12 @@ import pytest
 from llog.errors import BlobNotFound
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.clocks import Window, window
 from llog.partition.collector import (
     Collector,
     CollectorOptions,
     Listing,
+    Span,
     Waiting,
     is_candidate,
     partitions,
@@ -20,7 +22,6 @@ from llog.partition.collector import (
     raise_sink_floors,
     references,
     sweep,
-    threshold,
     unreferenced,
 )
 from llog.partition.compactor import Compactor
@@ -43,6 +44,11 @@ OTHER = TopicPartition(TP.topic, 1)
 
 def names(world: World) -> list[str]:
     return [name for name in world.blob_server.names if not name.startswith(LOG_ID)]
+
+
+def at(limit: int) -> Window:
+    """A collection that leaves alone what is not below this."""
+    return Window(limit, START_MS, limit + DAY)
 
 
 async def sink_record(world: World, sink: str) -> Sink:
@@ -132,9 +138,9 @@ async def test_names_that_are_not_ours_are_never_touched(world: World) -> None:
 
 def test_a_candidate_is_old_by_its_name_and_by_the_store() -> None:
     name = WAL + uuid7(1000, random.Random(1))
-    assert is_candidate(BlobInfo(name, 1, 1000), 1001)
-    assert not is_candidate(BlobInfo(name, 1, 1000), 1000)
-    assert not is_candidate(BlobInfo(name, 1, 2000), 1500)
+    assert is_candidate(BlobInfo(name, 1, 1000), at(1001))
+    assert not is_candidate(BlobInfo(name, 1, 1000), at(1000))
+    assert not is_candidate(BlobInfo(name, 1, 2000), at(1500))
 
 
 async def test_deleting_a_topic_makes_its_blobs_collectable(world: World) -> None:
@@ -177,7 +183,9 @@ async def test_many_blobs_are_collected_in_small_chunks(world: World) -> None:
     world.runtime.now += HOUR + 1
     for page in (1, 7):
         found = [
-            name async for chunk in unreferenced(world.log, threshold(world.log), Listing(), page) for name in chunk
+            name
+            async for chunk in unreferenced(world.log, await window(world.log, HOUR), Listing(), page)
+            for name in chunk
         ]
         assert len(found) == len(set(found)) == 30
     result = await Collector(world.log, CollectorOptions(chunk_names=7)).collect_once()
@@ -209,7 +217,7 @@ async def referenced(world: World) -> set[str]:
 
 async def test_a_writer_whose_clock_is_far_behind_still_writes(world: World) -> None:
     await world.append("a")
-    await raise_floors(world.log, await partitions(world.log), world.runtime.now + DAY)
+    await raise_floors(world.log, await partitions(world.log), at(world.runtime.now + DAY))
     await world.append("b")
     await world.append("c", writer=Writer(world.log))
     world.runtime.now += HOUR + 1
@@ -229,14 +237,14 @@ async def test_floors_never_go_back(world: World) -> None:
     everything = await partitions(world.log)
     await world.meta.put(sink_key("s"), encode(Sink()))
     for limit, expected in ((5000, 5000), (3000, 5000), (6000, 6000)):
-        await raise_floors(world.log, everything, limit)
+        assert await raise_floors(world.log, everything, at(limit)) == expected + DAY
         assert (await world.control()).blob_floor_ms == expected
-        assert await raise_sink_floors(world.log, limit) == {"s": expected}
+        assert await raise_sink_floors(world.log, at(limit)) == {"s": Span(expected, None)}
         assert (await sink_record(world, "s")).blob_floor_ms == expected
     stall = Stall(lambda operation, key: operation == "put")
-    low = asyncio.create_task(raise_floors(world.process(stall), everything[:1], 7000))
+    low = asyncio.create_task(raise_floors(world.process(stall), everything[:1], at(7000)))
     await stall.stalled.wait()
-    await raise_floors(world.log, everything[:1], 9000)
+    await raise_floors(world.log, everything[:1], at(9000))
     stall.go.set()
     await low
     assert (await world.control()).blob_floor_ms == 9000

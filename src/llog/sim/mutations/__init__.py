@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llog.sim.mutations.clocks import CLOCK_MUTATIONS
 from llog.sim.mutations.groups import GROUP_MUTATIONS
 from llog.sim.mutations.partition import PARTITION_MUTATIONS
 from llog.sim.mutations.patch import Mutation, mutated
@@ -11,5 +12,6 @@ from llog.sim.mutations.patch import Mutation, mutated
 __all__ = ["MUTATIONS", "Mutation", "mutated"]
 
 MUTATIONS: Final[dict[str, Mutation]] = {
-    mutation.change.__name__.replace("_", "-"): mutation for mutation in (*PARTITION_MUTATIONS, *GROUP_MUTATIONS)
+    mutation.change.__name__.replace("_", "-"): mutation
+    for mutation in (*PARTITION_MUTATIONS, *CLOCK_MUTATIONS, *GROUP_MUTATIONS)
 }

@@ -14,6 +14,7 @@ from llog.ports import Bounds
 from llog.producers import Producer
 from llog.sim import consumers, outbox
 from llog.sim.mutations.patch import Change, Mutation, Patch
+from llog.sim.plan import jumping_members
 from llog.topics import assignment, claims, groups, relay
 from llog.topics.group_records import Claim, GroupRecord, Members
 from llog.topics.group_stores import GroupKey, MetaGroups
@@ -96,6 +97,10 @@ def expired_claims_are_never_delivered_again(patch: Patch) -> None:
         return shipped(record, member, limit, bounds, 0, now_ms + visibility_ms)
 
     patch.setattr(claims, "claim", claim)
+
+
+def claims_of_a_clock_that_was_ahead_are_held(patch: Patch) -> None:
+    patch.setattr(claims, "is_held", lambda deadline_ms, now_ms: now_ms < deadline_ms)
 
 
 def the_first_position_is_not_stored(patch: Patch) -> None:
@@ -208,27 +213,30 @@ def entries_are_dropped_before_they_are_appended(patch: Patch) -> None:
     patch.setattr(outbox.OwnedOutbox, "put_cut", put_cut)
 
 
-GROUP_MUTATIONS: Final = tuple(
-    Mutation(change, "I7|O1|I8|OutOfOrderSequence")
-    for change in (
-        an_ack_drops_the_claims_of_others,
-        an_ack_drops_the_expired_claims_of_others,
-        an_ack_of_what_was_released_counts,
-        expired_claims_are_forgotten,
-        live_claims_are_given_to_others,
-        expired_claims_are_never_delivered_again,
-        the_first_position_is_not_stored,
-        the_first_position_is_put_over_that_of_others,
-        an_ack_beyond_the_end_is_accepted,
-        a_claim_is_delivered_although_its_swap_failed,
-        records_are_put_unconditionally,
-        a_stale_generation_is_served,
-        whoever_had_the_partition_may_acknowledge,
-        members_come_and_go_within_a_generation,
-        a_member_keeps_its_name_after_a_failed_consume,
-        a_cut_is_not_durable,
-        a_cut_is_not_put,
-        the_relay_forgets_its_sequence,
-        entries_are_dropped_before_they_are_appended,
-    )
+GROUP_MUTATIONS: Final = (
+    Mutation(claims_of_a_clock_that_was_ahead_are_held, "I7", jumping_members),
+    *(
+        Mutation(change, "I7|O1|I8|OutOfOrderSequence")
+        for change in (
+            an_ack_drops_the_claims_of_others,
+            an_ack_drops_the_expired_claims_of_others,
+            an_ack_of_what_was_released_counts,
+            expired_claims_are_forgotten,
+            live_claims_are_given_to_others,
+            expired_claims_are_never_delivered_again,
+            the_first_position_is_not_stored,
+            the_first_position_is_put_over_that_of_others,
+            an_ack_beyond_the_end_is_accepted,
+            a_claim_is_delivered_although_its_swap_failed,
+            records_are_put_unconditionally,
+            a_stale_generation_is_served,
+            whoever_had_the_partition_may_acknowledge,
+            members_come_and_go_within_a_generation,
+            a_member_keeps_its_name_after_a_failed_consume,
+            a_cut_is_not_durable,
+            a_cut_is_not_put,
+            the_relay_forgets_its_sequence,
+            entries_are_dropped_before_they_are_appended,
+        )
+    ),
 )

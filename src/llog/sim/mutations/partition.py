@@ -11,6 +11,7 @@ import msgspec
 from llog.batch.shared import Body
 from llog.partition import collector, compaction, compaction_plan, repair, sink, writer
 from llog.partition.candidates import Candidate, fills
+from llog.partition.clocks import Window
 from llog.partition.compaction_plan import Crumb
 from llog.partition.gaps import Gaps
 from llog.partition.keys import PartitionKeys
@@ -78,8 +79,8 @@ def begin_a_compaction_without_looking_again_at_the_cursor(patch: Patch) -> None
 
 
 def collect_without_raising_the_floors(patch: Patch) -> None:
-    async def raise_nothing(log: Log, enumerated: Sequence[PartitionKeys], limit: int) -> None:
-        pass
+    async def raise_nothing(log: Log, enumerated: Sequence[PartitionKeys], run: Window) -> int:
+        return run.far_ms
 
     patch.setattr(collector, "raise_floors", raise_nothing)
 

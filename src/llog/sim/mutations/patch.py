@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from llog.sim.plan import SimPlan
+
 
 class Patch:
     """Replaces attributes of modules and classes until it is undone."""
@@ -30,6 +32,8 @@ class Mutation(NamedTuple):
 
     change: Change
     found_as: str
+    focus: Callable[[SimPlan], SimPlan] | None = None
+    """Makes of every seed's plan one that looks for this mutation, where it takes more luck than those that are drawn have."""
 
 
 @contextmanager

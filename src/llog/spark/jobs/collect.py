@@ -17,20 +17,23 @@ import pyarrow as pa
 
 from llog.config import Settings
 from llog.opening import collector_options
+from llog.partition import clocks
 from llog.partition.catalog import Catalog
+from llog.partition.clocks import Window
 from llog.partition.collector import (
+    Bounds,
     CollectorOptions,
+    Span,
     Waiting,
     gap_warning,
     is_candidate,
-    is_open_upload,
+    may_be_named,
     partitions,
     raise_floors,
     raise_sink_floors,
     references,
     sink_references,
     sweep_partition,
-    threshold,
 )
 from llog.partition.gaps import Gap, Gaps
 from llog.partition.keys import ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
@@ -108,10 +111,10 @@ class SparkCollector:
         settings = self._settings
         run(settings, lambda log: Catalog(log).finish_deletions())
         self._over(run(settings, partitions), _sweep)
-        limit = run(settings, partial(_threshold, options.grace_ms))
+        window = run(settings, partial(_window, options.grace_ms))
         gaps = Gaps(options.grace_ms)
-        prefixes = run(settings, partial(blob_prefixes, limit))
-        listed = partial(_list, settings, limit)
+        prefixes = run(settings, partial(blob_prefixes, window))
+        listed = partial(_list, settings, window)
         candidates = _fixed(scattered(self._spark, chunks(self._spark, prefixes), listed, _BLOBS))
         count = candidates.count()
         # Saves the floors if everything is in use; decides nothing.
@@ -119,15 +122,16 @@ class SparkCollector:
         if not count or suspects.isEmpty():
             return Collected(candidates=count, referenced=count, gaps=gaps.found)
         enumerated = run(settings, partitions)
-        self._over(enumerated, partial(_raise, limit))
-        floors = run(settings, lambda log: raise_sink_floors(log, limit, options.sink_open_ms))
-        closed = suspects.mapInArrow(partial(_without_open_uploads, floors), _BLOBS)
+        ceiling = max(self._over(enumerated, partial(_raise, window)), default=0)
+        sinks = run(settings, lambda log: raise_sink_floors(log, window, options.sink_open_ms))
+        bounds = Bounds(Span(window.old_ms, ceiling), sinks)
+        closed = suspects.mapInArrow(partial(_without_those_that_may_be_named, bounds), _BLOBS)
         unreferenced = _fixed(self._unnamed(closed, enumerated, gaps))
         unnamed = unreferenced.count()
         if gaps.found:
             unreferenced = _fixed(unreferenced.mapInArrow(partial(_without_kept, gaps), _BLOBS))
         garbage = unreferenced.count()
-        alive = run(settings, _alive)
+        alive = run(settings, partial(_alive, window))
         free, waiting = self._waiting.split(unreferenced, alive)
         deleted, size = _sums(free.mapInArrow(partial(_delete, settings), _DELETED))
         return Collected(
@@ -154,9 +158,9 @@ class SparkCollector:
         in_partitions = marked.where("gap is null").select("name")
         return blobs.join(in_sinks.unionAll(in_partitions), "name", "left_anti")
 
-    def _over(self, enumerated: Sequence[PartitionKeys], work: Callable[[Settings, list[PartitionKeys]], None]) -> None:
+    def _over(self, enumerated: Sequence[PartitionKeys], work: Callable[[Settings, list[PartitionKeys]], T]) -> list[T]:
         groups = chunks(self._spark, enumerated, _PARTITIONS_PER_TASK_MIN)
-        run_tasks(self._spark, groups, partial(work, self._settings))
+        return run_tasks(self._spark, groups, partial(work, self._settings))
 
 
 class _WaitingNames:
@@ -201,7 +205,7 @@ class _WaitingNames:
 _collectors: dict[tuple[str, Settings], SparkCollector] = {}
 
 
-async def blob_prefixes(limit: int, log: Log) -> list[str]:
+async def blob_prefixes(window: Window, log: Log) -> list[str]:
     """Prefixes of names that together cover every blob which may be old enough: disjoint, to be listed at a time."""
     prefixes = [SINK_BLOBS]
     async for found in scan(log.meta, TOPICS):
@@ -212,9 +216,11 @@ async def blob_prefixes(limit: int, log: Log) -> list[str]:
         ]
     if not is_remote(log.blobs.uri):
         return [WAL, *prefixes]  # every listing reads the whole directory
+    async for _ in log.blobs.list(WAL, start_after=WAL + _dashed(f"{window.far_ms:0{_STAMP_DIGITS}x}")):
+        return [WAL, *prefixes]  # a clock was far ahead: the stamps are too far apart to be divided
     async for page in log.blobs.list(WAL):
         oldest = stamp_of(page[0].name)
-        return [*(wal_prefixes(oldest, limit) if oldest is not None else [WAL]), *prefixes]
+        return [*(wal_prefixes(oldest, window.old_ms) if oldest is not None else [WAL]), *prefixes]
     return prefixes
 
 
@@ -245,12 +251,12 @@ def _sums(deleted: DataFrame) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
-async def _threshold(grace_ms: int, log: Log) -> int:
-    return threshold(log, grace_ms)
+async def _window(grace_ms: int, log: Log) -> Window:
+    return await clocks.window(log, grace_ms)
 
 
-async def _alive(log: Log) -> frozenset[str]:
-    return frozenset(pin_id for pin_id, _ in await alive_pins(log))
+async def _alive(window: Window, log: Log) -> frozenset[str]:
+    return frozenset(pin_id for pin_id, _ in await alive_pins(log, window.now_ms))
 
 
 # --- on executors
@@ -264,14 +270,14 @@ def _sweep(settings: Settings, group: list[PartitionKeys]) -> None:
     run(settings, work)
 
 
-def _raise(limit: int, settings: Settings, group: list[PartitionKeys]) -> None:
-    run(settings, lambda log: raise_floors(log, group, limit))
+def _raise(window: Window, settings: Settings, group: list[PartitionKeys]) -> int:
+    return run(settings, lambda log: raise_floors(log, group, window))
 
 
-def _list(settings: Settings, limit: int, prefixes: list[str]) -> Iterator[pa.RecordBatch]:
+def _list(settings: Settings, window: Window, prefixes: list[str]) -> Iterator[pa.RecordBatch]:
     for prefix in prefixes:
         for page in iterate(settings, lambda log, prefix=prefix: log.blobs.list(prefix)):  # type: ignore[misc]
-            found = [info for info in page if is_candidate(info, limit)]
+            found = [info for info in page if is_candidate(info, window)]
             if found:
                 yield pa.record_batch(
                     [pa.array([info.name for info in found]), pa.array([info.size for info in found], pa.int64())],
@@ -309,9 +315,9 @@ async def _paged(names: AsyncIterator[str]) -> AsyncIterator[list[str]]:
         yield list(page)
 
 
-def _without_open_uploads(floors: dict[str, int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _without_those_that_may_be_named(bounds: Bounds, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        closed = [not is_open_upload(name, floors) for name in batch.column("name").to_pylist()]
+        closed = [not may_be_named(name, bounds) for name in batch.column("name").to_pylist()]
         yield batch.filter(pa.array(closed, pa.bool_()))
 
 
