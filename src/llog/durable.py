@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from llog.errors import StoreUnavailable
 
 REMEDIES: Final = {
+    errno.ENOSPC: "free some space on its disk, or move the data to a larger one",
     errno.EDQUOT: "raise the quota, or free some space",
     errno.EACCES: "give this user read and write access to it",
     errno.EPERM: "give this user read and write access to it",
@@ -26,6 +28,9 @@ REMEDIES: Final = {
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 """Of all that holds records: for this user alone. The umask may take away more."""
+
+PROBE_BYTES: Final = 1 << 20
+"""A disk with less space than this is called full."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -68,6 +73,22 @@ class OpenedFile:
                 f"{self.path} was deleted, replaced or unmounted while this process had it open, so nothing was written: bring it back "
                 "as it was, or restart this process to use what is there now"
             )
+
+
+def check_writable(directory: Path) -> None:
+    """`StoreUnavailable` if no file of a size that counts can be written there: the disk is full or read-only, or access is denied."""
+    probe = directory / f".tmp-{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            if os.write(descriptor, bytes(PROBE_BYTES)) < PROBE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+            os.unlink(probe)
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "check its file system")
+        raise StoreUnavailable(f"cannot write to {directory} ({error.strerror or error}): {remedy}") from error
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class Broker:
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
         self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
         self._sql = Sql(log, settings, self.stopping, self._body)
-        self._health = Health(log, {"keyed log": self._keyed.check})
+        self._health = Health(log, self.stopping, {"keyed log": self._keyed.check})
 
     async def start(self) -> None:
         """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others

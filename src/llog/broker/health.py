@@ -1,4 +1,4 @@
-"""`GET /health`: whether every store of the broker takes writes, for people and alarms."""
+"""`GET /health`, for people and alarms: whether every store takes writes. `GET /ready`, for load balancers: whether requests may come."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Check = Callable[[], Awaitable[None]]
 
 
 class Health:
-    def __init__(self, log: Log, checks: dict[str, Check]) -> None:
+    def __init__(self, log: Log, stopping: asyncio.Event, checks: dict[str, Check]) -> None:
         """`checks` are of stores beside those of the log, by what they are called."""
         self._log = log
+        self._stopping = stopping
         self._checks: dict[str, Check] = {
             "metadata store": self._check_meta,
             "blob store": log.blobs.check,
@@ -37,14 +38,22 @@ class Health:
 
     def routes(self) -> list[tuple[str, str, str, Handler]]:
         """Role, method, path and handler of each."""
-        return [("all", "GET", "/health", self._health)]
+        return [("all", "GET", "/health", self._health), ("all", "GET", "/ready", self._ready)]
 
     async def _health(self, _: Request) -> Response:
-        found = await asyncio.gather(*map(_problem, self._checks.values()))
-        problems = [f"{name}: {said}" for name, said in zip(self._checks, found, strict=True) if said is not None]
-        if problems:
-            return problem(HTTPStatus.SERVICE_UNAVAILABLE, StoreUnavailable.code, "; ".join(problems))
-        return Response(msgspec.json.encode({"status": "ok"}), media_type="application/json")
+        return await _answer("ok", self._checks)
+
+    async def _ready(self, _: Request) -> Response:
+        """A store that is full or read-only does not count: the broker still serves what it can, as any other one would."""
+        if self._stopping.is_set():
+            return _unavailable("the broker is stopping")
+        return await _answer("ready", {"metadata store": self._read_meta, "blob store": self._read_blobs})
+
+    async def _read_meta(self) -> None:
+        await self._log.meta.get(LOG_ID)
+
+    async def _read_blobs(self) -> None:
+        await self._log.blobs.head(LOG_ID)
 
     async def _check_meta(self) -> None:
         await self._log.meta.check()
@@ -53,6 +62,18 @@ class Health:
         if self._log_id is not None and found != self._log_id:
             raise StoreUnavailable("it is that of another log than when this broker started: restart the broker")
         self._log_id = found
+
+
+async def _answer(status: str, checks: dict[str, Check]) -> Response:
+    found = await asyncio.gather(*map(_problem, checks.values()))
+    problems = [f"{name}: {said}" for name, said in zip(checks, found, strict=True) if said is not None]
+    if problems:
+        return _unavailable("; ".join(problems))
+    return Response(msgspec.json.encode({"status": status}), media_type="application/json")
+
+
+def _unavailable(detail: str) -> Response:
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, StoreUnavailable.code, detail)
 
 
 async def _problem(check: Check) -> str | None:

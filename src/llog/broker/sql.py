@@ -23,7 +23,15 @@ from llog.broker.arrow import MEDIA_TYPE, table_from
 from llog.broker.leaving import until_gone
 from llog.broker.messages import InsertQuery, SqlRequest, decoded, queried
 from llog.config import Settings
-from llog.errors import InvalidArgument, MissingExtra, OutcomeUnknown, ResultTooLarge, StatementTimeout, WrongRole
+from llog.errors import (
+    InvalidArgument,
+    MissingExtra,
+    OutcomeUnknown,
+    ResultTooLarge,
+    StatementTimeout,
+    StoreUnavailable,
+    WrongRole,
+)
 from llog.partition.log import Log
 from llog.sql.json_values import json_rows, type_name
 from llog.sql.opening import open_database
@@ -77,6 +85,8 @@ class Sql:
                 await self._opened()
             except MissingExtra as error:
                 logger.warning("the tables in %s are left alone: %s", rocks.directory, error)
+            except StoreUnavailable as error:  # all else can be served, and the next request for them tries again
+                logger.warning("the tables in %s cannot be opened: %s", rocks.directory, error)
 
     async def close(self) -> None:
         """After this, the log may be closed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llog.batch.columns import FEW, Columns, byte_size
+from llog.durable import check_writable
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.model import TopicPartition
 from llog.partition.records import Topic, encode
@@ -74,9 +75,7 @@ class OpenRocks:
         await self.opened()
 
     async def check(self) -> None:
-        logs = self._logs
-        if logs is not None:
-            await asyncio.to_thread(logs.store.check)
+        await asyncio.to_thread(self._check)
 
     async def create(self, topic: Topic, partitions: range) -> None:
         """A partition needs nothing but its topic."""
@@ -107,6 +106,12 @@ class OpenRocks:
         while self._writing is not None:
             await asyncio.wait([self._writing])
         await asyncio.to_thread(self._close)
+
+    def _check(self) -> None:
+        if self._logs is not None:
+            self._logs.store.check()
+        elif self._directory.is_dir():
+            check_writable(self._directory)
 
     def _close(self) -> None:
         with self._opening:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+from llog.durable import check_writable
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.model import TopicPartition
 from llog.runtime import Runtime
@@ -159,7 +160,10 @@ class OpenSegments:
                 await self.let_go(path)
 
     async def check(self) -> None:
-        if self._writers and not await asyncio.to_thread(self._directory.is_dir):
+        is_there = await asyncio.to_thread(self._directory.is_dir)
+        if is_there:
+            await asyncio.to_thread(check_writable, self._directory)
+        elif self._writers:
             raise StoreUnavailable(
                 f"{self._directory} was deleted or unmounted while this process had files in it open: bring it back, or restart"
             )

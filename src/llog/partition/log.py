@@ -37,7 +37,7 @@ class Rocks(Protocol):
         ...
 
     async def check(self) -> None:
-        """`StoreUnavailable` if it is open and would take no changes."""
+        """`StoreUnavailable` if it is there, open or not, and would take no changes."""
         ...
 
     async def create(self, topic: Topic, partitions: range) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from llog.durable import OpenedFile, make_directory, make_library_directory
+from llog.durable import OpenedFile, check_writable, make_directory, make_library_directory
 from llog.errors import CorruptBatch, LlogError, MissingExtra, StoreUnavailable
 from llog.owning import take_lock
 from llog.rocks.keys import FAMILIES, after
@@ -26,6 +27,8 @@ except ImportError as error:  # pragma: no cover
 
 
 _SKIPPED_MAX: Final = 256
+_REOPEN_ATTEMPTS: Final = 100
+_REOPEN_PAUSE_S: Final = 0.05
 
 
 class Changes:
@@ -61,19 +64,19 @@ class RocksStore:
         self.directory = directory
         self.mutex = threading.RLock()
         self.closed = False
+        self._handles: dict[str, Any] = {}
+        self._families: dict[str, Any] = {}
+        self._failed_after: int | None = None
+        """Since a write failed, the number of the last one that did not. RocksDB takes no more until it is opened again."""
         with self.using("open"):
             make_directory(directory)
             self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'")
             try:
-                families = {name: _options() for name in FAMILIES}
                 make_library_directory(directory / "db")
-                self._db = rocksdict.Rdict(str(directory / "db"), options=_options(), column_families=families)
-                self._file = OpenedFile(directory / "db" / "IDENTITY")
+                self._open()
             except BaseException:
                 os.close(self._lock)
                 raise
-        self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
-        self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self._durable = rocksdict.WriteOptions()
         self._durable.sync = True
 
@@ -83,20 +86,30 @@ class RocksStore:
 
     def handle(self, family: str) -> Any:
         """What RocksDB calls it."""
-        found = self._handles.get(family)
+        return self._now(self._handles, family)
+
+    def _family(self, family: str) -> Any:
+        return self._now(self._families, family)
+
+    def _now(self, opened: dict[str, Any], family: str) -> Any:
+        """There is none once it is closed, nor for a moment while RocksDB is opened again, or longer if that fails."""
+        found = opened.get(family)
         if found is None:
-            raise self.closed_error()
+            self._recover()
+            found = opened.get(family)
+            if found is None:
+                raise self.closed_error()
         return found
 
     def get(self, family: str, key: bytes) -> bytes | None:
         with self.using("read"):
-            found: bytes | None = self._families[family].get(key)
+            found: bytes | None = self._family(family).get(key)
             return found
 
     def get_all(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of these keys, in their order."""
         with self.using("read"):
-            return list(self._families[family].get(list(keys))) if keys else []
+            return list(self._family(family).get(list(keys))) if keys else []
 
     def items(
         self, family: str, start: bytes, stop: bytes, limit: int | None = None, *, backwards: bool = False
@@ -107,7 +120,7 @@ class RocksStore:
             return found
         with self.using("read"):
             if backwards:
-                for key, value in self._families[family].items(backwards=True, from_key=stop):
+                for key, value in self._family(family).items(backwards=True, from_key=stop):
                     if key < start:
                         break
                     if key < stop:
@@ -117,7 +130,7 @@ class RocksStore:
                 else:
                     self._check_end(family, found[-1][0] if found else stop, backwards=True)
                 return found
-            for key, value in self._families[family].items(from_key=start):
+            for key, value in self._family(family).items(from_key=start):
                 if key >= stop:
                     break
                 found.append((key, value))
@@ -134,14 +147,14 @@ class RocksStore:
         """
         options = rocksdict.ReadOptions()  # RocksDB reads the bound in it as long as the iterator is used
         options.set_iterate_upper_bound(stop)
-        yield from self._families[family].values(False, start, options)
+        yield from self._family(family).values(False, start, options)
 
     def check_none(self, family: str, start: bytes, stop: bytes) -> None:
         """After `values` came to its end before `start`: `CorruptBatch` if that was damage."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(stop)
         with self.using("read"):
-            iterator = self._families[family].iter(options)
+            iterator = self._family(family).iter(options)
             iterator.seek(start)
             iterator.status()
 
@@ -151,7 +164,7 @@ class RocksStore:
         options.set_iterate_upper_bound(last + b"\0")
         options.set_max_skippable_internal_keys(_SKIPPED_MAX)
         with self.using("read"):
-            iterator = self._families[family].iter(options)
+            iterator = self._family(family).iter(options)
             iterator.seek(first)
             if iterator.valid():
                 return False
@@ -174,20 +187,50 @@ class RocksStore:
         """All of it or nothing; `StoreUnavailable` if it cannot be."""
         with self.mutex, self.using("write to"):
             self._file.check()
-            if sync:
-                self._db.write(changes.batch, self._durable)
-            else:
-                self._db.write(changes.batch)
+            if self._failed_after is not None:
+                self._recover()
+            try:
+                if sync:
+                    self._db.write(changes.batch, self._durable)
+                else:
+                    self._db.write(changes.batch)
+            except Exception:
+                self._failed_after = self._db.latest_sequence_number()
+                raise
+
+    def _recover(self) -> None:
+        """Opens RocksDB again after a write has failed. Not before there is space: until then, what is there can be read."""
+        with self.mutex, self.using("open"):
+            if self._failed_after is None:
+                return
+            self._file.check()
+            check_writable(self.directory)
+            self._let_go()
+            for attempt in range(_REOPEN_ATTEMPTS):
+                if attempt:
+                    time.sleep(_REOPEN_PAUSE_S)
+                try:
+                    self._open()
+                    break
+                except Exception as error:  # readers that are on their way have the old one open
+                    if "lock hold by current process" not in str(error) or attempt == _REOPEN_ATTEMPTS - 1:
+                        raise
+            if self._db.latest_sequence_number() != self._failed_after:
+                raise StoreUnavailable(
+                    f"the RocksDB in {self.directory} is not as it was when a write failed, which may have been done after all: restart"
+                )
+            self._failed_after = None
 
     def check(self) -> None:
         """`StoreUnavailable` if a write would fail."""
         with self.using("write to"):
             self._file.check()
+            check_writable(self.directory)
 
     def reclaim(self, family: str, start: bytes, stop: bytes) -> None:
         """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed over."""
         with self.using("compact"):
-            self._families[family].compact_range(start, stop)
+            self._family(family).compact_range(start, stop)
 
     def close(self) -> None:
         with self.mutex:
@@ -195,21 +238,34 @@ class RocksStore:
                 return
             self.closed = True
             try:
-                self._db.flush_wal(True)
-                self._families.clear()
-                self._handles.clear()
-                self._db.close()
+                if self._failed_after is None:
+                    self._db.flush_wal(True)
             except Exception as error:
                 explained = _explained(error, "close", self.directory)
                 if explained is None:
                     raise
                 raise explained from error
             finally:
+                self._let_go()
                 os.close(self._lock)
+
+    def _open(self) -> None:
+        families = {name: _options() for name in FAMILIES}
+        self._db = rocksdict.Rdict(str(self.directory / "db"), options=_options(), column_families=families)
+        self._file = OpenedFile(self.directory / "db" / "IDENTITY")
+        for name in FAMILIES:
+            self._handles[name] = self._db.get_column_family_handle(name)
+            self._families[name] = self._db.get_column_family(name)
+
+    def _let_go(self) -> None:
+        self._families.clear()
+        self._handles.clear()
+        with suppress(Exception):  # after a failed write it says so once more; what was acknowledged is synced
+            self._db.close()
 
     def _check_end(self, family: str, last: bytes, *, backwards: bool = False) -> None:
         """Where an iterator came to its end: it does so, without a word, at damage, too."""
-        iterator = self._families[family].iter()
+        iterator = self._family(family).iter()
         if backwards:
             iterator.seek_for_prev(last)
             if iterator.valid():
@@ -254,8 +310,6 @@ class _Use:
     ) -> None:
         if error is None:
             return
-        if kind is KeyError and self._store.closed:  # meanwhile: the families are gone
-            raise self._store.closed_error() from None
         explained = _explained(error, self._doing, self._store.directory)
         if explained is not None:
             raise explained from error

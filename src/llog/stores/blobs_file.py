@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from llog.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, make_directory, sync_directory
+from llog.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, check_writable, make_directory, sync_directory
 from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
 from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, lost, too_short
 from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
@@ -34,7 +34,6 @@ _VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES = 128 << 10
 """At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time."""
 _REMEDIES = REMEDIES | {
-    errno.ENOSPC: "free some space on its disk, or move the data to a larger one",
     errno.EPERM: "give this user read and write access to it, on a file system that has hard links",
     errno.EOPNOTSUPP: "put the data on a file system that has hard links",
 }
@@ -112,7 +111,7 @@ class FileBlobStore:
         self._required = check_name(name)
 
     async def check(self) -> None:
-        await self._run(1, self._check_required)
+        await self._run(1, self._check)
 
     async def clean_temporary(self, older_than_ms: int, now_ms: int) -> int:
         """Removes temporary files that crashed puts left, if untouched for `older_than_ms` (a day is safe); how many."""
@@ -168,6 +167,11 @@ class FileBlobStore:
             ) from error
         if taken:
             raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
+
+    def _check(self) -> None:
+        self._check_required()
+        if self.root.is_dir():
+            check_writable(self.root)
 
     def _check_required(self) -> None:
         if self._required is not None and not os.path.exists(self.root / self._required):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from llog.durable import OpenedFile
+from llog.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
 from llog.stores.meta import Entry, Put, check, check_bounds
@@ -137,6 +137,8 @@ class SqliteMetaStore:
         return _Watch(self)
 
     async def check(self) -> None:
+        self._file.check()
+        await asyncio.to_thread(check_writable, self._path.parent)
         await self._write("check", lambda transaction: None, (), 0)
 
     async def close(self) -> None:
