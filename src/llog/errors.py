@@ -81,12 +81,6 @@ class RecordTooLarge(LlogError):
 # --- topics and partitions
 
 
-class TopicNotFound(LlogError):
-    """No topic of that name is in the catalog."""
-
-    code = "topic_not_found"
-
-
 class TopicExists(LlogError):
     """A topic of that name is already in the catalog."""
 
@@ -97,6 +91,12 @@ class PartitionNotInitialized(LlogError):
     """The topic has no such partition."""
 
     code = "partition_not_initialized"
+
+
+class TopicNotFound(PartitionNotInitialized):
+    """No topic of that name is in the catalog, so none of its partitions exists."""
+
+    code = "topic_not_found"
 
 
 class WrongEngine(LlogError):

@@ -158,11 +158,17 @@ class LeaderlessLogReader:
         return self._connection.call(lambda parts: parts.reader.read_offset(TopicPartition(topic, partition), offset))
 
     def read_range(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
-        """The records of [start, stop), fewer if the partition ends before; all of them in memory."""
+        """The records of [start, stop), fewer if the partition ends before; all of them in memory.
+
+        None if `start` is the next offset; `OffsetOutOfRange` with both bounds if it is outside them.
+        """
         return list(self.iter_from(topic, partition, start, stop=stop))
 
     def iter_from(self, topic: str, partition: int, offset: int, *, stop: int | None = None) -> Iterator[Record]:
-        """Records from `offset` up to `stop` (exclusive), or to what was the end when this began."""
+        """Records from `offset` up to `stop` (exclusive), or to what was the end when this began.
+
+        None if `offset` is the next offset; the first step raises `OffsetOutOfRange` with both bounds if it is outside them.
+        """
         tp = TopicPartition(topic, partition)
         batches = self._connection.call(lambda parts: _begun(parts.reader.iter_from(tp, offset, stop)))
         while (batch := self._connection.call(lambda _: _next(batches))) is not None:

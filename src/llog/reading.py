@@ -24,9 +24,14 @@ async def read_offset(reader: LogReader, tp: TopicPartition, offset: int) -> Rec
 async def iter_from(
     reader: LogReader, tp: TopicPartition, offset: int, stop: int | None = None
 ) -> AsyncIterator[Batch]:
-    """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
-    end = (await reader.bounds(tp)).next_offset
-    stop = end if stop is None else min(stop, end)
+    """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began.
+
+    None at the next offset; `OffsetOutOfRange` outside the bounds.
+    """
+    bounds = await reader.bounds(tp)
+    if not bounds.log_start_offset <= offset <= bounds.next_offset:
+        raise OffsetOutOfRange(str(tp), offset, *bounds)
+    stop = bounds.next_offset if stop is None else min(stop, bounds.next_offset)
     while offset < stop:
         batches = await reader.read(tp, offset, stop=stop)
         if not batches:

@@ -178,8 +178,25 @@ async def test_every_offset_can_be_read_from_and_none_outside_the_bounds(world: 
     assert (beyond.value.log_start_offset, beyond.value.next_offset) == (1, len(payloads) + 1)
     with pytest.raises(OffsetOutOfRange):
         await world.reader.read_offset(TP, len(payloads) + 1)
-    with pytest.raises((InvalidArgument, OffsetOutOfRange)):
-        await world.reader.read(TP, 0)
+    for offset in (0, -1):
+        with pytest.raises(OffsetOutOfRange):
+            await world.reader.read(TP, offset)
+        with pytest.raises(OffsetOutOfRange):
+            await world.reader.read_offset(TP, offset)
+
+
+async def test_a_range_begins_within_the_bounds(world: World) -> None:
+    next_offset = len(await world.fill(12)) + 1
+    await world.appender.trim(TP, 5)
+    for start in (-1, 0, 4, next_offset + 1, next_offset + 100):
+        for stop in (None, 1, next_offset + 200):
+            with pytest.raises(OffsetOutOfRange) as outside:
+                [batch async for batch in world.reader.iter_from(TP, start, stop)]
+            found = outside.value
+            assert (found.offset, found.log_start_offset, found.next_offset) == (start, 5, next_offset)
+    for stop in (None, 1, next_offset + 200):
+        assert [batch async for batch in world.reader.iter_from(TP, next_offset, stop)] == []
+    assert [batch async for batch in world.reader.iter_from(TP, 5, 5)] == []
 
 
 async def test_a_read_ends_at_its_bytes_but_always_gets_on(world: World) -> None:
@@ -259,10 +276,12 @@ async def test_groups_are_appended_on_their_own_and_one_may_fail(world: World) -
 
 
 async def test_if_all_groups_fail_the_append_does(world: World) -> None:
-    with pytest.raises(TopicNotFound):
+    with pytest.raises(PartitionNotInitialized) as refused:
         await world.appender.append([group("a", tp=TopicPartition("nothing", 0))])
-    with pytest.raises(TopicNotFound):
+    assert type(refused.value) is TopicNotFound
+    with pytest.raises(PartitionNotInitialized) as refused:
         await world.reader.bounds(TopicPartition("nothing", 0))
+    assert type(refused.value) is TopicNotFound
     with pytest.raises(PartitionNotInitialized):
         await world.reader.read(TopicPartition("orders", 4), 1)
 

@@ -18,6 +18,7 @@ from llog import (
     LeaderlessLogWriter,
     OffsetOutOfRange,
     PartitionFenced,
+    PartitionNotInitialized,
     PartlyAppended,
     Record,
     Settings,
@@ -156,6 +157,20 @@ def test_compaction_joins_appends_and_changes_no_record(settings: Settings) -> N
             result = compactor.compact_once("t", 0, force=True)
         assert (result.start_offset, result.end_offset, result.entries) == (1, 5, 5)
         assert [record.payload for record in reader.iter_from("t", 0, 1)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_range_that_begins_outside_the_bounds_is_refused(settings: Settings) -> None:
+    with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
+        writer.create_topic("t")
+        writer.append_shared([_group("a", "b")])
+        assert reader.read_range("t", 0, 3, 9) == []
+        for start in (0, 4):
+            with pytest.raises(OffsetOutOfRange, match="the log starts at 1 and the next offset is 3"):
+                reader.read_range("t", 0, start, 9)
+            with pytest.raises(OffsetOutOfRange):
+                list(reader.iter_from("t", 0, start))
+        with pytest.raises(PartitionNotInitialized):
+            reader.read_range("missing", 0, 1, 9)
 
 
 def test_a_deleted_topic_is_gone_and_its_name_is_free(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.broker.uploads import Appends
-from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable, TopicNotFound
+from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable
 from llog.model import TopicPartition
 from llog.ports import AppendResult, Group
 
@@ -132,7 +132,7 @@ class BatchingProducer:
     async def _appended(self, groups: Sequence[Group]) -> Sequence[AppendResult | LlogError]:
         try:
             return await self._appends.append(groups)
-        except (TopicNotFound, PartitionNotInitialized):
+        except PartitionNotInitialized:
             # None of the partitions is there, and this tells of one of them: each gets an error of its own.
             return await asyncio.gather(*map(self._alone, groups))
 

@@ -11,7 +11,7 @@ from llog.broker.batching import BatchingProducer
 from llog.broker.messages import ProduceItem, columns_in
 from llog.broker.metrics import Metrics
 from llog.broker.problems import error_of
-from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
+from llog.errors import LlogError, PartitionNotInitialized
 from llog.leaderless import ensure_partition
 from llog.model import TopicPartition, check_topic_name
 from llog.partition.catalog import Catalog
@@ -104,4 +104,4 @@ def _checked(item: ProduceItem) -> Part | LlogError:
 
 
 def _is_missing(result: AppendResult | LlogError) -> bool:
-    return isinstance(result, TopicNotFound | PartitionNotInitialized)
+    return isinstance(result, PartitionNotInitialized)

@@ -25,7 +25,7 @@ from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReade
 from llog.reading import iter_from, read_offset
 
 _KNOWN_MAX: Final = 10_000
-_MOVED: Final = (TopicNotFound, PartitionNotInitialized, WrongEngine)
+_MOVED: Final = (PartitionNotInitialized, WrongEngine)
 
 E = TypeVar("E")
 R = TypeVar("R")

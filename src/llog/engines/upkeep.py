@@ -5,7 +5,7 @@ from __future__ import annotations
 from llog.engines.disk import DiskAppender
 from llog.engines.rocksdb import OpenRocks, RocksAppender
 from llog.engines.segments import OpenSegments
-from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
+from llog.errors import LlogError, PartitionNotInitialized
 from llog.model import TopicPartition
 from llog.partition.catalog import COMPACTING, DISK, ROCKSDB, Catalog
 from llog.partition.log import Log
@@ -32,7 +32,7 @@ async def retain_all(
                 results[tp] = await appender.retain(
                     tp, retention_ms=topic.retention_ms, retention_bytes=topic.retention_bytes
                 )
-            except (TopicNotFound, PartitionNotInitialized):
+            except PartitionNotInitialized:
                 continue  # deleted meanwhile
             except LlogError as error:
                 results[tp] = error
@@ -64,7 +64,7 @@ async def clean_all(
             tp = TopicPartition(each.name, partition)
             try:
                 results[tp] = await appenders[each.engine].clean(tp, force=topic is not None)
-            except (TopicNotFound, PartitionNotInitialized):
+            except PartitionNotInitialized:
                 continue  # deleted meanwhile
             except LlogError as error:
                 results[tp] = error

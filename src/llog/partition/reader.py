@@ -19,7 +19,6 @@ from llog.errors import (
     BlobNotFound,
     CorruptBatch,
     InconsistentReadState,
-    InvalidArgument,
     LlogError,
     OffsetOutOfRange,
     PartitionNotInitialized,
@@ -312,8 +311,6 @@ def with_times_of(topic: Topic, batch: Batch) -> Batch:
 
 
 def _check_offset(tp: TopicPartition, offset: int, control: Control, *, end_allowed: bool) -> None:
-    if offset < 1:
-        raise InvalidArgument(f"offsets start at 1: {offset}")
     high = control.sequence_counter + (1 if end_allowed else 0)
     if not control.log_start_offset <= offset < high:
         raise OffsetOutOfRange(str(tp), offset, control.log_start_offset, control.sequence_counter)

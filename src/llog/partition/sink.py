@@ -30,7 +30,6 @@ from llog.errors import (
     PartitionNotInitialized,
     RecordTooLarge,
     StaleWrite,
-    TopicNotFound,
     UnknownProducer,
     VersionMismatch,
 )
@@ -252,7 +251,7 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
                     still = await _still_to_append(log, tp, producer, {blob for blob, _ in bodies})
                     if still is not None:
                         await writer.append_uploaded(tp, bodies, still)
-            except (TopicNotFound, PartitionNotInitialized):
+            except PartitionNotInitialized:
                 pass
 
     await asyncio.gather(*(append(tp, bodies) for tp, bodies in sources.items()))

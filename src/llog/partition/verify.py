@@ -20,6 +20,7 @@ from llog.errors import (
     InconsistentReadState,
     LlogError,
     PartitionNotInitialized,
+    TopicNotFound,
     WrongStore,
 )
 from llog.model import FIRST_OFFSET, TopicPartition
@@ -142,6 +143,8 @@ async def verify(
     pin_id = await pin(log, f"verify {tp}")
     try:
         return await walk.run(pin_id)
+    except TopicNotFound:
+        raise
     except (InconsistentReadState, PartitionNotInitialized) as error:
         await Catalog(log).directory(tp)  # it may have been deleted meanwhile
         return walk.given_up(error)

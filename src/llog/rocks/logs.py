@@ -122,8 +122,6 @@ class RocksLogs:
         """Runs of consecutive records from `offset` on, each with its first offset, as the port says."""
         what = what or f"{directory}/{partition}"
         before = self.state(directory, partition, what)
-        if offset < FIRST_OFFSET:
-            raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {offset}")
         if not before.log_start_offset <= offset <= before.next_offset:
             raise OffsetOutOfRange(what, offset, *before.bounds)
         end = before.next_offset if stop is None else min(stop, before.next_offset)

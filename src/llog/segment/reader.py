@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from llog.batch.columns import Columns, append_times, effective_timestamps, slice_columns
-from llog.errors import CorruptBatch, InvalidArgument, LlogError, OffsetOutOfRange
+from llog.errors import CorruptBatch, LlogError, OffsetOutOfRange
 from llog.model import FIRST_OFFSET, TimestampType
 from llog.ports import Bounds
 from llog.runtime import Runtime, SystemRuntime
@@ -120,8 +120,6 @@ class SegmentReader:
         return self._scanned_bounds() if known is None else known
 
     def read_now(self, offset: int, max_bytes: int = 8 << 20, stop: int | None = None) -> list[tuple[int, Columns]]:
-        if offset < FIRST_OFFSET:
-            raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {offset}")
         bounds = self._checked_bounds(offset)
         end = bounds.next_offset if stop is None else min(stop, bounds.next_offset)
         found: list[Part] = []

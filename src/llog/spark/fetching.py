@@ -130,7 +130,7 @@ async def _decoded(
                     raise TopicNotFound(f"topic {tp.topic!r} was deleted and created again")
                 yield batch
                 start = batch.end_offset + 1
-            if start < stop:  # another topic of that name, or a restored one, ends before
+            if start < stop:
                 raise TopicNotFound(f"the log of {tp} ends before offset {start} now")
             return
         columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
@@ -138,7 +138,9 @@ async def _decoded(
     except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
         lose(f"{_records(tp, start, stop)} are damaged: {error} (blob {extent.data_uri})", fail=fail_on_data_loss)
     except OffsetOutOfRange as error:
-        lose(f"{_records(tp, start, stop)} are gone by retention: {error}", fail=fail_on_data_loss)
+        # What ends before the plan is another topic of that name, or a restored one.
+        why = "retention" if error.offset < error.log_start_offset else "deletion"
+        lose(f"{_records(tp, start, stop)} are gone by {why}: {error}", fail=fail_on_data_loss)
     except (TopicNotFound, PartitionNotInitialized) as error:
         lose(f"{_records(tp, start, stop)} are gone by deletion: {error}", fail=fail_on_data_loss)
 

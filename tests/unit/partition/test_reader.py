@@ -10,7 +10,6 @@ from llog.batch.columns import records_of
 from llog.errors import (
     CorruptBatch,
     InconsistentReadState,
-    InvalidArgument,
     OffsetOutOfRange,
     PartitionNotInitialized,
     TopicNotFound,
@@ -78,7 +77,7 @@ async def test_bounds_and_reads_outside_of_them(world: World) -> None:
         assert (raised.value.offset, raised.value.log_start_offset, raised.value.next_offset) == (offset, 4, 9)
     with pytest.raises(OffsetOutOfRange):
         await world.reader.read_offset(TP, 9)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(OffsetOutOfRange):
         await world.reader.read(TP, 0)
 
 

@@ -83,7 +83,7 @@ async def test_a_topic_that_is_created_again_and_ends_before_the_plan_is_a_loss(
     await world.catalog.create(TP.topic, 4)
     if payloads:
         await world.append(*payloads, writer=Writer(world.log))
-    with pytest.raises(DataLoss, match=r"2 records of orders/0, offsets 3 to 4, are gone"):
+    with pytest.raises(DataLoss, match=r"2 records of orders/0, offsets 3 to 4, are gone by deletion"):
         await fetched(world, runs)
     assert await fetched(world, runs, fail=False) == {}
 
