@@ -218,6 +218,16 @@ class History:
                     lowest = min(lowest, span.start)
         return found
 
+    def lost_entries(self) -> dict[str, str]:
+        """The keys of lost entries without which some record cannot be read now, with the blobs that hold what they led to."""
+        gone = self._dead_prefixes()
+        found = {}
+        for key, value in self.damage.entries.items():
+            prefix, span = key[: key.index("index/")], self._span(key, value)
+            if prefix not in gone and span in self._lost(prefix):
+                found[key] = span.blob
+        return found
+
     def needed_entries(self) -> list[str]:
         """The keys of the index entries without which some record could not be read."""
         return [key for key in self.referenced().values() if "/index/" in key and key not in self.damage.entries]

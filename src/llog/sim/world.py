@@ -308,11 +308,10 @@ class World:
         plans = await roles.repair(self, log, partitions)
         listed = {each.blob for plan in plans for gap in plan.open_gaps for each in gap.candidates}
         more = any(gap.candidates_left_out for plan in plans for gap in plan.open_gaps)
-        for blob, key in self.history.referenced().items():
-            if key in damage.entries:
-                if blob not in listed and not more:
-                    raise Violation(f"R1: blob {blob} holds what {key} has lost, but is not among the candidates")
-                self._meta.put_back(key, damage.entries[key])
+        for key, blob in self.history.lost_entries().items():
+            if blob not in listed and not more:
+                raise Violation(f"R1: blob {blob} holds what {key} has lost, but is not among the candidates")
+            self._meta.put_back(key, damage.entries[key])
 
     async def _finish(self, process: Process, log: Log) -> None:
         await self._finish_callers()
