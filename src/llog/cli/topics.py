@@ -64,7 +64,7 @@ def topics() -> None:
 @click.option(
     "--delete-retention",
     type=DURATION,
-    help="With --cleanup compact: keep deletions (records without a value) so long. Default: 24h.",
+    help="With --cleanup compact: keep deletions (records without a value, events of deleted rows) so long. Default: 24h.",
 )
 @click.pass_obj
 def create(

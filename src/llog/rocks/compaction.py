@@ -1,8 +1,8 @@
 """Key compaction: of each key, the newest record stays, at its offset; which records those are not.
 
 A pass finds the newest offset of each key among the records that no pass has reached, up to `KEYS_MAX` keys, and then, from the log start
-on, what is older of these keys. Deletions (records without a payload) go when they are old enough: all that is older of their
-keys goes before them. A record without a key stays, and so does the log's last record.
+on, what is older of these keys. Deletions (records without a payload, events of a deleted row) go when they are old enough: all that
+is older of their keys goes before them. A record without a key stays, and so does the log's last record.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from llog.batch.event_headers import deletions
 from llog.rocks.reading import decoded
 from llog.rocks.state import PartitionState
 
@@ -118,8 +119,7 @@ def _removals(
             (find(key, 0) if key is not None else 0 for key in keys.to_pylist()), np.int64, len(offsets)
         )
         has_key = keys.is_valid().to_numpy(zero_copy_only=False)
-        is_deletion = batch.columns.values.is_null().to_numpy(zero_copy_only=False)
-        goes = (above > offsets) | (is_deletion & has_key & (batch.append_ms < deletions_before_ms))
+        goes = (above > offsets) | (deletions(batch.columns) & has_key & (batch.append_ms < deletions_before_ms))
         goes &= offsets != last_offset
         stays = batch.lengths[~goes]
         yield _Removal(offsets[goes].tolist(), int(batch.lengths[goes].sum()), len(stays), int(stays.sum()))

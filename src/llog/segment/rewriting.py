@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from llog.batch.columns import Buffer, Columns, concat
+from llog.batch.event_headers import deletions
 from llog.errors import CorruptBatch
 from llog.producers import ProducerState, find_appended
 from llog.segment.bodies import encode_body, parts_of
@@ -72,13 +73,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         rows, keys = keyed(block)
         gone = offsets < self.log_start
         gone[rows] |= self.newest.of(keys) > offsets[rows]
-        deletions = np.zeros(len(offsets), np.bool_)
-        deletions[rows] = _without_values(block)[rows]
-        gone |= deletions & (offsets < self.expired)
+        deleting = np.zeros(len(offsets), np.bool_)
+        deleting[rows] = _deleting(block)[rows]
+        gone |= deleting & (offsets < self.expired)
         gone &= offsets != self.needed
         tally.records += len(offsets)
         tally.removed += int(np.count_nonzero(gone))
-        tally.deletions += int(np.count_nonzero(deletions & ~gone & (offsets != self.needed)))
+        tally.deletions += int(np.count_nonzero(deleting & ~gone & (offsets != self.needed)))
         return np.split(~gone, np.cumsum([len(piece.offsets) for piece in block])[:-1])
 
 
@@ -226,15 +227,9 @@ def _piece(scan: Scan, located: Located) -> Piece:
     return Piece(frame, scan.unchecked_body(located), columns, offsets)
 
 
-def _without_values(block: Sequence[Piece]) -> Mask:
-    found = []
-    for piece in block:
-        values = None if piece.columns is None else piece.columns.values
-        if values is None or not values.null_count:
-            found.append(np.zeros(len(piece.offsets), np.bool_))
-        else:
-            found.append(values.is_null().to_numpy(zero_copy_only=False))
-    return np.concatenate(found)
+def _deleting(block: Sequence[Piece]) -> Mask:
+    nothing = np.empty(0, np.bool_)
+    return np.concatenate([nothing if piece.columns is None else deletions(piece.columns) for piece in block])
 
 
 def _filtered(columns: Columns, mask: Mask) -> Columns:

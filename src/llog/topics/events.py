@@ -1,20 +1,12 @@
 """Change events: records that say which row of which table was changed. The same record on every engine.
 
-A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event`, little-endian:
-
- 0  1  version 1            4  4  zero
- 1  1  op                   8  8  message id (i64)
- 2  1  payload mode        16  …  source table, UTF-8
- 3  1  zero
-
+A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event` (`batch/event_headers.py`).
 Topic, partition, offset and time are the record's own.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,26 +21,10 @@ from llog.batch.columns import (
     effective_timestamps,
     headers_to_arrow,
 )
+from llog.batch.event_headers import FIXED, HEADER, START, TABLE, VALUE, VERSION
+from llog.batch.event_headers import Op as Op
+from llog.batch.event_headers import PayloadMode as PayloadMode
 from llog.ports import Batch
-
-HEADER: Final = "llog-event"
-VERSION: Final = 1
-
-
-class Op(IntEnum):
-    """What was done to a row."""
-
-    INSERT = 1
-    UPDATE = 2
-    DELETE = 3
-
-
-class PayloadMode(IntEnum):
-    """What an event says of its row: the primary key, all columns, or the key and the columns that changed."""
-
-    KEY = 1
-    FULL = 2
-    DIFF = 3
 
 
 class Event(NamedTuple):
@@ -75,13 +51,6 @@ MESSAGES: Final = pa.schema(
 )
 """Records as messages. Those that are no change events have no message id, table, op and payload mode."""
 
-_FIXED: Final = struct.Struct("<BBBBIq")
-_NAME: Final = HEADER.encode()
-_START: Final = len(_NAME).to_bytes(4, "little") + _NAME
-_VALUE: Final = len(_START) + 4
-"""Where the header's value begins, after its name and its length."""
-_TABLE: Final = _VALUE + _FIXED.size
-
 
 def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: Iterable[int]) -> list[bytes]:
     """Encoded headers of events that differ in their message ids only."""
@@ -101,7 +70,7 @@ def header_column(op: Op, mode: PayloadMode, table: str, message_ids: Sequence[r
 
 def _around_id(op: Op, mode: PayloadMode, table: str) -> tuple[bytes, bytes]:
     name = table.encode()
-    return _START + (_FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0)), name
+    return START + (FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0)), name
 
 
 def event_in(headers: bytes) -> Event | None:
@@ -110,10 +79,10 @@ def event_in(headers: bytes) -> Event | None:
     A header of that name that is no event's is passed over: any client can append one, and must not stop those who read.
     """
     for name, value in decode_headers(headers):
-        if name == HEADER and value is not None and len(value) >= _FIXED.size and value[0] == VERSION:
-            _, op, mode, _, _, message_id = _FIXED.unpack_from(value)
+        if name == HEADER and value is not None and len(value) >= FIXED.size and value[0] == VERSION:
+            _, op, mode, _, _, message_id = FIXED.unpack_from(value)
             try:
-                return Event(Op(op), PayloadMode(mode), message_id, value[_FIXED.size :].decode())
+                return Event(Op(op), PayloadMode(mode), message_id, value[FIXED.size :].decode())
             except ValueError:
                 continue
     return None
@@ -154,15 +123,15 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     """All at once, if every record has the one header of an event and all are of one table."""
     offsets = binary_offsets(headers)
     length = int(offsets[1] - offsets[0])
-    if length < _TABLE or (np.diff(offsets) != length).any():
+    if length < TABLE or (np.diff(offsets) != length).any():
         return None
     data: npt.NDArray[np.uint8] = np.frombuffer(headers.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     rows = data.reshape(len(headers), length)
     first = rows[0].tobytes()
-    expected = _START + (length - _VALUE).to_bytes(4, "little") + bytes((VERSION,))
+    expected = START + (length - VALUE).to_bytes(4, "little") + bytes((VERSION,))
     if not first.startswith(expected):
         return None
-    ids, codes = slice(_TABLE - 8, _TABLE), slice(_VALUE + 1, _VALUE + 3)
+    ids, codes = slice(TABLE - 8, TABLE), slice(VALUE + 1, VALUE + 3)
     for part in (slice(codes.start), slice(codes.stop, ids.start), slice(ids.stop, length)):
         if (rows[:, part] != rows[0, part]).any():
             return None
@@ -170,11 +139,11 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     if ops is None or modes is None:
         return None
     try:
-        table = pa.repeat(pa.scalar(first[_TABLE:].decode()), len(headers))
+        table = pa.repeat(pa.scalar(first[TABLE:].decode()), len(headers))
     except UnicodeDecodeError:
         return None
     numbers = np.ascontiguousarray(rows[:, ids]).view("<i8").reshape(-1)
-    return pa.array(numbers), table, ops, modes, _listed(rows[:, _VALUE:])
+    return pa.array(numbers), table, ops, modes, _listed(rows[:, VALUE:])
 
 
 def _listed(values: npt.NDArray[np.uint8]) -> pa.ListArray:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from llog.config import Settings
-from llog.errors import ConstraintViolation, OffsetOutOfRange, SqlError, TableNotFound
+from llog.engines.upkeep import clean_all
+from llog.errors import ConstraintViolation, LlogError, OffsetOutOfRange, SqlError, TableNotFound
 from llog.model import Record
 from llog.opening import opened_log
 from llog.ports import Group
@@ -430,6 +431,27 @@ async def test_events_of_an_upsert_tell_of_every_change_of_a_row(session: Sessio
     )
     told = await rows(session, "SELECT op, payload->>'v' FROM TOPIC x ORDER BY offset")
     assert told == [("INSERT", "a"), ("UPDATE", "b"), ("UPDATE", "c")]
+
+
+@pytest.mark.parametrize("engine", ["rocksdb", "disk"])
+@pytest.mark.parametrize("payload", ["key", "full"])
+async def test_a_deleted_row_is_a_deletion_for_key_compaction(
+    database: Database, session: Session, engine: str, payload: str
+) -> None:
+    await session.execute(
+        f"CREATE TOPIC x WITH (engine = '{engine}', cleanup = 'compact', delete_retention_seconds = 0);"
+        f"ALTER TOPIC x ADD SOURCE t ON INSERT, UPDATE, DELETE WITH (payload = '{payload}')"
+    )
+    await session.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'); DELETE FROM t WHERE id = 1")
+    await session.execute("INSERT INTO t VALUES (3, 'c')")
+    events = "SELECT key, op, payload->>'id' FROM TOPIC x ORDER BY offset"
+    told = [("1", "INSERT", "1"), ("2", "INSERT", "2"), ("1", "DELETE", "1"), ("3", "INSERT", "3")]
+    async with asyncio.timeout(60):
+        while await rows(session, events) != told:
+            await asyncio.sleep(0.01)  # the relay has not moved them on
+        while await rows(session, events) != [told[1], told[3]]:
+            [cleaned] = (await clean_all(database.log, topic="x")).values()
+            assert not isinstance(cleaned, LlogError), cleaned
 
 
 async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from llog.batch.columns import Columns, decode_headers, encode_headers, headers_in, slice_columns
+from llog.batch.event_headers import HEADER
 from llog.model import TopicPartition
 from llog.ports import Batch
-from llog.topics.events import HEADER, MESSAGES, Event, Op, PayloadMode, event_in, headers_of, messages_of
+from llog.topics.events import MESSAGES, Event, Op, PayloadMode, event_in, headers_of, messages_of
 
 FIRST_ID = 1 << 60
 PARTS = ("message_id", "source_table", "op", "payload_mode")
