@@ -204,6 +204,25 @@ def test_tables_on_a_disk_that_fills_up_take_changes_again_once_it_has_space(tmp
         assert broker.end() == 0
 
 
+def test_a_keyed_log_on_a_disk_that_fills_up_takes_records_again_once_it_has_space(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "llog.toml").write_text(f'keyed = "{(disk.path / "keyed").as_uri()}"\n')
+    with running(tmp_path, "serve") as broker:
+        small, large = ({"records": [{"key": "k", "value": value}]} for value in ("before", "x" * MIB))
+        assert broker.client.post("/keyed/append", json=small).status_code == 200
+        disk.fill()
+        stalled = broker.client.post("/keyed/append", json=large)
+        assert (stalled.status_code, stalled.json()["code"]) == (503, "outcome_unknown"), "SlateDB goes on trying"
+        assert "No space left" in stalled.json()["detail"]
+        _check_unavailable(broker.client.post("/keyed/append", json=small), str(disk.path), "No space left")
+        _check_unavailable(broker.client.get("/health"), "keyed log", "No space left")
+        broker.produce("other topics go on")
+        disk.free()
+        assert broker.client.post("/keyed/append", json=small).status_code == 200
+        assert broker.client.get("/health").status_code == 200
+        found = broker.client.get("/keyed/scan", params={"key": "k"}).json()["records"]
+        assert [found[0]["value"], found[-1]["value"]] == ["before", "before"]
+
+
 def test_health_tells_of_a_log_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     (tmp_path / "llog.toml").write_text(f'data_dir = "{disk.path / "data"}"\n')
     with running(tmp_path, "serve") as broker:

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from llog.broker.metrics import Metrics
 from llog.config import Settings
-from llog.durable import OpenedFile
-from llog.errors import LlogError, NotSeenYet, StoreUnavailable, WriterFenced
+from llog.durable import OpenedFile, check_writable
+from llog.errors import LlogError, NotSeenYet, OutcomeUnknown, StoreUnavailable, WriterFenced
 from llog.keyed import KeyedLog, KeyedLogReader
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ L = TypeVar("L", bound=KeyedLogReader, covariant=True)
 
 CLOSE_LIMIT_S: Final = 10.0
 """SlateDB tries for ever to reach a bucket; a broker that was told to stop must end."""
+WRITE_LOOKS_MAX: Final = 30
+WRITE_LOOK_S: Final = 1.0
+"""How often a write that takes long looks what is wrong with its store, and how many times before it gives up."""
 _CANCELS_MAX: Final = 3
 _CANCEL_S: Final = 1.0
 
@@ -81,16 +84,21 @@ class HeldLog:
         self._reader = _Opened(self._open_reader)
         self._file: OpenedFile | None = None
         """The directory of a log in local files, since it was opened first: what is there later may be another one, or none."""
+        self._is_stalled = False
+        """A write was given up: the next one looks at the store first, so that no more of them wait."""
         self._is_closed = False
 
-    async def write(self, use: Callable[[KeyedLog], Awaitable[T]]) -> T:
+    async def write(self, use: Callable[[KeyedLog], Coroutine[Any, Any, T]]) -> T:
         """The result of `use` on the writer. `WriterFenced` for good once another writer has taken over."""
         self._check_open()
         if self._metrics.keyed_fenced:
             raise self._fenced()
+        if self._is_stalled:
+            await asyncio.to_thread(self.check)
+            self._is_stalled = False
         writer = await self._writer.get()
         try:
-            return await use(writer)
+            return await self._in_time(use(writer))
         except WriterFenced as error:
             await self._lose(writer)
             raise self._fenced() from error
@@ -130,9 +138,10 @@ class HeldLog:
         await self._reader.drop(reader)
 
     def check(self) -> None:
-        """`StoreUnavailable` if the log was opened, and its directory is gone."""
+        """`StoreUnavailable` if the log was opened, and its directory is gone, full or read-only."""
         if self._file is not None:
             self._file.check()
+            check_writable(self._file.path)
 
     async def close(self) -> None:
         """Makes everything durable, unless the store is out of reach: what was not acknowledged may then be lost."""
@@ -149,6 +158,25 @@ class HeldLog:
                 _tell(f"the keyed log at {self.url} was not closed within {CLOSE_LIMIT_S:.0f} s: is it out of reach?")
             elif isinstance(error := task.exception(), LlogError):
                 _tell(f"the keyed log at {self.url} was not closed cleanly: {error}")
+
+    async def _in_time(self, write: Coroutine[Any, Any, T]) -> T:
+        """SlateDB tries for ever to write to a store that is full or out of reach; `OutcomeUnknown`, since it goes on trying."""
+        task = asyncio.create_task(write)
+        why = f"no answer within {WRITE_LOOKS_MAX * WRITE_LOOK_S:.0f} seconds"
+        try:
+            for _ in range(WRITE_LOOKS_MAX):
+                await asyncio.wait([task], timeout=WRITE_LOOK_S)
+                if task.done():
+                    return task.result()
+                try:
+                    await asyncio.to_thread(self.check)
+                except StoreUnavailable as error:
+                    why = str(error)
+                    break
+        finally:
+            task.cancel()
+        self._is_stalled = True
+        raise OutcomeUnknown(f"the keyed log at {self.url} could not be written yet, and may be later: {why}")
 
     async def _open_writer(self) -> KeyedLog:
         self.check()
