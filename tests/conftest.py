@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from devtools.servers.weed import S3Server, ServerError, weed_server
+from llog.sql.workers.process import zygote
 
 # A suite that a shell has started in the background ignores SIGINT, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +28,14 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get("LLOG_REQUIRE_SERVERS") == "1":
         pytest.fail(f"{reason} (LLOG_REQUIRE_SERVERS=1, so this is a failure)", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Once one test has started the process that workers for SQL are forked from, the next ones find it."""
+    zygote.hold()
+    yield
+    zygote.let_go()
 
 
 @pytest.fixture(scope="session")

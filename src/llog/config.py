@@ -356,7 +356,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sql_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the statements of one request may run in a broker, waiting included; then they are cancelled.",
+            description="How long the statements of one request may run in a broker, waiting included, and how long one statement may "
+            "compute in a program that uses the log without one; then they are cancelled.",
             ge=100,
             le=86_400_000,
             extra={"unit": "duration"},
@@ -374,7 +375,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sql_memory_max_bytes: Annotated[
         int,
         Meta(
-            description="Most memory for the copies of tables that SQL reads, and for what statements compute: those that need more fail.",
+            description="Most memory for the copies of tables that SQL reads, and for what statements compute on them: those that need "
+            "more fail. Statements that read no tables, and the reading of long texts, each have as much again. Enforced on Linux.",
             ge=64 << 20,
             extra={"unit": "size"},
         ),

@@ -366,6 +366,18 @@ class SqlError(LlogError):
         return type(self), (self.message, self.line, self.column, self.hint, self.shown)
 
 
+class SqlMemoryExceeded(SqlError):
+    """A statement needs more memory than LLOG_SQL_MEMORY_MAX_BYTES allows. Nothing was changed."""
+
+    code = "sql_memory"
+
+
+class SqlWorkerEnded(SqlError):
+    """The process that ran the statement died, or another statement could not be ended otherwise. Nothing was changed; try again."""
+
+    code = "sql_worker_ended"
+
+
 # --- sinks and the pipeline
 
 

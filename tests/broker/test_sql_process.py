@@ -69,6 +69,10 @@ def test_errors_come_back_as_they_were(connection: Connection) -> None:
     connection.execute("INSERT INTO app.t VALUES (1)")
     with pytest.raises(dbapi.IntegrityError):
         connection.execute("INSERT INTO app.t VALUES (1)")
+    with pytest.raises(dbapi.OperationalError) as refused:
+        connection.execute("SELECT len(repeat('x', 2000000000))")
+    assert refused.value.code == "sql_memory"
+    assert "LLOG_SQL_MEMORY_MAX_BYTES" in (refused.value.hint or "")
 
 
 def test_a_transaction_is_one_request(connection: Connection) -> None:
@@ -201,3 +205,17 @@ def test_an_interrupt_cancels_a_statement_of_the_command(tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     _llog(tmp_path, "sql", "-c", "SELECT * FROM TOPIC app.quiet")
+
+
+def test_a_broker_ends_although_a_statement_does_not(broker: Running, connection: Connection) -> None:
+    connection.execute("CREATE TABLE app.t (id INTEGER PRIMARY KEY)")
+    endless = "SELECT levenshtein(repeat('a', 3000000), repeat('b', 3000000)) FROM app.t"
+    body = {"sql": f"INSERT INTO app.t VALUES (1); {endless}"}
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(broker.client.post("/sql", json=body).status_code))
+    asking.start()
+    while connection.execute("SELECT count(*) FROM app.t").fetchone() == (0,):
+        pass
+    assert broker.end(signal.SIGTERM) == 0
+    asking.join(LIMIT_S)
+    assert answers == [503]

@@ -31,6 +31,8 @@ from llog.errors import (
     RequestTooLarge,
     ResultTooLarge,
     SqlError,
+    SqlMemoryExceeded,
+    SqlWorkerEnded,
     StaleMember,
     StatementTimeout,
     StoreUnavailable,
@@ -53,6 +55,8 @@ RETRY_AFTER_S: Final = 1
 _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     InvalidArgument: HTTPStatus.BAD_REQUEST,
     SqlError: HTTPStatus.BAD_REQUEST,
+    SqlMemoryExceeded: HTTPStatus.UNPROCESSABLE_ENTITY,
+    SqlWorkerEnded: HTTPStatus.SERVICE_UNAVAILABLE,
     TopicNotFound: HTTPStatus.NOT_FOUND,
     PartitionNotInitialized: HTTPStatus.NOT_FOUND,
     KeyedLogNotConfigured: HTTPStatus.NOT_FOUND,

@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llog import errors
-from llog.errors import ConfigurationError, LlogError, OffsetOutOfRange, OutcomeUnknown, SqlError, StoreUnavailable
+from llog.errors import (
+    ConfigurationError,
+    LlogError,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    SqlError,
+    SqlMemoryExceeded,
+    SqlWorkerEnded,
+    StoreUnavailable,
+)
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -29,6 +38,11 @@ _ERRORS: Final = {
     kind.code: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, LlogError) and kind.__init__ is Exception.__init__
+}
+_SQL_ERRORS: Final[dict[str, type[SqlError]]] = {
+    SqlError.code: SqlError,
+    SqlMemoryExceeded.code: SqlMemoryExceeded,
+    SqlWorkerEnded.code: SqlWorkerEnded,
 }
 
 
@@ -172,8 +186,9 @@ def _refusal(where: str, status: int, body: bytes) -> LlogError:
         made = OffsetOutOfRange(where, -1, problem.log_start_offset, problem.next_offset)
         made.args = (problem.detail,)
         return made
-    if problem.code == SqlError.code:
-        return SqlError(problem.message or problem.detail, problem.line, problem.column, problem.hint, problem.shown)
+    if problem.code in _SQL_ERRORS:
+        said = problem.message or problem.detail
+        return _SQL_ERRORS[problem.code](said, problem.line, problem.column, problem.hint, problem.shown)
     kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
     refusal: LlogError = kind(problem.detail)
     return refusal

@@ -99,13 +99,27 @@ def given_values(params: Params) -> Params:
 
 def _value_or_json(value: Any) -> Any:
     if not isinstance(value, dict | list | tuple):
-        return from_numpy(value) if is_numpy(value) else value
+        return from_numpy(value) if is_numpy(value) else _plain(value)
     if not isinstance(value, dict) and len({*map(type, value)}) == 1 and not isinstance(value[0], dict | list | tuple):
-        return value
+        return value if type(value[0]) in _PLAIN else [_plain(each) for each in value]
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SqlError(f"a parameter cannot be made JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Text and numbers of classes that only this process may know, such as those of an enumeration, as what they are."""
+    match value:
+        case bytearray() | memoryview():
+            return bytes(value)
+        case str():
+            return str.__str__(value)
+        case int() if not isinstance(value, bool):
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+    return value
 
 
 def shares(statements: Sequence[Statement], params: Params | None) -> list[Params]:

@@ -7,7 +7,7 @@ leaves nothing behind. DuckDB commits after RocksDB: should that fail, the mirro
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
@@ -21,10 +21,11 @@ from llog.rocks.logs import RocksLogs
 from llog.runtime import Runtime
 from llog.sql.definitions import TableDefinition, TableStore
 from llog.sql.expressions import rows_as
-from llog.sql.mirror import Cursor, Mirror, Params, registered, roll_back
-from llog.sql.planning import STAGED, Plan, Staging, planned, runs, share, spread
+from llog.sql.mirror import Mirror, roll_back
+from llog.sql.planning import STAGED, Plan, Staging, runs, share, spread
 from llog.sql.rendering import quoted
 from llog.sql.statements import TableStatement
+from llog.sql.workers.engine import EngineCursor, Params
 from llog.topics.changes import Change
 from llog.topics.events import Op
 from llog.topics.router import Router
@@ -84,7 +85,7 @@ class Session:
     def __init__(self, mirror: Mirror, name: str) -> None:
         self.name = name
         self._mirror = mirror
-        self._cursor: Cursor | None = None
+        self._cursor: EngineCursor | None = None
         self._generation = -1
         self.transaction: Transaction | None = None
 
@@ -92,7 +93,7 @@ class Session:
     def in_transaction(self) -> bool:
         return self.transaction is not None
 
-    def ready(self, definitions: Sequence[TableDefinition]) -> Cursor:
+    def ready(self, definitions: Sequence[TableDefinition]) -> EngineCursor:
         """A cursor to a mirror that has these tables, up to date."""
         while True:
             generation = self._mirror.generation
@@ -101,8 +102,9 @@ class Session:
             if self._mirror.generation == generation:
                 return cursor
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> EngineCursor:
         if self._cursor is None or self._generation != self._mirror.generation:
+            self.drop_cursor()
             self._generation = self._mirror.generation
             self._cursor = self._mirror.cursor()
         return self._cursor
@@ -111,10 +113,7 @@ class Session:
         """The statement that runs, if any, ends with `SqlError`."""
         cursor = self._cursor
         if cursor is not None:
-            try:
-                cursor.interrupt()
-            except duckdb.Error:
-                pass  # it was closed meanwhile: nothing runs
+            cursor.interrupt()
 
     def close(self) -> None:
         if self.transaction is not None:
@@ -136,6 +135,8 @@ class Place(NamedTuple):
     logs: RocksLogs
     router: Router
     lock: WriterLock
+    plan: Callable[[TableStatement], Plan]
+    """`planning.planned`, wherever that is called."""
 
 
 class Transaction:
@@ -145,7 +146,7 @@ class Transaction:
         place.lock.take(session.name)
         self._place = place
         self._session = session
-        self._cursor: Cursor | None = None
+        self._cursor: EngineCursor | None = None
         self._tick = 0
         self._generation = 0
         self._writes: dict[bytes, bytes | None] = {}
@@ -168,13 +169,12 @@ class Transaction:
     def select(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> pa.Table:
         with self._step():
             cursor = self._ready(map(self._place.tables.definition, statement.tables))
-            with registered(cursor, extra):
-                return self._place.mirror.fetch(cursor, statement.sql, params)
+            return self._place.mirror.fetch(cursor, statement.sql, params, extra)
 
     def execute(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> Executed:
         with self._step():
             definition = self._place.tables.definition(statement.target or "")
-            plan = planned(statement)
+            plan = self._place.plan(statement)
             for name in plan.changed:
                 if name in (each.lower() for each in definition.primary_key):
                     raise SqlError(
@@ -184,7 +184,7 @@ class Transaction:
             read = map(self._place.tables.definition, statement.tables)
             cursor = self._ready({each.number: each for each in (definition, *read)}.values())
             changed, returned = 0, []
-            with registered(cursor, extra):
+            with self._place.mirror.registered(cursor, extra):
                 for sql, values in self._steps(cursor, definition, statement, plan, params):
                     rows = self._place.mirror.fetch(cursor, sql, values)
                     rows = rows.rename_columns(definition.codec.names).cast(definition.codec.schema)
@@ -195,7 +195,7 @@ class Transaction:
             return Executed(changed, pa.concat_tables(returned) if returned else None)
 
     def _steps(
-        self, cursor: Cursor, definition: TableDefinition, statement: TableStatement, plan: Plan, params: Params
+        self, cursor: EngineCursor, definition: TableDefinition, statement: TableStatement, plan: Plan, params: Params
     ) -> Iterator[tuple[str, Params]]:
         """Yields what to run with which parameters; each must have run before the next is taken."""
         staging = plan.staging
@@ -205,7 +205,12 @@ class Transaction:
         return self._staged(cursor, definition, statement, staging, params)
 
     def _staged(
-        self, cursor: Cursor, definition: TableDefinition, statement: TableStatement, staging: Staging, params: Params
+        self,
+        cursor: EngineCursor,
+        definition: TableDefinition,
+        statement: TableStatement,
+        staging: Staging,
+        params: Params,
     ) -> Iterator[tuple[str, Params]]:
         """The rows in their order, as many at once as have different keys: the same as one by one."""
         columns = ", ".join(
@@ -214,9 +219,9 @@ class Transaction:
         )
         key = ", ".join(map(quoted, definition.primary_key))
         with self._place.mirror.explained():
-            cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({columns})")
+            cursor.do(f"CREATE TEMPORARY TABLE {STAGED} ({columns})")
             for sql, values in spread(staging.fill, statement.values, share(params, staging.fill.parameters)):
-                cursor.execute(sql, values)
+                cursor.do(sql, values)
         numbered = self._place.mirror.fetch(
             cursor, f"SELECT rowid, lag(rowid) OVER (PARTITION BY {key} ORDER BY rowid) FROM {STAGED} ORDER BY rowid"
         )
@@ -227,12 +232,12 @@ class Transaction:
         for first, last in runs(rows, before):
             yield f"{head}{first} AND {last}{tail}", share(params, staging.parameters)
         with self._place.mirror.explained():
-            cursor.execute(f"DROP TABLE {STAGED}")
+            cursor.do(f"DROP TABLE {STAGED}")
 
-    def _returned(self, cursor: Cursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
-        with registered(cursor, {"llog_returned": rows}):
-            source = rows_as(definition, "llog_returned", plan.alias)
-            return self._place.mirror.fetch(cursor, f"SELECT {plan.returning} FROM {source}")
+    def _returned(self, cursor: EngineCursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
+        source = rows_as(definition, "llog_returned", plan.alias)
+        sql = f"SELECT {plan.returning} FROM {source}"
+        return self._place.mirror.fetch(cursor, sql, tables={"llog_returned": rows})
 
     def insert(self, definition: TableDefinition, rows: pa.Table) -> None:
         """Whole rows of the table."""
@@ -242,9 +247,10 @@ class Transaction:
                 self._place.mirror.insert(cursor, definition, rows)
             self._record(definition, Op.INSERT, rows, may_exist=False)
 
-    def _ready(self, definitions: Iterable[TableDefinition]) -> Cursor:
+    def _ready(self, definitions: Iterable[TableDefinition]) -> EngineCursor:
         """A cursor in the DuckDB transaction, which sees these tables and what was changed so far."""
         mirror, wanted = self._place.mirror, list(definitions)
+        mirror.replace_ended()
         if self._cursor is not None and all(mirror.sees(each, self._tick) for each in wanted):
             return self._cursor
         if self._cursor is not None:
@@ -254,12 +260,12 @@ class Transaction:
         self._cursor = cursor = self._session.ready([*wanted, *self._touched.values(), *waiting])
         self._tick = mirror.tick
         with mirror.explained():
-            cursor.execute("BEGIN TRANSACTION")
+            cursor.do("BEGIN TRANSACTION")
             for definition in self._touched.values():
                 self._replay(cursor, definition)
         return cursor
 
-    def _replay(self, cursor: Cursor, definition: TableDefinition) -> None:
+    def _replay(self, cursor: EngineCursor, definition: TableDefinition) -> None:
         """Brings what was changed so far into a new DuckDB transaction."""
         mine = {key: row for key, row in self._writes.items() if key.startswith(definition.prefix)}
         old = [row for row in self._place.tables.rows(list(mine)) if row is not None]
@@ -335,7 +341,7 @@ class Transaction:
             raise
         try:
             if self._cursor is not None:
-                self._cursor.execute("COMMIT")
+                self._cursor.end("COMMIT")
         except BaseException as error:
             self._place.mirror.reset()
             if not isinstance(error, duckdb.Error):

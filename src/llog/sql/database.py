@@ -7,7 +7,9 @@ Statements about topics of other engines work without it.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+import threading
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 from llog.config import Settings
 from llog.engines.rocksdb import OpenRocks
@@ -17,19 +19,30 @@ from llog.opening import writer_options
 from llog.partition.catalog import Catalog
 from llog.partition.log import Log
 from llog.runtime import uuid7
-from llog.sql.mirror import Mirror, MirrorOptions
+from llog.sql.mirror import Mirror
+from llog.sql.planning import Plan, is_simple, planned
 from llog.sql.session import Session
 from llog.sql.sources import Sources
+from llog.sql.statements import TableStatement
 from llog.sql.tables import Tables
 from llog.sql.threads import Threads
 from llog.sql.topic_commands import TopicCommands
+from llog.sql.workers import jobs
+from llog.sql.workers.calls import call_apart
+from llog.sql.workers.duckdb_server import DuckDBOptions
+from llog.sql.workers.process import zygote
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
 from llog.topics.outbox import RocksOutbox
 from llog.topics.relay import Relay
 
+R = TypeVar("R")
+
 _RELAY_SECONDS: Final = 5.0
 """How long a close waits for events that are on their way to topics of other engines. They stay in the outbox."""
+_READ_HERE_MAX: Final = 32 << 10
+"""Characters. A parser takes up to 0.3 s for them, and a worker is there in 50 ms."""
+_LOOK_S: Final = 0.1
 
 
 class Held(NamedTuple):
@@ -51,11 +64,16 @@ class Database:
         self.catalog = Catalog(log)
         self.groups = GroupListing(Groups(log, self.reader))
         self.topics = TopicCommands(log, self.reader, self.appender, stopping)
-        self.threads = Threads()
-        self._options = MirrorOptions(memory_max_bytes=settings.sql_memory_max_bytes)
+        self.threads = Threads(settings.sql_timeout_ms)
+        zygote.hold()
+        zygote.warm_up()
+        self._options = DuckDBOptions(memory_max_bytes=settings.sql_memory_max_bytes)
+        self._reading = threading.Lock()
+        """One long text at a time: the memory that reading it may have is not had several times."""
         self._opening = asyncio.Lock()
         self._held: Held | None = None
         self._loose: Mirror | None = None
+        self._closed = False
 
     @property
     def may_have_tables(self) -> bool:
@@ -103,6 +121,17 @@ class Database:
             self._loose = Mirror(self._options, lambda _: ())
         return self._loose
 
+    def read(self, text: str, function: Callable[..., R], *args: Any) -> R:
+        """Calls a function that takes a time that grows with this text: in a worker, if that is long. Blocks."""
+        if len(text) <= _READ_HERE_MAX:
+            return function(*args)
+        while not self._reading.acquire(timeout=_LOOK_S):
+            jobs.check()
+        try:
+            return call_apart(function, *args, memory_max_bytes=self._options.memory_max_bytes)
+        finally:
+            self._reading.release()
+
     async def close(self) -> None:
         """Idempotent. Events that are still in the outbox go on when it is opened again."""
         held, self._held = self._held, None
@@ -114,6 +143,12 @@ class Database:
         if loose is not None:
             loose.close()
         self.threads.close()
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(zygote.let_go)
+
+    def _planned(self, statement: TableStatement) -> Plan:
+        return planned(statement) if is_simple(statement) else self.read(statement.sql, planned, statement)
 
     async def _open(self) -> Held:
         rocks = self.log.rocks
@@ -122,7 +157,9 @@ class Database:
         logs = await rocks.opened()
         store, runtime = logs.store, self.log.runtime
         relay = Relay(RocksOutbox(store, runtime), self.appender, self.reader, runtime)
-        tables = await asyncio.to_thread(lambda: Tables(store, logs, runtime, options=self._options))
+        tables = await asyncio.to_thread(
+            lambda: Tables(store, logs, runtime, options=self._options, plan=self._planned)
+        )
         sources = Sources(tables, self.catalog, self.threads)
         await sources.follow()
         return Held(tables, sources, relay, asyncio.ensure_future(relay.run()))

@@ -18,8 +18,9 @@ from sqlglot import exp
 
 from llog.errors import SqlError
 from llog.sql.definitions import TableDefinition
-from llog.sql.mirror import Cursor, Mirror, registered
+from llog.sql.mirror import Mirror
 from llog.sql.rendering import quoted, separate
+from llog.sql.workers.engine import EngineCursor
 from llog.topics.routes import asked
 
 _ROW: Final = "llog_row"
@@ -91,7 +92,7 @@ class Expressions:
         self._mirror = mirror
         self._definition = definition
         self._lock = threading.Lock()
-        self._cursor: tuple[int, Cursor] | None = None
+        self._cursor: tuple[int, EngineCursor] | None = None
 
     def select(
         self, table: str, rows: pa.Table, where: str | None, key: str | None
@@ -112,9 +113,7 @@ class Expressions:
         )
         sql = self._sql(definition, filtered, keys, used)
         with self._lock, self._mirror.explained():
-            cursor = self._own_cursor()
-            with registered(cursor, {"llog_changed": numbered}):
-                found = cursor.execute(sql).to_arrow_reader(1 << 20).read_all()
+            found = self._own_cursor().run(sql, tables={"llog_changed": numbered}, limited=False)
         numbers = found.column(0).to_numpy().astype(np.int64, copy=False)
         order = np.argsort(numbers, kind="stable")
         if keys is None:
@@ -163,12 +162,14 @@ class Expressions:
         empty = definition.codec.schema.empty_table().append_column(_ROW, pa.array([], pa.int64()))
         source = rows_as(definition, "llog_changed", definition.last_part)
         with self._lock, self._mirror.explained():
-            cursor = self._own_cursor()
-            with registered(cursor, {"llog_changed": empty}):
-                result = cursor.execute(f"SELECT {', '.join(parsed.sql)} FROM {source}")
-                return str(result.description[0][1])
+            described = f"DESCRIBE SELECT {', '.join(parsed.sql)} FROM {source}"
+            found = self._own_cursor().run(described, tables={"llog_changed": empty})
+            return str(found["column_type"][0])
 
-    def _own_cursor(self) -> Cursor:
+    def _own_cursor(self) -> EngineCursor:
+        self._mirror.replace_ended()
         if self._cursor is None or self._cursor[0] != self._mirror.generation:
+            if self._cursor is not None:
+                self._cursor[1].close()
             self._cursor = (self._mirror.generation, self._mirror.cursor())
         return self._cursor[1]

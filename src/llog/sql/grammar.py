@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 
@@ -23,7 +23,7 @@ from llog.sql.statements import InsertTopic, Statement
 from llog.sql.table_statements import pointed_at, query_statement, table_statement
 from llog.sql.topic_statements import FIRST_WORDS, own_statement
 
-__all__ = ["bind", "parameters_of", "parse", "placed", "prepare", "shares"]
+__all__ = ["bind", "parameters_of", "parse", "prepare", "shares"]
 
 _CACHED_CHARACTERS_MAX: Final = 10_000
 _TABLE_WORDS: Final = ("SELECT", "WITH", "VALUES", "FROM", "INSERT", "UPDATE", "DELETE", "TRUNCATE")
@@ -40,17 +40,31 @@ def prepare(sql: str) -> tuple[Statement, ...]:
     return _prepared(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
 
 
-def placed(sql: str, number: int, error: SqlError) -> SqlError:
-    """What running the statement of this number (from 0) raised, where DuckDB said; at its beginning, if that was in text of ours."""
-    if error.line or not isinstance(error.__cause__, duckdb.Error):
-        return error
+class ErrorPlace(NamedTuple):
+    """Of an error in a text: where its statement begins, and, if that is known, where in it the error is."""
+
+    begin: int
+    position: int | None
+
+
+def can_be_placed(error: SqlError) -> bool:
+    """Whether DuckDB raised it, and nobody has said yet where in the text that was written."""
+    return not error.line and isinstance(error.__cause__, duckdb.Error)
+
+
+def place_of(sql: str, number: int, said: str) -> ErrorPlace:
+    """Of what DuckDB said when the statement of this number (from 0) was run."""
     cursor = next(islice(_cursors(sql), number, None))
     if _is_insert_topic(cursor):
         _into_topic(cursor)
-    position = pointed_at(cursor, cursor.at, str(error.__cause__))
-    if position is None and not error.shown:
+    return ErrorPlace(cursor.tokens[0].start, pointed_at(cursor, cursor.at, said))
+
+
+def placed(sql: str, place: ErrorPlace, error: SqlError) -> SqlError:
+    """The error where DuckDB said; at the statement's beginning, if that was in text of ours."""
+    if place.position is None and not error.shown:
         return error
-    return SqlError.at(sql, cursor.tokens[0].start if position is None else position, error.message, error.hint)
+    return SqlError.at(sql, place.begin if place.position is None else place.position, error.message, error.hint)
 
 
 @functools.lru_cache(maxsize=512)

@@ -1,49 +1,34 @@
 """DuckDB in memory: a copy of the tables that were asked for, loaded at their first use, that runs SQL.
 
-The truth is in RocksDB. Rows that were written without DuckDB wait here until a statement reads their table. The database can reach neither
-files nor the network, and no SQL changes its settings. If it is damaged it is thrown away and loaded anew.
+The truth is in RocksDB. Rows that were written without DuckDB wait here until a statement reads their table. DuckDB is in a worker
+process, whose memory is limited, and which is killed if a statement cannot be ended otherwise. If it is damaged, or has ended, it is thrown
+away and loaded anew.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, groupby
 from typing import Any, Final
 
 import duckdb
-import msgspec
 import pyarrow as pa
 
-from llog.errors import ConfigurationError, ConstraintViolation, LlogError, ResultTooLarge, SqlError
+from llog.errors import ConstraintViolation, LlogError, SqlError, SqlMemoryExceeded, SqlWorkerEnded
 from llog.sql.definitions import Column, TableDefinition, check_definition
 from llog.sql.rendering import full_name, quoted
-
-Params = Sequence[Any] | Mapping[str, Any] | None
-Cursor = Any
-"""A duckdb.DuckDBPyConnection: duckdb has no types."""
+from llog.sql.workers.duckdb_server import DuckDBOptions
+from llog.sql.workers.engine import Engine, EngineCursor, EngineEnded, Params
+from llog.sql.workers.jobs import JobStopped
 
 _PENDING_ROWS_MAX: Final = 50_000
-_BATCH_ROWS: Final = 50_000
 _AT: Final = re.compile(r"\n\nLINE (\d+): (.*)\n( *)\^", re.DOTALL)
 _HINT: Final = re.compile(r"\n((?:Candidate|Did you mean)[^\n]*)")
+_LESS: Final = "ask for less at a time, or set LLOG_SQL_MEMORY_MAX_BYTES higher"
 _KIND: Final = re.compile(r"^[A-Z][A-Za-z]*(?: [A-Za-z]+)* Error: ")
-
-# `sql()`, which DuckDB would have us call instead, is slower for small statements, and its errors do not say where.
-warnings.filterwarnings("ignore", message="Arrow output on a DB-API result", category=UserWarning)
-
-
-class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    memory_max_bytes: int = 1 << 30
-    threads: int = 1
-    """More than one slows small statements down."""
-    max_rows: int = 1_000_000
-    """Of one result, and of the changes of one transaction."""
-    max_bytes: int = 256 << 20
-    """Of one result."""
 
 
 class _Copy:
@@ -66,11 +51,12 @@ class _Copy:
 class Mirror:
     """Any thread may call. `pages` gives all rows of a table."""
 
-    def __init__(self, options: MirrorOptions, pages: Callable[[TableDefinition], Iterable[pa.Table]]) -> None:
+    def __init__(self, options: DuckDBOptions, pages: Callable[[TableDefinition], Iterable[pa.Table]]) -> None:
         self.options = options
         self._pages = pages
         self._lock = threading.RLock()
         self._queue = threading.Lock()
+        self._closed = False
         self.generation = 0
         self.tick = 0
         """Counts loads: a transaction that began before a load does not see it."""
@@ -78,39 +64,34 @@ class Mirror:
 
     def _start(self) -> None:
         self._copies: dict[int, _Copy] = {}
-        try:
-            self._root = duckdb.connect(
-                ":memory:",
-                config={
-                    "allow_community_extensions": "false",
-                    "autoinstall_known_extensions": "false",
-                    "autoload_known_extensions": "false",
-                    "enable_external_access": "false",
-                    "memory_limit": f"{self.options.memory_max_bytes}B",
-                    "python_enable_replacements": "false",
-                    "temp_directory": "",
-                    "threads": str(self.options.threads),
-                },
-            )
-            self._root.execute("SET GLOBAL TimeZone = 'UTC'")
-            self._root.execute("SET lock_configuration = true")
-        except duckdb.Error as error:
-            raise ConfigurationError(f"DuckDB does not start with {self.options}: {error}") from error
-        self._own = self._root.cursor()
+        self._engine = Engine(self.options)
+        self._own = self._engine.cursor()
 
-    def cursor(self) -> Cursor:
-        return self._root.cursor()
+    def cursor(self) -> EngineCursor:
+        return self._engine.cursor()
 
     def reset(self) -> None:
         """Throws everything away. Statements that run go on with what they have."""
         with self._lock, self._queue:
+            if self._closed:
+                return
+            engine = self._engine
+            self._own.close()
             self.generation += 1
             self._start()
+            engine.retire()
 
     def close(self) -> None:
-        with self._lock:
-            self._own.close()
-            self._root.close()
+        with self._queue:
+            self._closed = True
+        self._engine.close()
+
+    def replace_ended(self) -> None:
+        """Begins anew if the worker has died, or was killed."""
+        if self._engine.has_ended:
+            with self._lock:
+                if self._engine.has_ended:  # nobody else did it meanwhile
+                    self.reset()
 
     def has(self, definition: TableDefinition) -> bool:
         """Whether the table is loaded, or being loaded: then it has to be told of new rows."""
@@ -128,8 +109,8 @@ class Mirror:
         if full:
             try:
                 self.catch_up([definition])
-            except LlogError:
-                pass  # the rows are written; the mirror was thrown away, and whoever reads next loads it
+            except (LlogError, JobStopped):
+                pass  # the rows are written, and whoever reads next inserts or loads them
 
     def waiting(self) -> list[int]:
         """Numbers of the tables whose rows wait to be inserted."""
@@ -143,6 +124,7 @@ class Mirror:
 
     def catch_up(self, definitions: Iterable[TableDefinition]) -> None:
         """Afterwards a new transaction sees all rows of these tables that were acknowledged before the call."""
+        self.replace_ended()
         for definition in definitions:
             if self.sees(definition, self.tick):
                 continue
@@ -158,18 +140,18 @@ class Mirror:
         try:
             with self.explained():
                 self._make_schema(definition.name)
-                self._own.execute("BEGIN TRANSACTION")
+                self._own.do("BEGIN TRANSACTION")
                 try:
-                    self._own.execute(definition.ddl)
+                    self._own.do(definition.ddl)
                     for page in self._pages(definition):
                         self.insert(self._own, definition, page)
-                    self._own.execute("COMMIT")
+                    self._own.end("COMMIT")
                 except BaseException:
                     roll_back(self._own)
                     raise
         except BaseException:
             with self._queue:
-                del self._copies[definition.number]
+                self._copies.pop(definition.number, None)
             raise
         self.tick += 1
 
@@ -185,23 +167,25 @@ class Mirror:
                     self.insert(self._own, definition, rows)
                 except duckdb.ConstraintException:  # the load has met some of them
                     self.insert(self._own, definition, rows, "INSERT OR REPLACE")
-        except BaseException:
-            self.reset()
+        except JobStopped:
+            raise
+        except BaseException as error:
+            if not isinstance(error.__cause__, duckdb.InterruptException):
+                self.reset()
             raise
         with self._queue:  # only now: who finds nothing pending reads at once
             del copy.pending[:count]
             copy.pending_rows -= rows.num_rows
 
-    def put(self, cursor: Cursor, definition: TableDefinition, rows: pa.Table, gone: pa.Table) -> None:
+    def put(self, cursor: EngineCursor, definition: TableDefinition, rows: pa.Table, gone: pa.Table) -> None:
         """Brings `rows` into a table and takes those with the keys of `gone` out, in the cursor's transaction."""
-        with registered(cursor, {"llog_gone": gone}):
-            same = " AND ".join(f"t.{quoted(each)} = g.{quoted(each)}" for each in definition.primary_key)
-            cursor.execute(f"DELETE FROM {full_name(definition.name)} t USING llog_gone g WHERE {same}")
+        same = " AND ".join(f"t.{quoted(each)} = g.{quoted(each)}" for each in definition.primary_key)
+        sql = f"DELETE FROM {full_name(definition.name)} t USING llog_gone g WHERE {same}"
+        cursor.do(sql, tables={"llog_gone": gone})
         self.insert(cursor, definition, rows, "INSERT OR REPLACE")
 
-    def insert(self, cursor: Cursor, definition: TableDefinition, rows: pa.Table, how: str = "INSERT") -> None:
-        with registered(cursor, {"llog_rows": rows}):
-            cursor.execute(f"{how} INTO {full_name(definition.name)} SELECT * FROM llog_rows")
+    def insert(self, cursor: EngineCursor, definition: TableDefinition, rows: pa.Table, how: str = "INSERT") -> None:
+        cursor.do(f"{how} INTO {full_name(definition.name)} SELECT * FROM llog_rows", tables={"llog_rows": rows})
 
     @contextmanager
     def creating(self, name: str, number: int, sql: str) -> Iterator[TableDefinition]:
@@ -209,19 +193,19 @@ class Mirror:
         with self._lock:
             with self.explained():
                 self._make_schema(name)
-                self._own.execute("BEGIN TRANSACTION")
+                self._own.do("BEGIN TRANSACTION")
             try:
                 with self.explained():
                     # a query that began before an older table of the name was dropped may have loaded it again
-                    self._own.execute(f"DROP TABLE IF EXISTS {full_name(name)}")
-                    self._own.execute(sql)
+                    self._own.do(f"DROP TABLE IF EXISTS {full_name(name)}")
+                    self._own.do(sql)
                     definition = check_definition(self._described(name, number))
                 yield definition
             except BaseException:
                 roll_back(self._own)
                 raise
             try:
-                self._own.execute("COMMIT")
+                self._own.end("COMMIT")
             except duckdb.Error:
                 self.reset()
                 return
@@ -235,32 +219,34 @@ class Mirror:
             with self._queue:
                 self._copies.pop(definition.number, None)
             try:
-                self._own.execute(f"DROP TABLE IF EXISTS {full_name(definition.name)}")
+                self._own.end(f"DROP TABLE IF EXISTS {full_name(definition.name)}")
             except duckdb.Error:
                 self.reset()
 
     def _make_schema(self, name: str) -> None:
         schema = name.rpartition(".")[0]
         if schema:
-            self._own.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+            self._own.do(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
 
     def _described(self, name: str, number: int) -> TableDefinition:
         schema, _, table = name.rpartition(".")
         where = "database_name = 'memory' AND lower(schema_name) = lower(?) AND lower(table_name) = lower(?)"
         names = [schema or "main", table]
-        found = self._own.execute(f"SELECT sql FROM duckdb_tables() WHERE {where}", names).fetchall()
-        if len(found) != 1:
+
+        def found(chosen: str, end: str = "") -> list[tuple[Any, ...]]:
+            rows = self._own.run(f"SELECT {chosen} WHERE {where} {end}", names)
+            return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+        ddls = found("sql FROM duckdb_tables()")
+        if len(ddls) != 1:
             raise SqlError(
                 f"the statement did not create table {name!r}", hint="write CREATE TABLE name (column type, …)"
             )
-        ddl = found[0][0]
-        columns = self._own.execute(
-            f"SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() WHERE {where} ORDER BY column_index",
-            names,
-        ).fetchall()
-        rules = self._own.execute(
-            f"SELECT constraint_type, constraint_column_names FROM duckdb_constraints() WHERE {where}", names
-        ).fetchall()
+        ddl = ddls[0][0]
+        columns = found(
+            "column_name, data_type, is_nullable, column_default FROM duckdb_columns()", "ORDER BY column_index"
+        )
+        rules = found("constraint_type, constraint_column_names FROM duckdb_constraints()")
         kinds = {kind for kind, _ in rules}
         if "FOREIGN KEY" in kinds:
             raise SqlError(f"table {name!r} has a FOREIGN KEY", hint="tables know no foreign keys: leave it out")
@@ -279,23 +265,26 @@ class Mirror:
             checked=bool(kinds & {"UNIQUE", "CHECK"}),
         )
 
-    def fetch(self, cursor: Cursor, sql: str, params: Params = None) -> pa.Table:
+    def fetch(
+        self, cursor: EngineCursor, sql: str, params: Params = None, tables: Mapping[str, pa.Table] | None = None
+    ) -> pa.Table:
         """Runs a statement and gives its rows; `ResultTooLarge` if they are more than the options allow."""
         with self.explained():
-            result = cursor.execute(sql, params) if params else cursor.execute(sql)
-            reader = result.to_arrow_reader(_BATCH_ROWS)
-            batches: list[pa.RecordBatch] = []
-            rows = size = 0
-            for batch in reader:
-                batches.append(batch)
-                rows += batch.num_rows
-                size += batch.nbytes
-                if rows > self.options.max_rows or size > self.options.max_bytes:
-                    raise ResultTooLarge(
-                        f"the statement gives more than {self.options.max_rows} rows or {self.options.max_bytes} bytes: "
-                        "add LIMIT, or ask for less at a time"
-                    )
-            return pa.Table.from_batches(batches, reader.schema)
+            return cursor.run(sql, params, tables)
+
+    def fetch_once(self, sql: str, params: Params = None, tables: Mapping[str, pa.Table] | None = None) -> pa.Table:
+        """As `fetch`, outside of all transactions."""
+        self.replace_ended()
+        with closing(self.cursor()) as cursor:
+            return self.fetch(cursor, sql, params, tables)
+
+    @contextmanager
+    def registered(self, cursor: EngineCursor, tables: Mapping[str, pa.Table]) -> Iterator[None]:
+        """Tables that all statements of the block know."""
+        with ExitStack() as stack:
+            with self.explained():
+                stack.enter_context(cursor.registered(tables))
+            yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -305,6 +294,9 @@ class Mirror:
         except (duckdb.InternalException, duckdb.FatalException) as error:
             self.reset()
             raise SqlError(f"DuckDB failed, and was started anew: {error}", hint="try again") from error
+        except EngineEnded as error:
+            self.replace_ended()
+            raise explain(error) from error
         except duckdb.Error as error:
             raise explain(error) from error
         except (UnicodeError, RuntimeError, OSError, pa.ArrowException) as error:  # what Python's layers raise
@@ -313,6 +305,8 @@ class Mirror:
 
 def explain(error: Any) -> LlogError:
     """The error of llog for one of DuckDB. It shows where in the text that DuckDB was given, which is not the text as it was written."""
+    if isinstance(error, EngineEnded):
+        return _ended(error)
     text = str(error)
     at = _AT.search(text)
     found = _HINT.search(text)
@@ -323,31 +317,25 @@ def explain(error: Any) -> LlogError:
     if isinstance(error, duckdb.ConstraintException):
         return ConstraintViolation(message)
     if isinstance(error, duckdb.OutOfMemoryException):
-        hint = "ask for less at a time, or set LLOG_SQL_MEMORY_MAX_BYTES higher"
+        return SqlMemoryExceeded(message.partition("\n")[0], hint=_LESS)
     if at is None:
         return SqlError(message, hint=hint)
     caret = " " * (len(at[3]) - len(f"LINE {at[1]}: ")) + "^"
     return SqlError(message, hint=hint, shown=f"\n  {at[2]}\n  {caret}")
 
 
-@contextmanager
-def registered(cursor: Cursor, tables: Mapping[str, pa.Table]) -> Iterator[None]:
-    """Arrow tables under names that the cursor's statements can read, for as long as the block runs."""
-    try:
-        for name, table in tables.items():
-            cursor.register(name, table)
-        yield
-    finally:
-        for name in tables:
-            try:
-                cursor.unregister(name)
-            except duckdb.Error:  # the transaction has failed: it takes the name with it
-                pass
+def _ended(error: EngineEnded) -> SqlWorkerEnded:
+    if error.killed:
+        said = "the process that runs SQL was ended, since a statement did not end when its time was over"
+        return SqlWorkerEnded(
+            said, hint="try again; that statement ran longer than LLOG_SQL_TIMEOUT_MS, or was cancelled"
+        )
+    return SqlWorkerEnded("the process that runs SQL has ended; it may have needed too much memory", hint=_LESS)
 
 
-def roll_back(cursor: Cursor) -> None:
+def roll_back(cursor: EngineCursor) -> None:
     """Ends a transaction, if there is one still."""
     try:
-        cursor.execute("ROLLBACK")
+        cursor.end("ROLLBACK")
     except duckdb.Error:
         pass

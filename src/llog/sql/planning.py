@@ -11,9 +11,9 @@ from sqlglot import exp
 
 from llog.errors import SqlError
 from llog.sql.lexing import Kind, Token, outside_brackets, tokens_of
-from llog.sql.mirror import Params
 from llog.sql.rendering import full_name, quoted, separate
 from llog.sql.statements import TableStatement
+from llog.sql.workers.engine import Params
 
 _ROWS_AT_ONCE: Final = 500
 _TEXT_MAX: Final = 256 << 10
@@ -55,9 +55,14 @@ class Staging(NamedTuple):
     """Rows may be changed. If not, the first row of a primary key wins, as it does in DuckDB."""
 
 
+def is_simple(statement: TableStatement) -> bool:
+    """Whether the statement is INSERT of plain values alone, for which nothing has to be parsed."""
+    return statement.values is not None and not (statement.conflict or statement.returning)
+
+
 def planned(statement: TableStatement) -> Plan:
     """`SqlError` if the statement is too long to be read, or cannot be."""
-    if statement.values is not None and not (statement.conflict or statement.returning):
+    if is_simple(statement):
         listed = f" ({', '.join(map(quoted, statement.columns))})" if statement.columns else ""
         before = f"INSERT INTO {full_name(statement.target or '')}{listed} VALUES "
         return Plan("", None, "", frozenset(), (before, "\nRETURNING *"), 0, frozenset())

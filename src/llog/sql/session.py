@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import duckdb
 import msgspec
 import pyarrow as pa
 
@@ -17,8 +15,7 @@ from llog.sql import changing, describing
 from llog.sql import statements as sql
 from llog.sql.binding import Params, bind, given_values, shares
 from llog.sql.definitions import with_schema
-from llog.sql.grammar import placed, prepare
-from llog.sql.mirror import registered
+from llog.sql.grammar import can_be_placed, place_of, placed, prepare
 from llog.sql.result import Names, Result
 from llog.sql.threads import Use
 from llog.sql.topic_tables import topic_table
@@ -200,24 +197,13 @@ class Session:
 
     async def _select(self, statement: sql.TableStatement, params: Params) -> pa.Table:
         extra = await self._extra(statement)
+        threads = self._database.threads
         if not statement.tables:
             mirror = self._database.loose()
-            cursor = mirror.cursor()
-
-            def select() -> pa.Table:
-                with closing(cursor), registered(cursor, extra):
-                    return mirror.fetch(cursor, statement.sql, params or None)
-
-            def interrupt() -> None:
-                with suppress(duckdb.Error):  # it was closed meanwhile
-                    cursor.interrupt()
-
-            return await self._database.threads.run(Use.QUERY, select, interrupt)
+            return await threads.run(Use.QUERY, lambda: mirror.fetch_once(statement.sql, params or None, extra))
         held, inner = await self._tables()
         use = Use.TRANSACTION if inner.in_transaction else Use.QUERY
-        return await self._database.threads.run(
-            use, lambda: held.tables.select(inner, statement, params or None, extra), inner.interrupt
-        )
+        return await threads.run(use, lambda: held.tables.select(inner, statement, params or None, extra))
 
     async def _transaction(self, statement: sql.Begin | sql.Commit | sql.Rollback) -> Result:
         held, inner = await self._tables()
@@ -272,13 +258,19 @@ class Session:
 
     async def _changing(self, work: Callable[[], R], inner: changing.Session) -> R:
         use = Use.TRANSACTION if inner.in_transaction else Use.CHANGE
-        return await self._database.threads.run(use, work, inner.interrupt)
+        return await self._database.threads.run(use, work)
 
     async def _prepared(self, text: str) -> tuple[sql.Statement, ...]:
-        return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: prepare(text))
+        return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: self._database.read(text, prepare, text))
 
     async def _placed(self, text: str, number: int, error: SqlError) -> SqlError:
-        return await self._apart(len(text) <= _SMALL_CHARACTERS, lambda: placed(text, number, error))
+        if not can_be_placed(error):
+            return error
+        said = str(error.__cause__)
+        place = await self._apart(
+            len(text) <= _SMALL_CHARACTERS, lambda: self._database.read(text, place_of, text, number, said)
+        )
+        return placed(text, place, error)
 
     async def _apart(self, is_small: bool, work: Callable[[], R]) -> R:
         """On a thread, unless it is done at once: others wait for the loop."""

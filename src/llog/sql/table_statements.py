@@ -27,6 +27,8 @@ from llog.sql.statements import TableStatement
 
 SQLGLOT_TOKENS_MAX: Final = 250_000
 """What is not plain values goes through sqlglot: about 10 µs a token."""
+EXPRESSION_MAX: Final = 10_000
+"""Characters of an expression that a route keeps."""
 SYSTEM_TABLES: Final = ("topics", "topic_offsets", "routes", "partitions")
 TABLE_FUNCTIONS: Final = frozenset(
     {"range", "generate_series", "unnest", "json_each", "json_tree", "repeat", "repeat_row"}
@@ -143,6 +145,11 @@ def query_statement(cursor: Cursor, first: int, rows: tuple[tuple[Any, ...], ...
 
 def check_expression(text: str, clause: str, several: bool) -> None:
     """Refuses what is not one expression (or several with commas) over the columns of a row."""
+    if len(text) > EXPRESSION_MAX:
+        raise SqlError(
+            f"{clause} has {len(text):,} characters; {EXPRESSION_MAX:,} are allowed, for every row is asked",
+            hint="compute it when rows are inserted, and route by that column",
+        )
     wrapped = f"SELECT coalesce({text})" if several else f"SELECT ({text})"
     try:
         tree = sqlglot.parse_one(wrapped, dialect="duckdb")

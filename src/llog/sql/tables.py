@@ -6,7 +6,7 @@ else runs in DuckDB first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -20,15 +20,18 @@ from llog.runtime import Runtime
 from llog.sql.changing import Executed, Place, Session, Transaction, WriterLock
 from llog.sql.definitions import Column, TableDefinition, TableStore
 from llog.sql.expressions import Expressions
-from llog.sql.mirror import Mirror, MirrorOptions, Params, registered
+from llog.sql.mirror import Mirror
+from llog.sql.planning import Plan, planned
 from llog.sql.rows import Cells
 from llog.sql.statements import TableStatement
 from llog.sql.values import Columns, Defaults, from_arrow, from_values
+from llog.sql.workers.duckdb_server import DuckDBOptions
+from llog.sql.workers.engine import Params
 from llog.topics.changes import Change, FewRows
 from llog.topics.events import Op
 from llog.topics.router import Router
 
-__all__ = ["Column", "Executed", "MirrorOptions", "Session", "TableDefinition", "Tables"]
+__all__ = ["Column", "DuckDBOptions", "Executed", "Session", "TableDefinition", "Tables"]
 
 
 class Tables:
@@ -40,19 +43,20 @@ class Tables:
         logs: RocksLogs,
         runtime: Runtime,
         *,
-        options: MirrorOptions | None = None,
+        options: DuckDBOptions | None = None,
         lock_timeout_s: float = 10.0,
         router: Router | None = None,
+        plan: Callable[[TableStatement], Plan] = planned,
     ) -> None:
         self.store = store
         self._tables = TableStore(store)
         self._logs = logs
-        self._mirror = Mirror(options or MirrorOptions(), self._tables.pages)
+        self._mirror = Mirror(options or DuckDBOptions(), self._tables.pages)
         self.evaluator = Expressions(self._mirror, self._tables.definition)
         self.router = Router(store, runtime, self.evaluator) if router is None else router
         self._lock = WriterLock(runtime, lock_timeout_s)
-        self._place = Place(self._tables, self._mirror, logs, self.router, self._lock)
-        self._defaults = Defaults(runtime, lambda sql: self._mirror.fetch(self._mirror.cursor(), sql))
+        self._place = Place(self._tables, self._mirror, logs, self.router, self._lock, plan)
+        self._defaults = Defaults(runtime, self._mirror.fetch_once)
 
     def close(self) -> None:
         self._mirror.close()
@@ -130,8 +134,7 @@ class Tables:
         if session.transaction is not None:
             return session.transaction.select(statement, params, extra or {})
         cursor = session.ready([self._tables.definition(each) for each in statement.tables])
-        with registered(cursor, extra or {}):
-            return self._mirror.fetch(cursor, statement.sql, params)
+        return self._mirror.fetch(cursor, statement.sql, params, extra)
 
     def execute(
         self,

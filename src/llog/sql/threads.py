@@ -1,5 +1,8 @@
 """Threads that statements run on, apart from those of the rest of the process.
 
+What takes long runs in workers, and a thread waits for them. Work that is not wanted any more, or takes longer than it may, is
+interrupted, and its worker killed if that does not end it.
+
 A statement may wait for the writer's lock, or compute for minutes. Those that wait never keep the transaction that has the lock from a
 thread: at most one is open, and it has one of its own. Neither do queries keep changes from one.
 """
@@ -13,9 +16,15 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final, TypeVar
 
+from llog.errors import StatementTimeout
+from llog.sql.workers.jobs import Job
+from llog.units import format_duration_ms
+
 R = TypeVar("R")
 
 _INTERRUPT_S: Final = 0.05
+_INTERRUPTS: Final = 20
+"""So many, and then a kill."""
 _COUNTS: Final = {"query": 8, "change": 8, "transaction": 1}
 
 
@@ -31,26 +40,54 @@ class Use(Enum):
 class Threads:
     """Threads are made when they are needed. `close` waits for nothing: sessions are closed before."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
         self._pools = {use: ThreadPoolExecutor(_COUNTS[use.value], f"llog-sql-{use.value}") for use in Use}
 
-    async def run(self, use: Use, work: Callable[[], R], interrupt: Callable[[], None] = lambda: None) -> R:
-        """If the caller goes away, the work is interrupted, again and again for it may not have begun, and has ended when this returns."""
-        running = self._pools[use].submit(work)
+    async def run(self, use: Use, work: Callable[[], R]) -> R:
+        """`StatementTimeout` if it takes too long. Then, and if the caller goes away, it has ended when this returns."""
+        job = Job()
+
+        def begin() -> R:
+            with job.begun():
+                return work()
+
+        running = self._pools[use].submit(begin)
+        ended = _end_of(running)
+        timer = asyncio.get_running_loop().call_later(self.timeout_ms / 1000, self._give_up, ended)
         try:
-            await _end_of(running)
+            await ended
         except asyncio.CancelledError:
-            ended = _end_of(running)
-            while not running.cancel() and not running.done():
-                interrupt()
-                with suppress(asyncio.CancelledError):  # it has gone already
-                    await asyncio.wait([ended], timeout=_INTERRUPT_S)
+            await _stopped(running, job)
             raise
+        except StatementTimeout:
+            await _stopped(running, job)
+            if running.cancelled() or running.exception() is not None:
+                raise
+        finally:
+            timer.cancel()
         return running.result()
+
+    def _give_up(self, ended: asyncio.Future[None]) -> None:
+        if not ended.done():
+            said = (
+                f"the statement ran for {format_duration_ms(self.timeout_ms)} and was cancelled (LLOG_SQL_TIMEOUT_MS)"
+            )
+            ended.set_exception(StatementTimeout(said))
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _stopped(running: Future[R], job: Job) -> None:
+    """Interrupts the work, again and again for it may not have begun, until it has ended. A kill ends all that waits for a worker."""
+    ended, interrupts = _end_of(running), 0
+    while not running.cancel() and not running.done():
+        job.stop(kill=interrupts >= _INTERRUPTS)
+        interrupts += 1
+        with suppress(asyncio.CancelledError):  # it has gone already
+            await asyncio.wait([ended], timeout=_INTERRUPT_S)
 
 
 def _end_of(running: Future[R]) -> asyncio.Future[None]:

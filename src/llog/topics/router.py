@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from llog.batch.columns import FEW
 from llog.batch.partitioning import partitions_for_keys
-from llog.errors import InvalidArgument, PartitionNotInitialized, SqlError
+from llog.errors import InvalidArgument, PartitionNotInitialized, SqlError, SqlMemoryExceeded, SqlWorkerEnded
 from llog.partition.catalog import ROCKSDB
 from llog.runtime import Runtime
 from llog.topics.changes import Change, table_of
@@ -142,10 +142,13 @@ class Router:
         try:
             return self._evaluator.select(route.table, rows, route.where, choose_by)
         except SqlError as error:
-            raise SqlError(
+            ours = isinstance(error, SqlMemoryExceeded | SqlWorkerEnded)
+            raise type(error)(
                 f"topic {route.topic!r} takes {route.op} of {route.table} {asked(route.where, choose_by)}, which fails for a "
                 f"changed row: {error.message}",
-                hint="change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, coalesce",
+                hint=error.hint
+                if ours
+                else "change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, coalesce",
             ) from error
 
 

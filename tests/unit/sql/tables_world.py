@@ -14,9 +14,9 @@ from llog.rocks.keys import COUNTERS
 from llog.rocks.logs import RocksLogs, Staged
 from llog.rocks.store import RocksStore
 from llog.sql.changing import Executed, Session
-from llog.sql.mirror import MirrorOptions
 from llog.sql.statements import TableStatement
 from llog.sql.tables import Tables
+from llog.sql.workers.duckdb_server import DuckDBOptions
 from llog.topics.changes import Change, FewRows, table_of
 from llog.topics.events import Op
 from llog.topics.router import Router
@@ -66,7 +66,7 @@ def statement(sql: str, **given: Any) -> TableStatement:
 
 
 class World:
-    def __init__(self, directory: Path, *, recording: bool = True, options: MirrorOptions | None = None) -> None:
+    def __init__(self, directory: Path, *, recording: bool = True, options: DuckDBOptions | None = None) -> None:
         self.directory = directory
         self.recording = recording
         self.options = options

@@ -6,7 +6,7 @@ import datetime
 import decimal
 import uuid
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import duckdb
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pytest
 
 from llog.errors import ConstraintViolation, LlogError, SqlError, StoreUnavailable, TableNotFound
 from llog.rocks.keys import COUNTERS
+from llog.sql.workers.engine import EngineCursor
 from llog.topics.events import Op
 from llog.topics.routes import Route
 from tests.unit.sql.tables_world import World, everything, statement, told
@@ -414,15 +415,10 @@ def test_a_mirror_that_cannot_commit_is_loaded_anew(world: World) -> None:
     assert transaction is not None
 
     class Failing:
-        def __init__(self, cursor: Any) -> None:
-            self.cursor = cursor
+        def end(self, sql: str) -> None:
+            raise duckdb.TransactionException("injected")
 
-        def execute(self, sql: str) -> Any:
-            if sql == "COMMIT":
-                raise duckdb.TransactionException("injected")
-            return self.cursor.execute(sql)
-
-    transaction._cursor = Failing(transaction._cursor)
+    transaction._cursor = cast(EngineCursor, Failing())
     generation = world.tables._mirror.generation
     world.tables.commit(world.session)
     assert world.tables._mirror.generation == generation + 1

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.errors import ConstraintViolation, CorruptBatch, ResultTooLarge, SqlError, TableExists, TableNotFound
-from llog.sql.mirror import MirrorOptions
 from llog.sql.rows import RowCodec, arrow_type
+from llog.sql.workers.duckdb_server import DuckDBOptions
 from tests.unit.sql.tables_world import World, statement
 
 
@@ -283,7 +283,7 @@ def test_what_arrow_cannot_carry_is_an_error_of_sql(world: World) -> None:
 
 
 def test_results_are_bounded(tmp_path: Path) -> None:
-    world = World(tmp_path / "db", options=MirrorOptions(max_rows=100, max_bytes=10_000))
+    world = World(tmp_path / "db", options=DuckDBOptions(max_rows=100, max_bytes=10_000))
     assert len(world.rows("SELECT * FROM range(100)")) == 100
     with pytest.raises(ResultTooLarge, match="LIMIT"):
         world.rows("SELECT * FROM range(101)")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from llog.errors import ConstraintViolation, ResultTooLarge, SqlError, TransactionConflict, TransactionFailed
-from llog.sql.mirror import MirrorOptions
+from llog.sql.workers.duckdb_server import DuckDBOptions
 from llog.topics.events import Op
 from tests.unit.sql.tables_world import World, everything, told
 
@@ -137,7 +137,7 @@ def test_one_transaction_at_a_time_and_the_error_says_who_waits_for_whom(world: 
 
 
 def test_a_transaction_of_too_many_rows_is_refused(tmp_path: Path) -> None:
-    world = World(tmp_path / "db", options=MirrorOptions(max_rows=100))
+    world = World(tmp_path / "db", options=DuckDBOptions(max_rows=100))
     world.create("CREATE TABLE app.m (id BIGINT PRIMARY KEY)")
     world.tables.begin(world.session)
     world.run("INSERT INTO app.m SELECT * FROM range(100)")

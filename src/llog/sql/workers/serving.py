@@ -1,0 +1,72 @@
+"""What a worker does: DuckDB for as long as it is wanted, or one call of a function."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from llog.errors import LlogError
+from llog.sql.workers import framing
+from llog.sql.workers.duckdb_server import DuckDBOptions, DuckDBServer
+
+_SLACK_BYTES: Final = 64 << 20
+"""Beside what the limit is for: requests and answers on their way."""
+_HAS: Final = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
+
+
+class CallOnce(msgspec.Struct, frozen=True):
+    function: Callable[..., Any]
+    """Of a module: it goes by its name."""
+    args: tuple[Any, ...]
+    memory_max_bytes: int
+
+
+def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
+    """Ends with the process, at the latest when the other end of `control` is closed."""
+    try:
+        told, _ = framing.receive(control)
+        if isinstance(told, DuckDBOptions):
+            server = DuckDBServer(told, lanes)
+            _limit_memory(told.memory_max_bytes)
+            server.serve(control)
+        else:
+            _limit_memory(told.memory_max_bytes)
+            try:
+                framing.send(control, _called(told))
+            except MemoryError as error:
+                framing.send(control, (True, error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the starter has gone
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+    os._exit(0)
+
+
+def _called(told: CallOnce) -> tuple[bool, Any]:
+    """Whether it failed, and what it gave or raised."""
+    try:
+        return False, told.function(*told.args)
+    except LlogError as error:
+        return True, error
+
+
+def _limit_memory(more: int) -> None:
+    """Lets this process have `more` bytes beside what it has now. Only Linux can, and counts what can be written, not what is mapped."""
+    try:
+        found = _HAS.search(Path("/proc/self/status").read_text())
+    except OSError:
+        return
+    if found is not None:
+        limit = (int(found[1]) << 10) + more + _SLACK_BYTES
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
