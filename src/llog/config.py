@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from llog.errors import ConfigurationError
+from llog.model import PARTITIONS_MAX
 from llog.units import format_duration_ms, format_size
 
 PREFIX: Final = "LLOG_"
@@ -272,6 +273,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"default": "none: only localhost, LLOG_BROKER_BIND_HOST and any IP address"},
         ),
     ] = None
+    auto_create: Annotated[
+        str,
+        Meta(
+            description="What a write through a broker makes if it is missing. `lazy`: the topic, and the partitions up to the one that is "
+            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as many as the request needs, "
+            "at most 64 more; a topic that exists does not grow. `off`: nothing."
+        ),
+    ] = "lazy"
     request_max_bytes: Annotated[
         int,
         Meta(
@@ -408,6 +417,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"{SETTINGS[missing].variable} is missing: an access key and its secret go together"
             )
+        if self.auto_create not in ("lazy", "off"):
+            number = self.auto_create
+            if not (number.isascii() and number.isdecimal() and 1 <= int(number[:7]) <= PARTITIONS_MAX):
+                raise ConfigurationError(
+                    f"LLOG_AUTO_CREATE is {number[:40]!r}: write lazy, off, or a number of partitions from 1 to {PARTITIONS_MAX}"
+                )
         if self.batch_max_buffer_bytes < self.batch_max_bytes:
             raise ConfigurationError(
                 f"LLOG_BATCH_MAX_BUFFER_BYTES is {self.batch_max_buffer_bytes}, less than one batch "

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from llog.broker import metrics as counting
 from llog.broker.arrivals import Arrivals
 from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
+from llog.broker.auto_creation import AutoCreation
 from llog.broker.batching import BatchingProducer
 from llog.broker.bodies import JSON, Bodies
 from llog.broker.consuming import consume
@@ -90,7 +91,9 @@ class Broker:
             max_bytes=settings.batch_max_bytes,
             max_delay_s=settings.batch_max_delay_ms / 1000,
         )
-        self._producing = ProduceService(self._catalog, self._producer, self.metrics)
+        self._producing = ProduceService(
+            AutoCreation(self._catalog, settings.auto_create), self._producer, self.metrics
+        )
         self._arrivals = Arrivals(self._reader, self.metrics, self.stopping)
         self._fetching = FetchService(
             self._reader, self._catalog, self._tail, self.metrics, self._arrivals, self.stopping

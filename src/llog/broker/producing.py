@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from llog.batch.columns import Columns, byte_size
+from llog.broker.auto_creation import AutoCreation
 from llog.broker.batching import BatchingProducer
 from llog.broker.messages import ProduceItem, columns_in
 from llog.broker.metrics import Metrics
 from llog.broker.problems import error_of
 from llog.errors import LlogError, PartitionNotInitialized
-from llog.leaderless import ensure_partition
 from llog.model import TopicPartition, check_topic_name
-from llog.partition.catalog import Catalog
 from llog.ports import AppendResult
-
-AUTO_PARTITIONS_MAX: Final = 1024
-"""A partition beyond it is not made by a mere write: a mistyped number would make a topic that nobody wants."""
 
 
 class Part(NamedTuple):
@@ -29,8 +25,8 @@ class Part(NamedTuple):
 
 
 class ProduceService:
-    def __init__(self, catalog: Catalog, producer: BatchingProducer, metrics: Metrics) -> None:
-        self._catalog = catalog
+    def __init__(self, creation: AutoCreation, producer: BatchingProducer, metrics: Metrics) -> None:
+        self._creation = creation
         self._producer = producer
         self._metrics = metrics
         self._known: set[TopicPartition] = set()
@@ -51,8 +47,10 @@ class ProduceService:
         return answer | {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
 
     async def append(self, parts: Sequence[Part]) -> list[AppendResult | LlogError]:
-        """The offsets of each part, once its records are durable, or its error. Topics and partitions that are missing are made first,
-        so that all parts leave together."""
+        """The offsets of each part, once its records are durable, or its error.
+
+        Topics and partitions that are missing and may be made are made first, so that all parts leave together.
+        """
         results = await self._append(parts)
         # Deleted since it was known, so nothing was appended: the write makes it again, as any first write does.
         again = [place for place, part in enumerate(parts) if _is_missing(results[place]) and part.tp in self._known]
@@ -81,18 +79,10 @@ class ProduceService:
         unknown = set(tps) - self._known
         if not unknown:
             return {}
-        refused: dict[TopicPartition, LlogError] = {}
         async with self._making:  # requests come in order
-            # The highest first: it brings those below it.
-            for tp in sorted(unknown - self._known, reverse=True):
-                try:
-                    if tp.partition < AUTO_PARTITIONS_MAX:
-                        await ensure_partition(self._catalog, tp.topic, tp.partition)
-                    else:
-                        await self._catalog.directory(tp)
-                    self._known.add(tp)
-                except LlogError as error:
-                    refused[tp] = error
+            unknown -= self._known
+            refused = await self._creation.make(unknown)
+            self._known |= unknown - refused.keys()
         return refused
 
 
