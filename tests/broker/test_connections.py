@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from llog.broker.server import Server, listening
 from tests.broker.serving import Served
@@ -17,6 +18,13 @@ from tests.broker.serving import Served
 LIMIT_S = 300
 FILES = 10_000
 GET = b"GET /topics HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The event loop that brokers run on: its transports are not asyncio's."""
+    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
+    return policy
 
 
 class Client:

@@ -15,22 +15,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from llog.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
 from llog.stores.meta import Entry, Put, check, check_bounds
 from llog.stores.sqlite_file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
+from llog.stores.sqlite_watches import Watches
 from llog.stores.sqlite_writer import Transaction, Writer
 
 SLICE_ROWS_FIRST: Final = 32
 SLICE_ROWS: Final = 256
 SLICE_BYTES: Final = 1 << 20
 """What a range reads before the event loop gets its turn."""
-
-POLL_SECONDS_MIN: Final = 0.005
-POLL_SECONDS_MAX: Final = 0.02
+_BUSY_PAUSE_SECONDS: Final = 0.005
 
 _LIVE: Final = "(session IS NULL OR EXISTS (SELECT 1 FROM sessions WHERE id = session AND expires_ms > ?))"
 _GET: Final = f"SELECT key, value, version FROM entries WHERE key = ? AND {_LIVE}"
@@ -38,7 +37,6 @@ _FLOOR: Final = f"SELECT key, value, version FROM entries WHERE key <= ? AND {_L
 _CEILING: Final = f"SELECT key, value, version FROM entries WHERE key >= ? AND {_LIVE} ORDER BY key LIMIT 1"
 _RANGE: Final = f"SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND {_LIVE} ORDER BY key LIMIT ?"
 _KEYS: Final = f"SELECT key FROM entries WHERE key >= ? AND key < ? AND {_LIVE} ORDER BY key LIMIT ?"
-_STAMP: Final = "SELECT revision, (SELECT count(*) FROM sessions WHERE expires_ms > ?) FROM state"
 
 
 class SqliteMetaStore:
@@ -57,7 +55,7 @@ class SqliteMetaStore:
         self._busy: set[sqlite3.Connection] = set()
         self._reading = threading.Lock()
         """Held while a connection of a reader is in use or taken."""
-        self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
+        self._watches = self._new_watches()
         _stores.add(self)
 
     @classmethod
@@ -131,10 +129,10 @@ class SqliteMetaStore:
         return [key for (key,) in await self._page("keys", _KEYS, start, end, limit)]
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
-        """Yields after any change of the store, whatever its prefix."""
+        """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the store."""
         check_bounds(prefix)
         self._check_open()
-        return _Watch(self)
+        return self._watches.watch(prefix)
 
     async def check(self) -> None:
         self._file.check()
@@ -204,7 +202,7 @@ class SqliteMetaStore:
                     passing = isinstance(error, sqlite3.ProgrammingError) or is_locked(error)
                     if self._closed or not passing or time.perf_counter() - started > BUSY_SECONDS:
                         raise unavailable(self._path, error) from error
-                await asyncio.sleep(POLL_SECONDS_MIN)
+                await asyncio.sleep(_BUSY_PAUSE_SECONDS)
         finally:
             self.counts.add(name, size, time.perf_counter() - started, failed=failed)
 
@@ -264,31 +262,10 @@ class SqliteMetaStore:
         self._idle.clear()
         self._busy.clear()
 
-    # --- watching
-
-    async def _stamp(self) -> tuple[int, int]:
-        """Differs after every change; the count of live sessions tells of keys that vanished without a write."""
-        ((revision, sessions),) = await self._read("watch", _STAMP, (_now_ms(),), 2)
-        return revision, sessions
-
-    async def _changed(self, stamp: tuple[int, int]) -> None:
-        """Returns some time after the store differs from `stamp`. All watches of an event loop share one poll."""
-        loop = asyncio.get_running_loop()
-        poll = self._polls.get(loop)
-        if poll is None or poll.done():
-            poll = self._polls[loop] = loop.create_task(self._poll(stamp))
-        await asyncio.shield(poll)
-
-    async def _poll(self, stamp: tuple[int, int]) -> None:
-        pause = POLL_SECONDS_MIN
-        while not self._closed:
-            try:
-                if await self._stamp() != stamp:
-                    return
-            except StoreUnavailable:
-                return  # every watch meets the error itself
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, POLL_SECONDS_MAX)
+    def _new_watches(self) -> Watches:
+        return Watches(
+            lambda query, parameters: self._read("watch", query, parameters, SLICE_ROWS_FIRST), lambda: self._closed
+        )
 
     # --- processes
 
@@ -304,21 +281,7 @@ class SqliteMetaStore:
             self._writer = None
             self._starting = threading.Lock()
             self._reading = threading.Lock()
-            self._polls = WeakKeyDictionary()
-
-
-class _Watch:
-    def __init__(self, store: SqliteMetaStore) -> None:
-        self._store = store
-        self._seen: tuple[int, int] | None = None
-
-    def __aiter__(self) -> _Watch:
-        return self
-
-    async def __anext__(self) -> None:
-        while (stamp := await self._store._stamp()) == self._seen:
-            await self._store._changed(stamp)
-        self._seen = stamp
+            self._watches = self._new_watches()
 
 
 def _now_ms() -> int:

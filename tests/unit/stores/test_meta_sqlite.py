@@ -7,7 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -360,3 +360,38 @@ async def test_a_store_that_was_never_used_can_be_closed(path: Path) -> None:
     await store.close()
     with pytest.raises(StoreUnavailable, match=r"meta\.db is closed"):
         await store.get("a")
+
+
+# --- watches
+
+
+async def test_a_watch_of_one_key_sleeps_through_changes_elsewhere(path: Path) -> None:
+    store, other = SqliteMetaStore.open(path), SqliteMetaStore.open(path)
+    for key in ("a/1", "a/2", "b/1"):
+        await store.put(key, b"")
+    watches = {prefix: store.watch(prefix) for prefix in ("a/1", "a/2", "missing", "a/")}
+    for watch in watches.values():
+        await anext(watch)
+    waiting = {prefix: asyncio.ensure_future(anext(watch)) for prefix, watch in watches.items()}
+
+    async def woken_by(change: Awaitable[object], *prefixes: str) -> None:
+        await change
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(waiting[prefix] for prefix in prefixes))
+            looks = dict(store.counts.count)["watch"]
+            while dict(store.counts.count)["watch"] < looks + 5:  # it has looked again, more than once
+                await asyncio.sleep(0.001)
+        assert {prefix for prefix, task in waiting.items() if task.done()} == set(prefixes)
+        for prefix in prefixes:
+            waiting[prefix] = asyncio.ensure_future(anext(watches[prefix]))
+
+    # A prefix of several keys is woken by all changes: which of them it was would take a look at every key.
+    await woken_by(other.put("b/1", b"x"), "a/")
+    await woken_by(store.put("a/2", b"x"), "a/2", "a/")
+    await woken_by(other.put("missing", b"x"), "missing", "a/")
+    await woken_by(other.delete("missing"), "missing", "a/")
+    await woken_by(other.put("a/1", b"x"), "a/1", "a/")
+    for task in waiting.values():
+        task.cancel()
+    await store.close()
+    await other.close()
