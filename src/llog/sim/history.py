@@ -159,7 +159,7 @@ class History:
         found = self._meta.value(prefix + "meta/compaction-cursor")
         cursor = 1 if found is None else decode(Cursor, found, prefix).offset
         spans = self._spans(prefix)
-        compacted = [span for span in [*spans, *self._lost(prefix)] if span.kind is Kind.COMPACTED]
+        compacted = [span for span in [*spans, *self._once_lost(prefix)] if span.kind is Kind.COMPACTED]
         for span in spans:
             if span.kind is Kind.COMPACTED or not control.log_start_offset <= span.end < cursor:
                 continue
@@ -296,7 +296,8 @@ class History:
         if control is None or control.log_state is LogState.DELETED or prefix in self._dead_prefixes():
             return
         if span.kind is Kind.COMPACTED:
-            self._compacted_put(prefix, span, replaced=old is not None or key in self.damage.entries)
+            lost = any(each.start <= span.end and span.start <= each.end for each in self._once_lost(prefix))
+            self._compacted_put(prefix, span, replaced=old is not None or lost)
         if span.end >= control.sequence_counter or span.start < 1:
             raise Violation(f"I5: {key} was put, but the counter is {control.sequence_counter}")
         if span.blob not in self._blobs.blobs:
@@ -371,9 +372,13 @@ class History:
     def _spans(self, prefix: str) -> list[Span]:
         return [self._span(key, value) for key, value in self._meta.below(prefix + "index/")]
 
+    def _once_lost(self, prefix: str) -> list[Span]:
+        """Spans of lost entries that did not come back as they were; a stalled writer's or a repair's may have taken their places."""
+        return [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
+
     def _lost(self, prefix: str) -> list[Span]:
         """Spans of lost entries that nothing else covers now."""
-        lost = [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
+        lost = self._once_lost(prefix)
         control = self._control(prefix) if lost else None
         if control is None:
             return []
