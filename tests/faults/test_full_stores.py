@@ -176,6 +176,7 @@ def test_a_broker_whose_tables_cannot_be_opened_serves_the_rest_and_recovers(
         _check_unavailable(broker.client.get("/health"), str(disk.path), words)
         assert broker.client.get("/ready").status_code == 200, "a balancer need not take it out"
         (disk.make_writable if read_only else disk.free)()
+        broker.wait_for("are open now")  # nobody has to ask: their outbox may hold events
         assert _sql(broker, "INSERT INTO t VALUES (2)").status_code == 200
         assert _sql(broker, "SELECT a FROM t ORDER BY a").json()["results"][0]["rows"] == [[1], [2]]
         assert broker.client.get("/health").status_code == 200

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -54,6 +55,7 @@ _JSON: Final = "application/json"
 _TEXT: Final = ("application/sql", "text/plain")
 _FROM_PAGES: Final = ("origin", "sec-fetch-site")
 _STOP_GRACE_S: Final = 1.0
+_RETRY_S: Final = 2.0
 _SMALL_BYTES: Final = 64 << 10
 """Answers and parameters up to here are encoded and decoded on the loop: a thread costs more."""
 _ROW_BYTES: Final = 256
@@ -68,6 +70,7 @@ class Sql:
         self._body = body
         self._opening = asyncio.Lock()
         self._database: Database | None = None
+        self._retrying: asyncio.Future[None] | None = None
 
     def routes(self) -> list[tuple[str, str, str, Handler]]:
         """Role, method, path and handler of each. Every role has them: the refusal says why only one answers."""
@@ -85,11 +88,15 @@ class Sql:
                 await self._opened()
             except MissingExtra as error:
                 logger.warning("the tables in %s are left alone: %s", rocks.directory, error)
-            except StoreUnavailable as error:  # all else can be served, and the next request for them tries again
-                logger.warning("the tables in %s cannot be opened: %s", rocks.directory, error)
+            except StoreUnavailable as error:  # all else can be served
+                logger.warning("the tables in %s cannot be opened yet: %s", rocks.directory, error)
+                self._retrying = asyncio.ensure_future(self._open_later(rocks.directory))
 
     async def close(self) -> None:
         """After this, the log may be closed."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.gather(self._retrying, return_exceptions=True)
         async with self._opening:
             if self._database is not None:
                 await self._database.close()
@@ -213,6 +220,13 @@ class Sql:
         finally:
             gone.cancel()
             stopping.cancel()
+
+    async def _open_later(self, directory: Path) -> None:
+        while self._database is None:
+            await asyncio.sleep(_RETRY_S)
+            with suppress(StoreUnavailable):
+                await self._opened()
+        logger.warning("the tables in %s are open now", directory)
 
     async def _opened(self) -> Database:
         async with self._opening:

@@ -22,5 +22,9 @@ async def open_database(log: Log, settings: Settings, *, stopping: asyncio.Event
             raise  # a part of this package: nothing that could be installed
         raise MissingExtra(f"SQL needs {error.name}: pip install 'leaderless-log[sql]'") from error
     database = Database(log, settings, stopping=stopping)
-    await database.start()
+    try:
+        await database.start()
+    except BaseException:
+        await database.close()
+        raise
     return database
