@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -164,6 +165,17 @@ async def test_head_and_list_agree_on_size_and_time(store: Counted) -> None:
     [[listed]] = [page async for page in store.list("d/")]
     # An object store may tell whole seconds in one place and milliseconds in the other.
     assert (listed.name, listed.size, listed.modified_ms // 1000) == ("d/one", 5, info.modified_ms // 1000)
+
+
+async def test_a_blob_that_was_just_put_tells_the_stores_present_time(store: Counted) -> None:
+    """Whole seconds are enough; this machine's clock and that of a server which the tests start are the same."""
+    await store.put("t/first", [b"x"])
+    await store.put("t/second", [b"x"])
+    first, second = await store.head("t/first"), await store.head("t/second")
+    assert first is not None
+    assert second is not None
+    assert first.modified_ms // 1000 <= second.modified_ms // 1000
+    assert abs(second.modified_ms - time.time() * 1000) < 3_600_000
 
 
 TREE = ["A/b", "a!b", "a-b", "a-b/c", "a.b/c/d", "a/b", "a/b c", "a/c/d", "a0", "p%20q", "p+q", "z=1/y", "é/x"]

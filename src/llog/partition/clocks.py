@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
-from llog.partition.keys import WAL
+from llog.partition.keys import CLOCK
 from llog.partition.log import Log
 from llog.partition.records import Control, Sink, encode
 from llog.runtime import stamp_of, uuid7
@@ -58,7 +58,7 @@ async def present_ms(log: Log) -> int:
 
 async def store_time_ms(log: Log) -> int:
     """The present by the blob store's clock, read off a blob that is put and deleted again. One that is left over is garbage."""
-    probe = WAL + uuid7(0, log.runtime.random())
+    probe = CLOCK + uuid7(0, log.runtime.random())
     await log.blobs.put(probe, [b"what time is it?"])
     found = await log.blobs.head(probe)
     if found is None:

@@ -49,7 +49,7 @@ _GAPS_NAMED = 3
 _INDEX_PAGE = 5000
 _CONCURRENCY = 32
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
-_SHAPE = re.compile(rf"{ROOT}(?:wal-shared|sink/[^/]+|[^/]+/partitions/[0-9]+/data/compacted)/{_UUID}")
+_SHAPE = re.compile(rf"{ROOT}(?:wal-shared|clock|sink/[^/]+|[^/]+/partitions/[0-9]+/data/compacted)/{_UUID}")
 
 
 class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):

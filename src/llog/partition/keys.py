@@ -17,7 +17,8 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
-`{dir}/partitions/{p}/data/compacted/{uuid7}`. A directory never has the name of one of ours (`RESERVED`).
+`{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
+A directory never has the name of one of ours (`RESERVED`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ GROUPS: Final = ROOT + "groups/"
 MEMBERS: Final = "members"
 WAL: Final = ROOT + "wal-shared/"
 SINK_BLOBS: Final = ROOT + "sink/"
-RESERVED: Final = frozenset({"topics", "sinks", "pins", "groups", "wal-shared", "sink", "log-id"})
+CLOCK: Final = ROOT + "clock/"
+RESERVED: Final = frozenset({"topics", "sinks", "pins", "groups", "wal-shared", "sink", "clock", "log-id"})
 
 
 class PartitionKeys(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from llog.partition.clock_repair import find_clock_damage, repair_clock
 from llog.partition.clocks import AHEAD_MS, present_ms
 from llog.partition.collector import Collector
 from llog.partition.compactor import Compactor
-from llog.partition.keys import LOG_ID, sink_key
+from llog.partition.keys import CLOCK, LOG_ID, sink_key
 from llog.partition.log import Log
 from llog.partition.pins import pin
 from llog.partition.records import Control, Sink, decode, encode
@@ -76,6 +76,21 @@ async def test_a_collector_whose_clock_is_far_ahead_takes_the_stores(world: Worl
     world.runtime.now += 2 * HOUR
     assert await collected(world, process_ahead(world)) == 2
     assert (await world.control()).blob_floor_ms == world.runtime.now - HOUR
+
+
+async def test_a_probe_of_the_stores_clock_that_was_left_over_is_collected(world: World) -> None:
+    class Dies(Faults):
+        async def before(self, operation: str, key: str) -> None:
+            if operation == "delete blobs":
+                raise Crash
+
+    with pytest.raises(Crash):
+        await present_ms(world.process(Dies()))
+    [probe] = names(world)
+    assert probe.startswith(CLOCK)
+    world.runtime.now += HOUR + 1
+    assert await collected(world) == 1
+    assert names(world) == []
 
 
 async def test_a_collector_whose_clock_is_far_ahead_leaves_pins_alone(world: World) -> None:

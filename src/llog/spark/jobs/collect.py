@@ -36,7 +36,7 @@ from llog.partition.collector import (
     sweep_partition,
 )
 from llog.partition.gaps import Gap, Gaps
-from llog.partition.keys import ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
+from llog.partition.keys import CLOCK, ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
 from llog.partition.log import Log, is_remote
 from llog.partition.pins import alive_pins
 from llog.partition.records import Topic, decode
@@ -207,7 +207,7 @@ _collectors: dict[tuple[str, Settings], SparkCollector] = {}
 
 async def blob_prefixes(window: Window, log: Log) -> list[str]:
     """Prefixes of names that together cover every blob which may be old enough: disjoint, to be listed at a time."""
-    prefixes = [SINK_BLOBS]
+    prefixes = [SINK_BLOBS, CLOCK]
     async for found in scan(log.meta, TOPICS):
         topic = decode(Topic, found.value, found.key)
         # Deleted topics and earlier incarnations, too: what is left of them is what a collector is for.
