@@ -20,6 +20,8 @@ class Damage:
         self._blobs = blobs
         self.entries: dict[str, bytes] = {}
         """The index entries that were lost and are not back yet, by key."""
+        self.keys: set[str] = set()
+        """The keys of all entries that were ever lost."""
         self.blobs: dict[str, bytes] = {}
         """What the damaged blobs held."""
         self.unmended = False
@@ -29,6 +31,7 @@ class Damage:
         value = self._meta.value(key)
         assert value is not None
         self.entries[key] = value
+        self.keys.add(key)
         self._meta.lose(key)
         self.unmended = True
 

@@ -63,24 +63,28 @@ def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
     return msgspec.structs.replace(plan, roles=roles, jump_every=source.choice((3.0, 10.0)))
 
 
-def jumping_clocks(plan: SimPlan) -> SimPlan:
-    """Many writers, and collectors that wait for nothing, beside two who repair what the clocks do."""
+def slow_commits(plan: SimPlan) -> SimPlan:
+    """Many writers, some of whose messages take long, beside collectors that wait for nothing."""
     return _only(
         plan,
-        {"writer": 4, "compactor": 1, "collector": 2, "timekeeper": 2},
+        {"writer": 4, "compactor": 1, "collector": 2},
         Faults(throttled=0.03, throttle_delay=15.0, delay=0.02),
         skew_ms_max=50_000,
         crash_every=1e9,
-        jump_every=2.0,
         max_offsets=12,
         grace_ms=0,
     )
 
 
 def unrepaired_clocks(plan: SimPlan) -> SimPlan:
-    """As `jumping_clocks`, but repaired at the end only."""
-    plan = jumping_clocks(plan)
-    return msgspec.structs.replace(plan, roles=plan.roles | {"timekeeper": 0})
+    """As `slow_commits`, with clocks that jump; what they do is repaired at the end only."""
+    return msgspec.structs.replace(slow_commits(plan), jump_every=2.0)
+
+
+def jumping_clocks(plan: SimPlan) -> SimPlan:
+    """As `unrepaired_clocks`, beside two who repair what the clocks do."""
+    plan = unrepaired_clocks(plan)
+    return msgspec.structs.replace(plan, roles=plan.roles | {"timekeeper": 2})
 
 
 def jumping_members(plan: SimPlan) -> SimPlan:

@@ -20,6 +20,7 @@ from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Mani
 from llog.ports import AppendResult
 from llog.producers import Producer
 from llog.sim.mutations.patch import Change, Mutation, Patch
+from llog.sim.plan import slow_commits
 from llog.stores.meta import Entry, Put, scan
 
 
@@ -182,7 +183,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(advance_the_cursor_first, "I5"),
     Mutation(publish_the_compacted_entry_unconditionally, "I1|I5|I6"),
     Mutation(begin_a_compaction_without_looking_again_at_the_cursor, "I5"),
-    Mutation(collect_without_raising_the_floors, "I6"),
+    Mutation(collect_without_raising_the_floors, "I6", slow_commits),
     Mutation(ignore_in_the_mark("pending"), "I6"),
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
     Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
