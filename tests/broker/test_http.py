@@ -11,6 +11,7 @@ import pytest
 
 from llog.model import TopicPartition
 from llog.partition.fencing import fence
+from llog.stores.meta_memory import MemoryMetaStore
 from tests.broker.serving import Served
 
 
@@ -223,3 +224,14 @@ async def test_an_answer_is_one_json_document_whatever_the_bytes(served: Served)
     )
     records = json.loads(response.content)["topic_partitions"][0]["records"]
     assert [each["payload"] for each in records] == ['\x00\u2028"\\', {"base64": "7aCA"}]
+
+
+async def test_a_topic_of_many_partitions_is_described_in_few_reads(served: Served) -> None:
+    assert (await served.client.post("/topics", json={"name": "t", "partitions": 1000})).status_code == 201
+    await served.produce("t", "x", partition=999)
+    assert isinstance(served.log.meta, MemoryMetaStore)
+    before = sum(served.log.meta.counts.count.values())
+    bounds = (await served.client.get("/topics/t")).json()["bounds"]
+    assert sum(served.log.meta.counts.count.values()) - before < 10
+    assert [each["partition"] for each in bounds] == list(range(1000))
+    assert [each["next_offset"] for each in bounds] == [1] * 999 + [2]

@@ -199,6 +199,17 @@ async def test_a_range_begins_within_the_bounds(world: World) -> None:
     assert [batch async for batch in world.reader.iter_from(TP, 5, 5)] == []
 
 
+async def test_the_bounds_of_all_partitions_are_had_at_once(world: World) -> None:
+    await world.append("a", "b", tp=TopicPartition("orders", 1))
+    await world.append("c", "d", "e", tp=TopicPartition("orders", 3))
+    await world.appender.trim(TopicPartition("orders", 3), 3)
+    topic = await world.catalog.get("orders")
+    assert await world.reader.topic_bounds(topic) == [(1, 1), (1, 3), (1, 1), (3, 4)]
+    await world.catalog.delete("orders")
+    with pytest.raises(PartitionNotInitialized):
+        await world.reader.topic_bounds(topic)
+
+
 async def test_a_read_ends_at_its_bytes_but_always_gets_on(world: World) -> None:
     payloads = await world.fill(20)
     position = 1

@@ -648,3 +648,17 @@ def test_any_sequence_of_calls_answers_as_a_dict_would(name: str) -> None:
             max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+async def test_get_many_gives_each_key_its_entry_or_none(store: MetaStore) -> None:
+    assert await store.get_many([]) == []
+    await store.put_many([Put(f"k/{number:05}", b"%d" % number) for number in range(0, 2000, 2)])
+    await store.put("gone", b"")
+    await store.delete("gone")
+    await store.put("mine", b"", ephemeral=True)
+    keys = ["mine", "gone", *(f"k/{number:05}" for number in reversed(range(2000))), "k/00002"]
+    found = await store.get_many(keys)
+    assert found == [await store.get(key) for key in keys]
+    assert [None if entry is None else entry.value for entry in found[-4:]] == [b"2", None, b"0", b"2"]
+    with pytest.raises(InvalidArgument):
+        await store.get_many(["fine", "x" * (KEY_BYTES_MAX + 1)])

@@ -61,7 +61,6 @@ from llog.topics.consuming import Consuming
 from llog.topics.group_listing import GroupListing
 from llog.topics.groups import Groups
 
-_BOUNDS_AT_A_TIME: Final = 64
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
@@ -270,12 +269,8 @@ class Broker:
 
     async def _topic(self, request: Request) -> Response:
         topic = await self._catalog.get(request.path_params["name"])
-        every = []
-        for first in range(0, topic.partitions, _BOUNDS_AT_A_TIME):
-            partitions = range(first, min(first + _BOUNDS_AT_A_TIME, topic.partitions))
-            bounds = await asyncio.gather(*(self._reader.bounds(TopicPartition(topic.name, p)) for p in partitions))
-            every += [{"partition": p, **b._asdict()} for p, b in zip(partitions, bounds, strict=True)]
-        return _json({**_shown(topic), "bounds": every})
+        bounds = enumerate(await self._reader.topic_bounds(topic))
+        return _json({**_shown(topic), "bounds": [{"partition": p, **each._asdict()} for p, each in bounds]})
 
     async def _delete_topic(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])

@@ -149,14 +149,12 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
     Readable are the offsets from the log start up to, and without, the next offset. `llog inspect` tells more.
     """
     from llog.engines.routing import EngineReader
-    from llog.model import TopicPartition
     from llog.partition.catalog import Catalog
     from llog.ports import Bounds
 
     async def found(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
         topic = await Catalog(log).get(name)
-        reader = EngineReader(log)
-        return topic, [await reader.bounds(TopicPartition(name, p)) for p in range(topic.partitions)]
+        return topic, await EngineReader(log).topic_bounds(topic)
 
     topic, bounds = with_log(invocation, found)
     if as_json:

@@ -40,6 +40,7 @@ from llog.segment.reader import SegmentReader
 
 LOOK_AGAIN_MS: Final = 1000
 _TOPICS_MAX: Final = 10_000
+_BOUNDS_AT_A_TIME: Final = 64
 
 
 class Place(NamedTuple):
@@ -141,6 +142,14 @@ class DiskReader:
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return (await self.look(tp))[1]
+
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]:
+        """The bounds of all partitions, in their order."""
+        found: list[Bounds] = []
+        for first in range(0, topic.partitions, _BOUNDS_AT_A_TIME):
+            page = range(first, min(first + _BOUNDS_AT_A_TIME, topic.partitions))
+            found += await asyncio.gather(*(self.bounds(TopicPartition(topic.name, each)) for each in page))
+        return found
 
     async def look(self, tp: TopicPartition) -> tuple[str, Bounds]:
         """The topic's directory, too."""

@@ -114,6 +114,15 @@ class RocksReader:
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return (await self.look(tp))[1]
 
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]:
+        """The bounds of all partitions, in their order."""
+        directory, logs = topic.directory, (await self._kept(TopicPartition(topic.name, 0))).logs
+
+        def bounds() -> list[Bounds]:
+            return [logs.bounds(directory, each, f"{topic.name}/{each}") for each in range(topic.partitions)]
+
+        return await asyncio.to_thread(bounds)
+
     async def look(self, tp: TopicPartition) -> tuple[str, Bounds]:
         """The topic's directory, too."""
         topic, logs = await self._kept(tp)

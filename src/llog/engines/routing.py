@@ -20,6 +20,7 @@ from llog.model import Record, TimestampType, TopicPartition
 from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
 from llog.partition.log import Log
 from llog.partition.reader import Reader
+from llog.partition.records import Topic
 from llog.partition.writer import Writer, WriterOptions, checked
 from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
 from llog.reading import iter_from, read_offset
@@ -92,9 +93,14 @@ class EngineReader:
             DISK: disk_reader,
             ROCKSDB: rocks_reader,
         }
+        self._wholes: dict[str, _TopicReader] = {OBJECT: object_reader, DISK: disk_reader, ROCKSDB: rocks_reader}
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return await self._call(tp, lambda reader: reader.bounds(tp))
+
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]:
+        """The bounds of all partitions of a topic, in their order, in few round trips."""
+        return await _engine(self._wholes, topic.engine, topic.name).topic_bounds(topic)
 
     async def look(self, tp: TopicPartition) -> Look:
         """The bounds, and whose they are: for those who keep what they read."""
@@ -247,6 +253,10 @@ class _Outcome(NamedTuple):
     homes: _Homes
     raised: bool
     """Whether every engine raised, so that nothing at all was appended."""
+
+
+class _TopicReader(Protocol):
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]: ...
 
 
 class _Looker(Protocol):

@@ -31,8 +31,9 @@ from llog.partition.records import Control, IndexEntry, LogState, Topic, decode
 from llog.ports import Batch, Bounds
 from llog.reading import iter_from, read_offset
 from llog.stores.blobs import Buffer
-from llog.stores.meta import after
+from llog.stores.meta import Entry, after
 
+_BOUNDS_PAGE = 1000
 _RESOLVE_ATTEMPTS = 3
 _COVERING_MAX = 64
 
@@ -55,6 +56,16 @@ class Reader:
     async def bounds(self, tp: TopicPartition) -> Bounds:
         _, control = await self.control(tp)
         return Bounds(control.log_start_offset, control.sequence_counter)
+
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]:
+        """The bounds of all partitions, in their order, in few round trips."""
+        tps = [TopicPartition(topic.name, partition) for partition in range(topic.partitions)]
+        bounds: list[Bounds] = []
+        for first in range(0, len(tps), _BOUNDS_PAGE):
+            page = tps[first : first + _BOUNDS_PAGE]
+            found = await self._log.meta.get_many([keys_in(topic, tp.partition).control for tp in page])
+            bounds += [Bounds(each.log_start_offset, each.sequence_counter) for each in map(_control_in, page, found)]
+        return bounds
 
     async def read(
         self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
@@ -141,13 +152,7 @@ class Reader:
     async def _looked_up(self, tp: TopicPartition) -> tuple[Topic, PartitionKeys, Control]:
         topic = await self._catalog.get(tp.topic)
         keys = keys_in(topic, tp.partition)
-        found = await self._log.meta.get(keys.control)
-        if found is None:
-            raise PartitionNotInitialized(f"partition {tp} has no control record")
-        control = decode(Control, found.value, found.key)
-        if control.log_state is LogState.DELETED:
-            raise PartitionNotInitialized(f"partition {tp} was deleted")
-        return topic, keys, control
+        return topic, keys, _control_in(tp, await self._log.meta.get(keys.control))
 
     async def _read_at(
         self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int, max_bytes: int = 1
@@ -308,6 +313,15 @@ def with_times_of(topic: Topic, batch: Batch) -> Batch:
     if topic.timestamp_type is TimestampType.CREATE:
         return batch
     return batch._replace(columns=batch.columns._replace(timestamps=None))
+
+
+def _control_in(tp: TopicPartition, found: Entry | None) -> Control:
+    if found is None:
+        raise PartitionNotInitialized(f"partition {tp} has no control record")
+    control = decode(Control, found.value, found.key)
+    if control.log_state is LogState.DELETED:
+        raise PartitionNotInitialized(f"partition {tp} was deleted")
+    return control
 
 
 def _check_offset(tp: TopicPartition, offset: int, control: Control, *, end_allowed: bool) -> None:

@@ -213,6 +213,9 @@ class SimMetaStore:
     async def get(self, key: str) -> Entry | None:
         return await self._call(f"get {key}", lambda: self.client.get(key), write=False)
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        return await self._call(f"get_many {', '.join(keys)}", lambda: self.client.get_many(keys), write=False)
+
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         return await self._call(
             f"put {key} at {expected}", lambda: self.client.put(key, value, expected=expected, ephemeral=ephemeral)

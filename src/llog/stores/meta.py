@@ -43,6 +43,10 @@ class Put(NamedTuple):
 class MetaStore(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        """What `get` returns for each key, in their order, in few round trips. Not one moment's: others may write meanwhile."""
+        ...
+
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         """The new version; raises `VersionMismatch` and changes nothing if `expected` does not hold."""
         ...

@@ -132,6 +132,14 @@ class MemoryMetaStore:
         self._count("get", 0 if entry is None else len(entry.value))
         return entry
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        for key in keys:
+            check(key)
+        self._check_open()
+        entries = [self._server._entries.get(key) for key in keys]
+        self._count("get_many", sum(len(entry.value) for entry in entries if entry is not None))
+        return entries
+
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
         self._check_open()

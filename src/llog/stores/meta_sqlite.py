@@ -75,6 +75,19 @@ class SqliteMetaStore:
         check(key)
         return await self._one("get", _GET, key)
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        for key in keys:
+            check(key)
+        found: dict[str, Entry] = {}
+        for first in range(0, len(keys), SLICE_ROWS):
+            if first:
+                await asyncio.sleep(0)
+            page = keys[first : first + SLICE_ROWS]
+            query = f"SELECT key, value, version FROM entries WHERE key IN ({','.join('?' * len(page))}) AND {_LIVE}"
+            rows = await self._read("get_many", query, (*page, _now_ms()), len(page) + 1)
+            found |= {row[0]: Entry._make(row) for row in rows}
+        return [found.get(key) for key in keys]
+
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
 

@@ -139,6 +139,9 @@ class FaultyMeta:
     async def get(self, key: str) -> Entry | None:
         return await self.faults.around("get", key, lambda: self.inner.get(key))
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        return await self.faults.around("get_many", keys[-1], lambda: self.inner.get_many(keys))
+
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         put = self.inner.put
         return await self.faults.around("put", key, lambda: put(key, value, expected=expected, ephemeral=ephemeral))
