@@ -120,7 +120,7 @@ def _trimmed_compactions(plan: SimPlan) -> SimPlan:
     )
 
 
-def _sink(plan: SimPlan) -> SimPlan:
+def slow_sinks(plan: SimPlan) -> SimPlan:
     """Slow messages between two drivers and a collector that waits for nothing: it nearly deletes what it must keep."""
     return _only(
         plan,
@@ -171,7 +171,7 @@ _FOCUSES: Final = (
     _overtaken_compactors,
     _overtaken_compactors,  # what it is there for takes more luck
     _trimmed_compactions,
-    _sink,
+    slow_sinks,
     _snapshots,
     _lossy_groups,
     _assigned_group,

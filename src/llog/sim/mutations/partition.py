@@ -20,7 +20,7 @@ from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Mani
 from llog.ports import AppendResult
 from llog.producers import Producer
 from llog.sim.mutations.patch import Change, Mutation, Patch
-from llog.sim.plan import slow_commits
+from llog.sim.plan import slow_commits, slow_sinks
 from llog.stores.meta import Entry, Put, scan
 
 
@@ -136,7 +136,7 @@ def repair_with_the_first_that_fits(patch: Patch) -> None:
 
 
 def ignore_pins(patch: Patch) -> None:
-    async def none(log: Log) -> list[object]:
+    async def none(log: Log, now_ms: int) -> list[object]:
         return []
 
     patch.setattr(collector, "alive_pins", none)
@@ -186,7 +186,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(collect_without_raising_the_floors, "I6", slow_commits),
     Mutation(ignore_in_the_mark("pending"), "I6"),
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
-    Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound"),
+    Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound", slow_sinks),
     Mutation(ignore_pins, "I6"),
     Mutation(ignore_gaps, "I6"),
     Mutation(repair_with_the_first_that_fits, "I1"),
