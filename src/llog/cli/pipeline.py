@@ -135,8 +135,12 @@ def _serve(
         spark = open_session(f"llog pipeline {' '.join(names)}", master, conf, settings)
     while True:
         began = time.monotonic()
+        ended: list[StepResult | StepFailure] = []
         with _display(spark, names) as show:
-            ended = list(run_round(spark, settings, names, options, began=show))
+            for each in run_round(spark, settings, names, options, began=show):
+                if stopping.is_set():
+                    return False
+                ended.append(each)
         _summarize(ended)
         failed = any(not isinstance(each, StepResult) or each.failures for each in ended)
         if interval_ms is None or stopping.wait(max(0.0, interval_ms / 1000 - (time.monotonic() - began))):
@@ -197,7 +201,7 @@ def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
 
 
 def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
-    """The result of `work`; False if SIGTERM comes first, which sets the event and stops the Spark session.
+    """The result of `work`; False if SIGTERM comes first, which sets the event and cancels Spark's jobs.
 
     It runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM leaves part of the answer in
     the connection, and the next call takes that for its own.
@@ -224,20 +228,25 @@ def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
     finally:
         if not future.done():
             stopping.set()
-            _stop_spark()
-            worker.join(_STOP_SECONDS_MAX)
+            _cancel_jobs(worker)
         signal.signal(signal.SIGTERM, before)
 
 
-def _stop_spark() -> None:
-    """Stops the session, if there is one yet. What waits for Spark then ends with an error."""
-    from pyspark.sql import SparkSession
+def _cancel_jobs(worker: threading.Thread) -> None:
+    """Ends what the worker waits for, and lets Spark's tasks end: a session that is stopped under them prints what breaks off."""
+    from pyspark import SparkContext
 
-    from llog.spark.session import stop_session
-
-    session = SparkSession._instantiatedSession
-    if session is not None:
-        stop_session(session)
+    context: Any = SparkContext._active_spark_context
+    deadline = time.monotonic() + _STOP_SECONDS_MAX
+    try:
+        while context is not None and time.monotonic() < deadline:
+            context.cancelAllJobs()
+            worker.join(_POLL_SECONDS)
+            executors = context._jsc.sc().statusTracker().getExecutorInfos()
+            if not worker.is_alive() and not any(executor.numRunningTasks() for executor in executors):
+                return
+    except Exception as error:  # the same signal may have ended the JVM
+        note(f"llog: Spark had ended before ({type(error).__name__})")
 
 
 def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -69,11 +69,11 @@ def spark_session(
         if SparkContext._gateway is None:
             _launch(chosen)
         session = _builder(chosen).getOrCreate()
-    atexit.register(stop_session, session)
+    atexit.register(_stop, session)
     return _registered(session, settings)
 
 
-def stop_session(session: SparkSession) -> None:
+def _stop(session: SparkSession) -> None:
     """Stop the session, also if its JVM has ended before: a signal to a whole process group ends both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that the JVM could not be shut down cleanly
