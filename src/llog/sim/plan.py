@@ -82,9 +82,9 @@ def unrepaired_clocks(plan: SimPlan) -> SimPlan:
 
 
 def jumping_clocks(plan: SimPlan) -> SimPlan:
-    """As `unrepaired_clocks`, beside two who repair what the clocks do."""
+    """As `unrepaired_clocks`, with more writers and jumps, beside two who repair what the clocks do."""
     plan = unrepaired_clocks(plan)
-    return msgspec.structs.replace(plan, roles=plan.roles | {"timekeeper": 2})
+    return msgspec.structs.replace(plan, roles=plan.roles | {"writer": 6, "timekeeper": 2}, jump_every=0.7)
 
 
 def jumping_members(plan: SimPlan) -> SimPlan:
