@@ -20,6 +20,7 @@ from llog.partition.records import Control, IndexEntry, LogState
 from llog.runtime import stamp_of
 
 SLACK_MS: Final = 3_600_000
+_NEVER_MS: Final = 1 << 62
 GAPS_MAX: Final = 100
 """Gaps of one partition that are told apart; beyond them, the last one reaches over the others."""
 
@@ -48,6 +49,8 @@ class Coverage:
         """The lowest offset above all entries so far."""
         self._before: IndexEntry | None = None
         self._gaps: list[Gap] = []
+        self._lowest_ms: list[tuple[int, int]] = []
+        """Where gaps begin, and the lowest append time from there to the next gap."""
 
     def add(self, end_offset: int, entry: IndexEntry) -> None:
         start_offset = end_offset - entry.msg_count + 1
@@ -56,6 +59,9 @@ class Coverage:
             self._gaps = [part for gap in self._gaps for part in without(gap, start_offset, end_offset)]
         elif start_offset > self._expected:
             self._open(start_offset - 1, entry)
+        if self._lowest_ms:
+            first, lowest_ms = self._lowest_ms[-1]
+            self._lowest_ms[-1] = first, min(lowest_ms, entry.append_ms)
         if end_offset >= self._expected:
             self._expected, self._before = end_offset + 1, entry
 
@@ -64,9 +70,16 @@ class Coverage:
         if self._expected < self._control.sequence_counter:
             self._open(self._control.sequence_counter - 1, None)
             self._expected = self._control.sequence_counter
-        return self._gaps
+        return [msgspec.structs.replace(gap, from_ms=self._from_ms(gap)) for gap in self._gaps]
+
+    def _from_ms(self, gap: Gap) -> int:
+        """Lower where a clock that was ahead has stamped the neighbours, and went right again later."""
+        behind = [lowest_ms for first, lowest_ms in self._lowest_ms if first >= gap.start_offset]
+        return min([gap.from_ms, *(lowest_ms - SLACK_MS for lowest_ms in behind)])
 
     def _open(self, end_offset: int, after: IndexEntry | None) -> None:
+        if len(self._lowest_ms) < GAPS_MAX:
+            self._lowest_ms.append((self._expected, _NEVER_MS))
         before = self._before
         oldest = [entry.append_ms for entry in (before, after) if entry is not None]
         # The maximum of the entry behind the gap runs over the lost ones, too.

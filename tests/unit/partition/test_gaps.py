@@ -124,15 +124,15 @@ def entry(append_ms: int, count: int = 1) -> IndexEntry:
 
 
 def test_a_gap_reaches_from_one_neighbour_to_the_other() -> None:
-    coverage = Coverage(KEYS, Control(sequence_counter=21, max_append_ms=900))
-    coverage.add(3, entry(100, 2))
-    coverage.add(10, entry(200, 3))
-    coverage.add(15, entry(400, 5))
+    coverage = Coverage(KEYS, Control(sequence_counter=21, max_append_ms=900 * HOUR))
+    coverage.add(3, entry(100 * HOUR, 2))
+    coverage.add(10, entry(200 * HOUR, 3))
+    coverage.add(15, entry(400 * HOUR, 5))
     found = [(gap.start_offset, gap.end_offset, gap.from_ms, gap.to_ms) for gap in coverage.gaps()]
     assert found == [
-        (1, 1, 0, 100 + SLACK_MS),
-        (4, 7, 100 - SLACK_MS, 200 + SLACK_MS),
-        (16, 20, 400 - SLACK_MS, 900 + SLACK_MS),
+        (1, 1, 0, 100 * HOUR + SLACK_MS),
+        (4, 7, 100 * HOUR - SLACK_MS, 200 * HOUR + SLACK_MS),
+        (16, 20, 400 * HOUR - SLACK_MS, 900 * HOUR + SLACK_MS),
     ]
 
 
@@ -142,6 +142,15 @@ def test_the_maximum_behind_a_gap_counts_where_a_clock_ran_ahead() -> None:
     coverage.add(6, msgspec.structs.replace(entry(200, 2), max_append_ms=9_000))
     [gap] = coverage.gaps()
     assert (gap.from_ms, gap.to_ms) == (100 - SLACK_MS, 9_000 + SLACK_MS)
+
+
+def test_a_clock_that_ran_ahead_around_a_gap_hides_nothing() -> None:
+    coverage = Coverage(KEYS, Control(sequence_counter=9, max_append_ms=9_000 * HOUR))
+    for end, append_ms in ((2, 9_000 * HOUR), (6, 9_000 * HOUR), (7, 100 * HOUR), (8, 101 * HOUR)):
+        coverage.add(end, msgspec.structs.replace(entry(append_ms, 2 if end < 7 else 1), max_append_ms=9_000 * HOUR))
+    [gap] = coverage.gaps()
+    assert (gap.start_offset, gap.end_offset) == (3, 4)
+    assert (gap.from_ms, gap.to_ms) == (99 * HOUR, 9_001 * HOUR)
 
 
 def test_thousands_of_gaps_are_told_as_few_that_cover_them() -> None:
