@@ -89,7 +89,7 @@ def jumping_clocks(plan: SimPlan) -> SimPlan:
 
 def jumping_members(plan: SimPlan) -> SimPlan:
     """Members of one group whose clocks are ahead now and then."""
-    return msgspec.structs.replace(_lossy_groups(plan), jump_every=3.0)
+    return msgspec.structs.replace(lossy_groups(plan), jump_every=3.0)
 
 
 def _overtaken_compactors(plan: SimPlan) -> SimPlan:
@@ -134,7 +134,7 @@ def slow_sinks(plan: SimPlan) -> SimPlan:
     )
 
 
-def _lossy_groups(plan: SimPlan) -> SimPlan:
+def lossy_groups(plan: SimPlan) -> SimPlan:
     """Members of one group whose answers get lost again and again."""
     return _only(
         plan,
@@ -173,7 +173,7 @@ _FOCUSES: Final = (
     _trimmed_compactions,
     slow_sinks,
     _snapshots,
-    _lossy_groups,
+    lossy_groups,
     _assigned_group,
 )
 

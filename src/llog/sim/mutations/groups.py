@@ -14,7 +14,7 @@ from llog.ports import Bounds
 from llog.producers import Producer
 from llog.sim import consumers, outbox
 from llog.sim.mutations.patch import Change, Mutation, Patch
-from llog.sim.plan import jumping_members
+from llog.sim.plan import jumping_members, lossy_groups
 from llog.topics import assignment, claims, groups, relay
 from llog.topics.group_records import Claim, GroupRecord, Members
 from llog.topics.group_stores import GroupKey, MetaGroups
@@ -215,6 +215,7 @@ def entries_are_dropped_before_they_are_appended(patch: Patch) -> None:
 
 GROUP_MUTATIONS: Final = (
     Mutation(claims_of_a_clock_that_was_ahead_are_held, "I7", jumping_members),
+    Mutation(a_member_keeps_its_name_after_a_failed_consume, "I7", lossy_groups),
     *(
         Mutation(change, "I7|O1|I8|OutOfOrderSequence")
         for change in (
@@ -232,7 +233,6 @@ GROUP_MUTATIONS: Final = (
             a_stale_generation_is_served,
             whoever_had_the_partition_may_acknowledge,
             members_come_and_go_within_a_generation,
-            a_member_keeps_its_name_after_a_failed_consume,
             a_cut_is_not_durable,
             a_cut_is_not_put,
             the_relay_forgets_its_sequence,
