@@ -125,10 +125,12 @@ def _serve(
 ) -> bool:
     """Rounds until it is stopping, or one if there is no interval; whether anything failed in the last one."""
     require_spark()
+    from llog.opening import require_log
     from llog.spark.jobs.runner import StepResult, check_steps, run_round
     from llog.spark.jobs.tasks import check_reachable
 
     settings = invocation.settings()
+    require_log(settings)
     check_steps([*names, *options])
     check_reachable(settings)
     with progress("starting Spark"):
