@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from llog.batch.joined import Part
+from llog.batch.shared import Body
 from llog.errors import InconsistentReadState
 from llog.model import TimestampType
 from llog.producers import ProducerState
@@ -49,6 +50,25 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_timestamp_ms: int = 0
     parts: tuple[Part, ...] = ()
     """The batches of a body that has several."""
+
+
+def entry_of(
+    body: Body, data_uri: str, kind: Kind, *, max_append_ms: int | None = None, max_timestamp_ms: int | None = None
+) -> IndexEntry:
+    """Return the index entry of a body of this blob; its running maxima are its own times unless they are given."""
+    return IndexEntry(
+        kind=kind,
+        data_uri=data_uri,
+        byte_offset=body.body_offset,
+        byte_length=body.body_length,
+        msg_count=body.msg_count,
+        encoding=body.encoding,
+        append_ms=body.append_ms,
+        timestamp_min=body.timestamp_min,
+        timestamp_max=body.timestamp_max,
+        max_append_ms=body.append_ms if max_append_ms is None else max_append_ms,
+        max_timestamp_ms=body.timestamp_max if max_timestamp_ms is None else max_timestamp_ms,
+    )
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ from llog.partition.gaps import Gap, Gaps, without
 from llog.partition.keys import SINK_BLOBS, WAL, PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Piece, decode_piece, pending_pieces
-from llog.partition.records import IndexEntry, Kind, encode
+from llog.partition.records import IndexEntry, Kind, encode, entry_of
 from llog.stores.meta import ABSENT, after
 
 _SHOWN_MAX: Final = 20
@@ -168,7 +168,8 @@ class _Planner:
             start = each.body.start_offset
             if start is not None:
                 end = start + each.body.msg_count - 1
-                settled.append((Proof.COMPACTED, Piece(start, end, _entry(self._log, each, Kind.COMPACTED))))
+                entry = entry_of(each.body, self._log.data_uri(each.blob), Kind.COMPACTED)
+                settled.append((Proof.COMPACTED, Piece(start, end, entry)))
         settled.sort(key=lambda one: one[1].start_offset - one[1].end_offset)
         chosen: list[NewEntry] = []
         for proof, piece in settled:
@@ -295,7 +296,8 @@ class _Planner:
         made, start = [], gap.start_offset
         for each in way:
             kind = Kind.WAL if each.blob.startswith((WAL, SINK_BLOBS)) else Kind.COMPACTED
-            piece = Piece(start, start + each.body.msg_count - 1, _entry(self._log, each, kind))
+            unread = entry_of(each.body, self._log.data_uri(each.blob), kind)
+            piece = Piece(start, start + each.body.msg_count - 1, unread)
             entry = await self._read(Proof.ONLY_CANDIDATE, piece)
             if entry is None:
                 return f"the records at byte {each.body.body_offset} of blob {each.blob} are damaged"
@@ -332,23 +334,6 @@ def _open_gap(around: Surroundings, reason: str, unplaced: Sequence[Candidate]) 
         reason=reason,
         candidates=tuple(fitting[:_SHOWN_MAX]),
         candidates_left_out=max(0, len(fitting) - _SHOWN_MAX),
-    )
-
-
-def _entry(log: Log, candidate: Candidate, kind: Kind) -> IndexEntry:
-    body = candidate.body
-    return IndexEntry(
-        kind=kind,
-        data_uri=log.data_uri(candidate.blob),
-        byte_offset=body.body_offset,
-        byte_length=body.body_length,
-        msg_count=body.msg_count,
-        encoding=body.encoding,
-        append_ms=body.append_ms,
-        timestamp_min=body.timestamp_min,
-        timestamp_max=body.timestamp_max,
-        max_append_ms=body.append_ms,
-        max_timestamp_ms=body.timestamp_max,
     )
 
 

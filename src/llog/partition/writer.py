@@ -35,7 +35,7 @@ from llog.partition.catalog import Catalog
 from llog.partition.clocks import AHEAD_MS, bounded_ms, is_near_ceiling, may_commit, present_ms, raised, stamp_within
 from llog.partition.keys import WAL, PartitionKeys
 from llog.partition.log import Log
-from llog.partition.records import Control, IndexEntry, Kind, LogState, Pending, decode, encode
+from llog.partition.records import Control, Kind, LogState, Pending, decode, encode, entry_of
 from llog.partition.retention import retain, trim
 from llog.ports import AppendResult, Group, RetentionResult
 from llog.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
@@ -310,16 +310,10 @@ class Writer:
             max_append = max(max_append, body.append_ms)
             max_timestamp = max(max_timestamp, body.timestamp_max)
             entries.append(
-                IndexEntry(
-                    kind=Kind.WAL,
-                    data_uri=self._log.data_uri(source.blob),
-                    byte_offset=body.body_offset,
-                    byte_length=body.body_length,
-                    msg_count=body.msg_count,
-                    encoding=body.encoding,
-                    append_ms=body.append_ms,
-                    timestamp_min=body.timestamp_min,
-                    timestamp_max=body.timestamp_max,
+                entry_of(
+                    body,
+                    self._log.data_uri(source.blob),
+                    Kind.WAL,
                     max_append_ms=max_append,
                     max_timestamp_ms=max_timestamp,
                 )
