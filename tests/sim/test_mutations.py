@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from llog.cli.simulate import simulate
 from llog.partition import compaction
 from llog.sim.mutations import MUTATIONS, mutated
-from llog.sim.plan import SEEDS_MAX
+from llog.sim.plan import SEEDS_MAX, SimPlan
 from llog.sim.world import run_seed
 
 
@@ -26,6 +27,15 @@ def test_a_broken_protocol_is_caught(name: str) -> None:
     pytest.fail(f"not caught within {SEEDS_MAX} seeds")
 
 
+FOCUSES = {mutation.focus.__name__: mutation.focus for mutation in MUTATIONS.values() if mutation.focus}
+
+
+@pytest.mark.parametrize("focus", FOCUSES.values(), ids=FOCUSES)
+def test_nothing_breaks_where_mutations_are_looked_for(focus: Callable[[SimPlan], SimPlan]) -> None:
+    found = [run_seed(seed, adjust=focus).violation for seed in range(6)]
+    assert found == [None] * 6
+
+
 def test_the_shipped_code_is_back_after_a_mutation() -> None:
     shipped = compaction._publish
     with mutated(MUTATIONS["advance-the-cursor-first"]):
@@ -37,6 +47,7 @@ def test_the_command_shows_how_a_mutation_is_found() -> None:
     result = CliRunner().invoke(simulate, ["--mutate", "advance-the-cursor-first"])
     assert result.exit_code == 0, result.output
     assert "seed 0: I5: the cursor of" in result.output
+    assert "again: llog simulate --mutate advance-the-cursor-first --seed 0\n" in result.output
     assert "found by seed 0" in result.output
 
 

@@ -48,7 +48,7 @@ def simulate(
     if mutations:
         click.echo("\n".join(MUTATIONS))
         return
-    search = _Search(first=seed or 0, steps=steps, twice=twice, seconds=seconds)
+    search = _Search(mutate, first=seed or 0, steps=steps, twice=twice, seconds=seconds)
     if mutate is None:
         search.run(seeds or (_SEEDS if seed is None else 1))
         click.echo(search.summary())
@@ -60,7 +60,7 @@ def simulate(
             f"there is no mutation {mutate!r}: {hint}--mutations lists them", param_hint="--mutate"
         )
     with mutated(MUTATIONS[mutate]):
-        search.run(seeds or SEEDS_MAX, until_found=True, focus=MUTATIONS[mutate].focus)
+        search.run(seeds or SEEDS_MAX, MUTATIONS[mutate].focus)
     click.echo(search.summary())
     if not search.failed:
         click.echo(f"{mutate} was not found by {search.ran} seed{'s' if search.ran > 1 else ''}")
@@ -69,10 +69,11 @@ def simulate(
 
 
 class _Search:
-    """Runs seeds one after the other, and shows those that broke an invariant."""
+    """Runs seeds one after the other, and shows those that broke an invariant; with a mutation, until one does."""
 
-    def __init__(self, *, first: int, steps: int, twice: bool, seconds: float | None) -> None:
+    def __init__(self, mutate: str | None, *, first: int, steps: int, twice: bool, seconds: float | None) -> None:
         self.first = first
+        self._mutate = mutate
         self.ran = 0
         self.failed = 0
         self._steps = steps
@@ -80,11 +81,11 @@ class _Search:
         self._seconds = seconds
         self._totals = dict.fromkeys(_COUNTED, 0)
 
-    def run(self, seeds: int, *, until_found: bool = False, focus: Callable[[SimPlan], SimPlan] | None = None) -> None:
+    def run(self, seeds: int, focus: Callable[[SimPlan], SimPlan] | None = None) -> None:
         began = time.monotonic()
         for number in range(self.first, self.first + seeds):
             late = self._seconds is not None and time.monotonic() - began > self._seconds
-            if late or (until_found and self.failed):
+            if late or (self._mutate and self.failed):
                 return
             self._run_one(number, focus)
 
@@ -110,5 +111,6 @@ class _Search:
             self.failed += 1
             click.echo("\n".join(outcome.last))
             click.echo(f"seed {number}: {broken}")
+            mutate = f"--mutate {self._mutate} " if self._mutate else ""
             option = "" if self._steps == STEPS else f" --steps {self._steps}"
-            click.echo(f"again: llog simulate --seed {number}{option}{' --twice' if self._twice else ''}")
+            click.echo(f"again: llog simulate {mutate}--seed {number}{option}{' --twice' if self._twice else ''}")
