@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 
 from spec.configurations import LARGER, SMALL
 from spec.mutations import MUTATIONS
-from spec.search import Result
+from spec.search import Configuration, Result
 
 STATES_MAX = 2_000_000
 
@@ -37,18 +39,24 @@ def _list() -> int:
 
 
 def _search_protocol(states_max: int) -> int:
+    """Search all configurations, one on each core at a time."""
     total = violations = cut = 0
     began = time.monotonic()
-    for shape in (*SMALL, *LARGER):
-        result = shape.search(None, states_max)
-        print(f"{shape}: {_counted(result)}: {result.violation or 'no violation'}", flush=True)
-        _print_trace(result)
-        total += result.states
-        violations += result.violation is not None
-        cut += result.cut
-    what = f"{violations} violations in {total:,} states, {len(SMALL) + len(LARGER)} configurations, {cut} of them cut"
+    shapes = (*SMALL, *LARGER)
+    with ProcessPoolExecutor() as pool:
+        for shape, result in zip(shapes, pool.map(_searched, shapes, repeat(states_max)), strict=True):
+            print(f"{shape}: {_counted(result)}: {result.violation or 'no violation'}", flush=True)
+            _print_trace(result)
+            total += result.states
+            violations += result.violation is not None
+            cut += result.cut
+    what = f"{violations} violations in {total:,} states, {len(shapes)} configurations, {cut} of them cut"
     print(f"{what}; {time.monotonic() - began:.0f} s")
     return int(violations > 0 or cut > 0)
+
+
+def _searched(shape: Configuration, states_max: int) -> Result:
+    return shape.search(None, states_max)
 
 
 def _search_mutation(name: str, states_max: int) -> bool:
