@@ -130,10 +130,16 @@ def note(message: str) -> None:
 
 def note_new_log(settings: Settings) -> None:
     """Say that opening this log makes it, if it does."""
+    noting_new_log(settings)()
+
+
+def noting_new_log(settings: Settings) -> Callable[[], None]:
+    """Return what says, later, that this log is new if there is none now."""
     from llog.opening import log_exists
 
-    if not log_exists(settings):
-        note(f"llog: making a new log: metadata in {settings.meta}, blobs in {settings.blobs}")
+    if log_exists(settings):
+        return lambda: None
+    return lambda: note(f"llog: this is a new log: metadata in {settings.meta}, blobs in {settings.blobs}")
 
 
 def progress(description: str, *, total: int | None = None) -> Progress:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from llog.cli.common import Invocation, note, note_new_log
+from llog.cli.common import Invocation, note, noting_new_log
 from llog.config import Settings
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -66,9 +66,14 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
 
     settings = listen_settings(invocation, host, port, role)
     warn_if_open(settings)
-    note_new_log(settings)
+    note_new_log = noting_new_log(settings)
+
+    def ready(address: str) -> None:
+        note_new_log()
+        note(f"llog: listening on {address}")
+
     run(
         settings,
-        ready=lambda address: note(f"llog: listening on {address}"),
+        ready=ready,
         beside=[lambda log: Maintenance(log, settings, note).run_on_disk()],
     )

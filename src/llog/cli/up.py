@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from llog.cli.common import DURATION, Invocation, note, note_new_log
+from llog.cli.common import DURATION, Invocation, note, noting_new_log
 from llog.cli.serve import listen_options, listen_settings, warn_if_open
 from llog.config import Settings
 from llog.errors import JavaNotFound, MissingExtra
@@ -48,7 +48,7 @@ def up(
     settings = listen_settings(invocation, host, port, role)
     on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
-    note_new_log(settings)
+    note_new_log = noting_new_log(settings)
 
     async def upkeep(log: Log) -> None:
         from llog.broker.maintenance import Maintenance, MaintenanceOptions
@@ -59,7 +59,11 @@ def up(
         options = msgspec.structs.replace(MaintenanceOptions(), compact_ms=max(interval, 1))
         await Maintenance(log, settings, _report, options).run()
 
-    run(settings, ready=lambda address: _tell(settings, address, on_spark, interval), beside=[upkeep])
+    def ready(address: str) -> None:
+        note_new_log()
+        _tell(settings, address, on_spark, interval)
+
+    run(settings, ready=ready, beside=[upkeep])
 
 
 def _is_on_spark(wanted: bool | None) -> bool:

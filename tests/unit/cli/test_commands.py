@@ -444,9 +444,9 @@ def test_only_what_writes_makes_a_log(llog: Llog, tmp_path: Path, arguments: tup
 
 
 def test_what_makes_a_log_says_so_once(llog: Llog) -> None:
-    assert "making a new log" in llog("topics", "create", "t").stderr
-    assert "making a new log" not in llog("topics", "create", "u").stderr
-    assert "making a new log" in llog("--data-dir", "another", "produce", "t", stdin="a\n").stderr
+    assert "this is a new log" in llog("topics", "create", "t").stderr
+    assert "this is a new log" not in llog("topics", "create", "u").stderr
+    assert "this is a new log" in llog("--data-dir", "another", "produce", "t", stdin="a\n").stderr
 
 
 def test_a_malformed_duration_is_explained(llog: Llog) -> None:
