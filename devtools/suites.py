@@ -26,8 +26,14 @@ STUCK_TEST_S = 300
 """A single test that takes longer has its stacks printed and goes on; only the suite's limit ends it."""
 STACKS_GRACE_S = 5.0
 SLOWEST = ("--durations=8", "--durations-min=5")
-IN_PARALLEL = ("unit", "sim", "spec")
-"""The suites without servers of their own: their tests run side by side, one process for each core."""
+IN_PARALLEL = {
+    "unit": "worksteal",
+    "sim": "worksteal",
+    "spec": "worksteal",
+    "broker": "worksteal",
+    "faults": "loadfile",
+}
+"""The suites whose tests run side by side, one process for each core, and how they are shared out."""
 
 
 class Suite(msgspec.Struct, frozen=True):
@@ -62,7 +68,7 @@ def _tests(root: Path, *names: str) -> Iterator[Suite]:
     for name in names:
         if any((root / "tests" / name).rglob("test_*.py")):
             command = ("-m", "pytest", f"tests/{name}", "-o", f"faulthandler_timeout={STUCK_TEST_S}", *SLOWEST)
-            parallel = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal") if name in IN_PARALLEL else ()
+            parallel = ("-n", "auto", "--maxprocesses", "8", "--dist", IN_PARALLEL[name]) if name in IN_PARALLEL else ()
             yield Suite(name, ((*command, *parallel),))
 
 

@@ -168,8 +168,8 @@ class _Planner:
             start = each.body.start_offset
             if start is not None:
                 end = start + each.body.msg_count - 1
-                entry = entry_of(each.body, self._log.data_uri(each.blob), Kind.COMPACTED)
-                settled.append((Proof.COMPACTED, Piece(start, end, entry)))
+                found = entry_of(each.body, self._log.data_uri(each.blob), Kind.COMPACTED)
+                settled.append((Proof.COMPACTED, Piece(start, end, found)))
         settled.sort(key=lambda one: one[1].start_offset - one[1].end_offset)
         chosen: list[NewEntry] = []
         for proof, piece in settled:
