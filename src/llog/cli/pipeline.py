@@ -130,12 +130,12 @@ def _serve(
     from llog.spark.jobs.tasks import check_reachable
 
     settings = invocation.settings()
-    require_log(settings)
     check_steps([*names, *options])
     check_reachable(settings)
     with progress("starting Spark"):
         spark = open_session(f"llog pipeline {' '.join(names)}", master, conf, settings)
     while True:
+        require_log(settings)
         began = time.monotonic()
         ended: list[StepResult | StepFailure] = []
         with _display(spark, names) as show:
