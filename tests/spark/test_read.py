@@ -205,14 +205,12 @@ def restored(spark: SparkSession) -> Iterator[None]:
     register(spark)
 
 
-@pytest.mark.usefixtures("restored")
-def test_settings_are_those_that_the_driver_has_when_it_registers(
+def test_settings_are_those_that_the_driver_has_when_a_format_is_named(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The processes that Spark plans in were started before, without them."""
-    with monkeypatch.context() as patched:
-        patched.setenv("LLOG_DATA_DIR", str(tmp_path / "own"))
-        register(spark)
+    register(spark)
+    monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "own"))
     rows = spark.sql("select 'a' as value")
     rows.write.format("llog").options(topic="t", createTopicPartitions="1").save()
     assert [row.value for row in spark.read.format("llog").option("subscribe", "t").load().collect()] == [b"a"]
@@ -221,10 +219,18 @@ def test_settings_are_those_that_the_driver_has_when_it_registers(
     run_stream(writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
     assert LogOnDisk(tmp_path / "own").payloads("t") == ["a", "a"]
 
-    register(spark, Settings(data_dir=str(tmp_path / "other")))
+    monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "none"))
     with pytest.raises(PySparkException) as error:
-        spark.read.format("llog").option("subscribe", "t").load()
+        spark.read.load(format="llog", subscribe="t")
     assert "there is no log" in message_of(error)
+
+
+@pytest.mark.usefixtures("restored")
+def test_settings_that_are_given_stay(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    register(spark, Settings(data_dir=str(tmp_path / "given")))
+    monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "other"))
+    spark.sql("select 'a' as value").write.format("llog").options(topic="t", createTopicPartitions="1").save()
+    assert LogOnDisk(tmp_path / "given").payloads("t") == ["a"]
 
 
 def test_a_read_makes_no_log(spark: SparkSession, tmp_path: Path) -> None:

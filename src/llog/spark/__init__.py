@@ -18,16 +18,10 @@ if TYPE_CHECKING:
 def register(spark: SparkSession, settings: Settings | None = None) -> None:
     """Make the formats known to this session: `llog`, for batch and stream, read and write; `llog-keyed`, for batch reads.
 
-    What is planned from now on has these settings, or those that this process has now. Call it again after a change of them.
+    A read or write has these settings; without them, those that this process has when it names the format.
     """
-    from llog.loading import load_settings
-    from llog.spark.keyed import LlogKeyedDataSource
-    from llog.spark.modes import watch_writers
-    from llog.spark.source import LlogDataSource
+    from llog.spark.registration import register_sources
+    from llog.spark.writers import watch_writers
 
-    settings = load_settings() if settings is None else settings
-    for source in (LlogDataSource, LlogKeyedDataSource):
-        # Spark plans in processes that have the JVM's environment, which is older than what a job sets in its own code. So the class
-        # carries the settings: one that no module has is pickled with what is in it.
-        spark.dataSource.register(type(f"{source.__name__}OfDriver", (source,), {"settings": settings}))
+    register_sources(spark, settings)
     watch_writers()

@@ -18,11 +18,11 @@ from llog.errors import ConfigurationError, InvalidArgument, LlogError
 from llog.opening import writer_options
 from llog.partition.log import Log
 from llog.partition.sink import SinkUploader, Upload, forget_sink, publish
-from llog.spark.modes import APPEND_ONLY
 from llog.spark.offsets import logger
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
 from llog.spark.rows import RowGroups, ensure_topic
+from llog.spark.writers import APPEND_ONLY
 
 _KINDS: dict[str, tuple[str, ...]] = {
     "key": ("binary", "string"),
