@@ -277,8 +277,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="What a write through a broker makes if it is missing. `lazy`: the topic, and the partitions up to the one that is "
-            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as many as the request needs, "
-            "at most 64 more; a topic that exists does not grow. `off`: nothing."
+            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as many as the first request "
+            "names; a topic that exists does not grow. `off`: nothing."
         ),
     ] = "lazy"
     request_max_bytes: Annotated[

@@ -12,7 +12,7 @@ from llog.partition.catalog import Catalog
 from llog.partition.records import Topic
 
 PARTITIONS_AHEAD_MAX: Final = 64
-"""A mistyped number must not make thousands of partitions."""
+"""Partitions that a write may add with `lazy`, the default: a mistyped number must not make thousands of them."""
 
 
 class AutoCreation:
@@ -52,7 +52,7 @@ class AutoCreation:
         return topic
 
     async def _created(self, name: str, partitions: Collection[int]) -> Topic:
-        limit = _limit(self._partitions_min if self._policy != "lazy" else 0)
+        limit = _limit(0) if self._policy == "lazy" else PARTITIONS_MAX
         wanted = [each for each in partitions if each < limit]
         if not wanted:
             raise TopicNotFound(
