@@ -15,8 +15,7 @@ from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
-from llog.partition.keys import LOG_ID
-from llog.partition.log import Log, tie_together
+from llog.partition.log import Log, check_format, tie_together
 from llog.partition.writer import WriterOptions
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
@@ -47,7 +46,7 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
         log = Log(meta, blobs, runtime, _segments(settings, runtime), _rocks(settings, runtime))
         try:
             with _blaming("meta", settings.meta):
-                await meta.get(LOG_ID)
+                await check_format(log)
             with _blaming("blobs", settings.blobs):
                 await tie_together(log)
         except BaseException:

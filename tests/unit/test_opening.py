@@ -13,9 +13,12 @@ from llog.errors import ConfigurationError, LlogError, StoreUnavailable, WrongSt
 from llog.model import Record, TopicPartition
 from llog.opening import close_log, open_log, opened_log
 from llog.partition.catalog import Catalog
+from llog.partition.keys import LOG_FORMAT
 from llog.partition.reader import Reader
+from llog.partition.records import LogFormat, decode
 from llog.partition.writer import Writer
 from llog.ports import Group
+from llog.stores.meta_sqlite import SqliteMetaStore
 
 
 async def test_what_was_appended_is_there_when_the_log_is_opened_again(tmp_path: Path) -> None:
@@ -78,6 +81,40 @@ async def test_metadata_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "meta.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 99")
     await _refused(WrongStore, settings, "upgrade llog")
+
+
+async def test_a_log_carries_its_format_from_the_first_opening_on(tmp_path: Path) -> None:
+    async with opened_log(Settings(data_dir=str(tmp_path))) as log:
+        found = await log.meta.get(LOG_FORMAT)
+        assert found is not None
+        assert decode(LogFormat, found.value, found.key) == LogFormat(number=1, needs="0.1.0")
+
+
+async def test_a_log_of_before_counts_as_format_1_and_gets_its_number(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path))
+    async with opened_log(settings) as log:
+        await Catalog(log).create("t")
+        await log.meta.delete(LOG_FORMAT)
+    async with opened_log(settings) as log:
+        assert await log.meta.get(LOG_FORMAT) is not None
+        assert (await Catalog(log).get("t")).partitions == 1
+
+
+async def test_a_log_of_before_can_be_opened_while_its_store_takes_no_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data_dir=str(tmp_path))
+    async with opened_log(settings) as log:
+        await log.meta.delete(LOG_FORMAT)
+
+    async def full(self: SqliteMetaStore, key: str, value: bytes, **_: object) -> int:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(SqliteMetaStore, "put", full)
+    async with opened_log(settings) as log:
+        assert await log.meta.get(LOG_FORMAT) is None
+    new = Settings(data_dir=str(tmp_path / "new"))
+    await _refused(StoreUnavailable, new, "LLOG_META is .*: the disk is full")
 
 
 async def test_a_directory_that_cannot_be_made_is_blamed_on_its_setting(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
 | `groups/{group}/{dir}/members` | `Members`, in `topics/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
+| `log-id/format` | `LogFormat`: the format of everything here | first opener | always; a log of before it existed gets it when opened |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
 `{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
@@ -29,6 +30,7 @@ import msgspec
 
 ROOT: Final = "llog/"
 LOG_ID: Final = ROOT + "log-id"
+LOG_FORMAT: Final = LOG_ID + "/format"
 TOPICS: Final = ROOT + "topics/"
 SINKS: Final = ROOT + "sinks/"
 PINS: Final = ROOT + "pins/"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from llog.errors import BlobExists, VersionMismatch, WrongStore
-from llog.partition.keys import LOG_ID, TOPICS
-from llog.partition.records import Topic
+from llog.errors import BlobExists, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
+from llog.partition.keys import LOG_FORMAT, LOG_ID, TOPICS
+from llog.partition.records import LogFormat, Topic, decode, encode
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import ABSENT, MetaStore, after
+
+FORMAT: Final = LogFormat()
+"""The format that this version writes, and the highest that it knows."""
 
 
 class Segments(Protocol):
@@ -76,28 +79,53 @@ def is_remote(uri: str) -> bool:
     return not uri.startswith(("file:", "memory:"))
 
 
+async def check_format(log: Log) -> None:
+    """Raises `WrongStore` if the log has a format that this version does not know. A log without a number gets format 1.
+
+    The number is put before the log's id, so that no process meets a new log without one.
+    """
+    try:
+        value, _ = await _first(log, LOG_FORMAT, encode(FORMAT))
+    except (StoreUnavailable, OutcomeUnknown):
+        if await log.meta.get(LOG_ID) is None or await log.meta.get(LOG_FORMAT) is not None:
+            raise
+        return  # A log of format 1 that has no number can be read while its store takes no writes.
+    stored = decode(LogFormat, value, LOG_FORMAT)
+    if stored.number > FORMAT.number:
+        raise WrongStore(
+            f"the log has format {stored.number}, and this version of llog knows the formats up to {FORMAT.number}: "
+            f"use llog {stored.needs} or later"
+        )
+
+
 async def tie_together(log: Log) -> None:
     """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
 
     Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost;
     and new metadata with the blobs of another log would have them collected.
     """
-    entry = await log.meta.get(LOG_ID)
-    if entry is None:
-        try:
-            value = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
-            await log.meta.put(LOG_ID, value, expected=ABSENT)
-        except VersionMismatch:
-            entry = await log.meta.get(LOG_ID)
-            assert entry is not None
-            value = entry.value
-    else:
-        value = entry.value
+    new_id = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
+    value, is_new = await _first(log, LOG_ID, new_id)
     # A name of its own per id: two logs that were opened at once on one blob store must not take each other's mark.
     mark = f"{LOG_ID}-{value.decode()}"
     if await log.blobs.head(mark) is None:
-        await _put_mark(log, mark, value, is_new=entry is None)
+        await _put_mark(log, mark, value, is_new=is_new)
     log.blobs.require(mark)
+
+
+async def _first(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
+    """Returns the value under `key`, after putting `value` there if nobody had put one; and whether this call put it."""
+    found = await log.meta.get(key)
+    if found is not None:
+        return found.value, False
+    try:
+        await log.meta.put(key, value, expected=ABSENT)
+    except VersionMismatch:
+        found = await log.meta.get(key)
+        if found is None:
+            raise StoreUnavailable(f"the metadata store has {key} and does not show it: open the log again") from None
+        return found.value, False
+    return value, True
 
 
 async def _put_mark(log: Log, mark: str, value: bytes, *, is_new: bool) -> None:

@@ -188,6 +188,14 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
 
 
+class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The format of a log's keys, records and blobs. It grows when a process that does not know the new one would do harm."""
+
+    number: int = 1
+    needs: str = "0.1.0"
+    """The lowest version of llog that knows this format."""
+
+
 def encode(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record)
 

@@ -17,7 +17,7 @@ from llog.partition.clock_repair import find_clock_damage, repair_clock
 from llog.partition.collector import Collector, CollectorOptions
 from llog.partition.compactor import Compactor, CompactorOptions
 from llog.partition.keys import LOG_ID, PartitionKeys
-from llog.partition.log import Log, tie_together
+from llog.partition.log import Log, check_format, tie_together
 from llog.partition.reader import Reader
 from llog.sim import consumers, outbox, roles
 from llog.sim.driver import SINK, batch_size, driver
@@ -161,6 +161,7 @@ class World:
     async def _found(self) -> None:
         self._meta.watcher = self.history
         _, log = self._process("founder")
+        await check_format(log)
         await tie_together(log)
         await Catalog(log).create(STABLE, 2)
         await Catalog(log).create(FLEETING)

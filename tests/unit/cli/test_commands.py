@@ -19,9 +19,9 @@ from llog.config import Settings
 from llog.loading import load_settings
 from llog.opening import opened_log
 from llog.partition import clocks, pins
-from llog.partition.keys import WAL, PartitionKeys
+from llog.partition.keys import LOG_FORMAT, WAL, PartitionKeys
 from llog.partition.log import Log
-from llog.partition.records import IndexEntry, decode
+from llog.partition.records import IndexEntry, LogFormat, decode, encode
 from llog.runtime import SystemRuntime, stamp_of, uuid7
 
 Llog = Callable[..., Result]
@@ -54,6 +54,23 @@ def test_every_command_explains_itself_whatever_the_environment(
 def test_the_list_of_commands_is_the_help(llog: Llog) -> None:
     text = llog("--help").stdout
     assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+def test_a_log_of_a_format_that_this_version_does_not_know_is_refused(llog: Llog, tmp_path: Path) -> None:
+    llog("topics", "create", "t")
+
+    async def upgrade() -> None:
+        async with opened_log(load_settings()) as log:
+            await log.meta.put(LOG_FORMAT, encode(LogFormat(number=2, needs="0.7.0")))
+
+    asyncio.run(upgrade())
+    for command in (["topics", "list"], ["produce", "t"], ["collect"], ["verify"]):
+        refused = llog(*command, stdin="one\n", code=2)
+        assert refused.stdout == ""
+        assert refused.stderr == (
+            f"llog: LLOG_META is sqlite://{tmp_path}/llog-data/meta.sqlite: the log has format 2, and this version of llog "
+            "knows the formats up to 1: use llog 0.7.0 or later\n"
+        )
 
 
 def test_lines_are_produced_and_consumed(llog: Llog) -> None:
