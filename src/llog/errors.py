@@ -33,6 +33,12 @@ class StoreUnavailable(LlogError):
     code = "store_unavailable"
 
 
+class StaleReads(StoreUnavailable):
+    """Some reads may have been answered by a server that was no longer in charge: what they did not show may exist."""
+
+    code = "stale_reads"
+
+
 class OutcomeUnknown(LlogError):
     """The answer of a write was lost: it may have happened."""
 

@@ -34,6 +34,8 @@ from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.stores.meta_sqlite import SqliteMetaStore
 
 SESSION_TIMEOUT_MS = 1000
+PARTITION = "t/partitions/0000000000/"
+"""Keys below it are of one partition, for which a store promises more."""
 
 
 class Adapter(Protocol):
@@ -177,17 +179,31 @@ async def test_one_of_sixteen_tasks_creates_an_absent_key(adapter: Adapter) -> N
         await each.close()
 
 
-async def test_put_many_stops_at_no_mismatch_and_keeps_the_order(store: MetaStore) -> None:
-    old = await store.put("b", b"old")
+async def test_put_many_stops_at_no_mismatch_and_keeps_the_order_within_a_partition(store: MetaStore) -> None:
+    a, b, c = (PARTITION + name for name in "abc")
+    old = await store.put(b, b"old")
     results = await store.put_many(
-        [Put("a", b"1", ABSENT), Put("b", b"2", old + 100), Put("c", b"3"), Put("a", b"4", ABSENT), Put("a", b"5")]
+        [Put(a, b"1", ABSENT), Put(b, b"2", old + 100), Put(c, b"3"), Put(a, b"4", ABSENT), Put(a, b"5")]
     )
     assert [type(result) for result in results] == [int, VersionMismatch, int, VersionMismatch, int]
     versions = [result for result in results if isinstance(result, int)]
     assert versions == sorted(set(versions))
     assert min(versions) > old
     entries = await store.range("", "z", 10)
-    assert entries == [Entry("a", b"5", versions[2]), Entry("b", b"old", old), Entry("c", b"3", versions[1])]
+    assert entries == [Entry(a, b"5", versions[2]), Entry(b, b"old", old), Entry(c, b"3", versions[1])]
+
+
+async def test_put_many_over_several_partitions_gives_each_put_its_own_result(store: MetaStore) -> None:
+    keys = [f"t/partitions/{number:010}/{name}" for number in range(50) for name in ("x", "y")]
+    taken = keys[::3]
+    await store.put_many([Put(key, b"taken") for key in taken])
+    results = await store.put_many([Put(key, key.encode(), ABSENT) for key in keys])
+    assert [isinstance(result, VersionMismatch) for result in results] == [key in taken for key in keys]
+    for entry, key, result in zip(await store.get_many(keys), keys, results, strict=True):
+        assert entry is not None
+        if not isinstance(result, VersionMismatch):
+            assert entry == Entry(key, key.encode(), result)
+    assert [entry.key for entry in await store.range("t/", after("t/"), 1000)] == sorted(keys)
 
 
 async def test_put_many_takes_thousands_and_none(store: MetaStore) -> None:
@@ -296,9 +312,9 @@ async def test_delete_range_takes_the_start_and_leaves_the_end(store: MetaStore)
     assert await store.keys("", "z", 10) == ["a", "d", "e"]
 
 
-async def test_a_long_range_is_one_snapshot(adapter: Adapter) -> None:
+async def test_a_long_range_of_a_partition_is_one_snapshot(adapter: Adapter) -> None:
     reader, writer = adapter.open(), adapter.open()
-    keys = [f"r/{number:05}" for number in range(4000)]
+    keys = [f"{PARTITION}{number:05}" for number in range(4000)]
     await writer.put_many([Put(key, b"0") for key in keys])
 
     async def rewrite() -> None:
@@ -307,7 +323,7 @@ async def test_a_long_range_is_one_snapshot(adapter: Adapter) -> None:
 
     writing = asyncio.create_task(rewrite())
     while not writing.done():
-        entries = await reader.range("r/", after("r/"), 5000)
+        entries = await reader.range(PARTITION, after(PARTITION), 5000)
         assert len({entry.value for entry in entries}) == 1
         await asyncio.sleep(0)
     await writing
@@ -476,6 +492,51 @@ async def test_a_waiting_watch_wakes_and_one_wait_that_was_given_up_does_not_end
     await other.close()
 
 
+async def test_a_confirmed_watch_has_delivered_every_change_before_the_confirmation(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    watch = store.watch("w/")
+    await anext(watch)
+    for number in range(20):
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        await other.put(f"w/{number % 3}", b"%d" % number)
+        await watch.confirm()
+        async with asyncio.timeout(20):
+            await waiting
+    await watch.confirm()
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await watch.confirm()
+    await other.close()
+
+
+async def test_a_change_that_nobody_waited_for_is_ready_once_the_watch_is_confirmed(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    watch = store.watch("w/")
+    await anext(watch)
+    await other.put("w/1", b"")
+    await watch.confirm()
+    async with asyncio.timeout(20):
+        await anext(watch)
+    await store.close()
+    await other.close()
+
+
+async def test_reads_of_a_server_in_charge_are_confirmed(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    reads = await store.begin_reads()
+    for number in range(5):
+        await other.put(f"{PARTITION}{number}", b"")
+        await store.keys("", "z", 10)
+        await store.get("alone")
+        await reads.confirm()
+    await (await store.begin_reads()).confirm()
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await reads.confirm()
+    await other.close()
+
+
 async def test_closing_the_store_ends_its_watches(store: MetaStore) -> None:
     watch = store.watch("w/")
     await anext(watch)
@@ -547,21 +608,22 @@ class MetaMachine(RuleBasedStateMachine):
         self.store = self.adapter.open()
         self.model: dict[str, Entry] = {}
         self.ephemeral: set[str] = set()
-        self.highest = 0
+        self.highest: dict[str, int] = {}
+        """The highest version that each key ever had."""
 
     def run(self, call: Awaitable[Any]) -> Any:
         return self.loop.run_until_complete(call)
 
     def expected(self, key: str, kind: str) -> int | None:
         current = self.model[key].version if key in self.model else ABSENT
-        return {"any": None, "absent": ABSENT, "current": current, "stale": self.highest + 7}[kind]
+        return {"any": None, "absent": ABSENT, "current": current, "stale": self.highest.get(key, 0) + 7}[kind]
 
     def apply(self, key: str, value: bytes, expected: int | None, result: int | VersionMismatch) -> None:
         current = self.model[key].version if key in self.model else ABSENT
         if expected is None or expected == current:
             assert isinstance(result, int)
-            assert result > self.highest
-            self.highest = result
+            assert result > self.highest.get(key, ABSENT)
+            self.highest[key] = result
             self.model[key] = Entry(key, value, result)
             self.ephemeral.discard(key)
         else:

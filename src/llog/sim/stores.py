@@ -20,7 +20,7 @@ from llog.sim.loop import SimLoop
 from llog.sim.trace import Trace
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta import Entry, Put
+from llog.stores.meta import Entry, Put, Reads, Watch
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 T = TypeVar("T")
@@ -243,8 +243,11 @@ class SimMetaStore:
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         return await self._call(f"keys {start}", lambda: self.client.keys(start, end, limit), write=False)
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
-        return self.client.watch(prefix)
+    async def begin_reads(self) -> Reads:
+        return _SimReads(self, await self._call("begin_reads", self.client.begin_reads, write=False))
+
+    def watch(self, prefix: str) -> Watch:
+        return _SimWatch(self, self.client.watch(prefix))
 
     async def check(self) -> None:
         await self._call("check", self.client.check, write=False)
@@ -254,6 +257,30 @@ class SimMetaStore:
 
     async def _call(self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool = True) -> T:
         return await self._network.call(self._who, what, effect, write=write, fills=META if write else None)
+
+
+class _SimReads:
+    def __init__(self, store: SimMetaStore, reads: Reads) -> None:
+        self._store = store
+        self._reads = reads
+
+    async def confirm(self) -> None:
+        await self._store._call("confirm reads", self._reads.confirm, write=False)
+
+
+class _SimWatch:
+    def __init__(self, store: SimMetaStore, watch: Watch) -> None:
+        self._store = store
+        self._watch = watch
+
+    def __aiter__(self) -> _SimWatch:
+        return self
+
+    async def __anext__(self) -> None:
+        await anext(self._watch)
+
+    async def confirm(self) -> None:
+        await self._store._call("confirm watch", self._watch.confirm, write=False)
 
 
 class SimBlobStore:

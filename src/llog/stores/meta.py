@@ -2,19 +2,24 @@
 
 Semantics every adapter keeps, proved by one conformance suite:
 
-- Every successful put gives its key a version that no other put of this store ever got, growing over time; it is not
-  reused after a delete.
+- A store may spread its keys over shards. The keys of one partition, those with the same `partition_prefix`, share a shard;
+  any other key stands alone.
+- Every successful put gives its key a version that is higher than all before it and is not reused after a delete. No other
+  key of the same partition ever gets that version; a key elsewhere may.
 - Keys are compared as UTF-8 bytes. Portable ranges stay within one directory with zero-padded numbers, or below one prefix
   ending in "/".
-- A write that returned is durable and seen by every later read of every process.
-- A write that raised `StoreUnavailable` did not happen; one that raised `OutcomeUnknown` may have happened.
+- A write that returned is durable, and every conditional write after it, of any process, meets it. So does every read,
+  except that a server that lost its charge while it was paused may answer old reads for a moment after it wakes. A decision
+  that rests on *not* having seen something must confirm its reads first (`begin_reads`).
+- A write that raised `StoreUnavailable` did not happen; one that raised `OutcomeUnknown` may have happened, or may yet.
 - An ephemeral key belongs to the session of the store object that put it. It is gone when that store is closed, or the
   session timeout after its process died.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from llog.errors import InvalidArgument, VersionMismatch
@@ -24,6 +29,8 @@ ABSENT: Final = -1
 
 KEY_BYTES_MAX: Final = 2048
 VALUE_BYTES_MAX: Final = 4 << 20
+
+_PARTITION: Final = re.compile(r".*?/partitions/[0-9]+/")
 
 
 class Entry(NamedTuple):
@@ -40,6 +47,43 @@ class Put(NamedTuple):
     expected: int | None = None
 
 
+class Watch(Protocol):
+    """An endless iterator over the changes below a prefix; see `MetaStore.watch`."""
+
+    def __aiter__(self) -> Watch: ...
+
+    async def __anext__(self) -> None: ...
+
+    async def confirm(self) -> None:
+        """Returns once every change that was committed before the call, by any process, is delivered.
+
+        A wait for the next item that was under way has then ended, and the next call of `anext` returns at once, unless the item was
+        taken already. Raises `StoreUnavailable` if the store cannot tell.
+        """
+        ...
+
+
+class Reads(Protocol):
+    """The reads that a store object has answered since `MetaStore.begin_reads`."""
+
+    async def confirm(self) -> None:
+        """Raises `StaleReads` unless each of these reads saw every write that had returned when the read began.
+
+        Any other `StoreUnavailable` says that the store cannot tell now.
+        """
+        ...
+
+
+class FreshReads:
+    """The `Reads` of a store that answers no read from an old state."""
+
+    def __init__(self, check_open: Callable[[], None]) -> None:
+        self._check_open = check_open
+
+    async def confirm(self) -> None:
+        self._check_open()
+
+
 class MetaStore(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
@@ -52,9 +96,10 @@ class MetaStore(Protocol):
         ...
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        """Independent conditional puts, applied in this order and durable together; one result each.
+        """Independent conditional puts; one result each. Those of one partition are applied in this order and durable together.
 
-        Not atomic as a whole: one that does not match changes nothing and stops none of the others.
+        Not atomic as a whole: one that does not match changes nothing and stops none of the others. After `OutcomeUnknown`, each
+        partition may have any number of its puts applied, from the first one on.
         """
         ...
 
@@ -75,14 +120,21 @@ class MetaStore(Protocol):
         ...
 
     async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        """At most `limit` entries of [start, end), in order. Page on from the last key + "\\x00"."""
+        """At most `limit` entries of [start, end), in order. Page on from the last key + "\\x00".
+
+        The entries of one partition are one moment's; those of several may be of different moments.
+        """
         ...
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         """As `range`, without the values."""
         ...
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
+    async def begin_reads(self) -> Reads:
+        """Begins to note which servers answer this object's reads, so that `Reads.confirm` can vouch for them."""
+        ...
+
+    def watch(self, prefix: str) -> Watch:
         """Yields after keys below `prefix` changed, from any process; several changes may come as one.
 
         It may also yield without a change: look, do not count. Cancelling the wait for an item leaves the watch usable.
@@ -129,6 +181,12 @@ def mismatch(key: str, expected: int, found: int) -> VersionMismatch:
     state = "does not exist" if found == ABSENT else f"has version {found}"
     wanted = "it was expected not to exist" if expected == ABSENT else f"version {expected} was expected"
     return VersionMismatch(f"key {key!r} {state}, but {wanted}: read it again and decide anew")
+
+
+def partition_prefix(key: str) -> str | None:
+    """The prefix up to `/partitions/{number}/` that the keys of one partition share; None for a key of no partition."""
+    found = _PARTITION.match(key)
+    return None if found is None else found.group()
 
 
 def after(prefix: str) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
-from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch
+from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, mismatch
 
 
 class MemoryMeta:
@@ -114,6 +114,9 @@ class _Watch:
         self._store._check_open()
         self.event.clear()
 
+    async def confirm(self) -> None:
+        self._store._check_open()  # changes are delivered as they happen
+
 
 class MemoryMetaStore:
     """A client of a `MemoryMeta`; without one it gets a server of its own."""
@@ -204,7 +207,11 @@ class MemoryMetaStore:
         self._count("keys", 0)
         return self._page(start, end, limit)
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
+    async def begin_reads(self) -> FreshReads:
+        self._check_open()
+        return FreshReads(self._check_open)
+
+    def watch(self, prefix: str) -> _Watch:
         self._check_open()
         watch = _Watch(self, prefix)
         self._server._register(watch)

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +20,9 @@ from weakref import WeakSet
 from llog.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
-from llog.stores.meta import Entry, Put, check, check_bounds
+from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
 from llog.stores.sqlite_file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
-from llog.stores.sqlite_watches import Watches
+from llog.stores.sqlite_watches import Watch, Watches
 from llog.stores.sqlite_writer import Transaction, Writer
 
 SLICE_ROWS_FIRST: Final = 32
@@ -141,7 +141,11 @@ class SqliteMetaStore:
         check_bounds(start, end, limit)
         return [key for (key,) in await self._page("keys", _KEYS, start, end, limit)]
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
+    async def begin_reads(self) -> FreshReads:
+        self._check_open()
+        return FreshReads(self._check_open)
+
+    def watch(self, prefix: str) -> Watch:
         """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the store."""
         check_bounds(prefix)
         self._check_open()

@@ -56,11 +56,18 @@ class Watches:
 
     async def changed(self, prefix: str, seen: _Seen) -> None:
         """Return some time after the prefix differs from what was seen of it, or the store failed or was closed."""
+        await self._poll().changed(prefix, seen)
+
+    async def deliver(self) -> None:
+        """Wake every watch of this event loop that waits for a change that is committed already."""
+        await self._poll().deliver(await self.stamp())
+
+    def _poll(self) -> _Poll:
         loop = asyncio.get_running_loop()
         poll = self._polls.get(loop)
         if poll is None:
             poll = self._polls[loop] = _Poll(self)
-        await poll.changed(prefix, seen)
+        return poll
 
 
 class Watch:
@@ -82,6 +89,9 @@ class Watch:
                 return
             await self._watches.changed(self._prefix, seen)
 
+    async def confirm(self) -> None:
+        await self._watches.deliver()
+
 
 class _Poll:
     """One event loop's."""
@@ -102,6 +112,12 @@ class _Poll:
         finally:
             self._waiting.pop(waiter, None)
 
+    async def deliver(self, stamp: _Stamp) -> None:
+        """Wake the waiting watches whose prefix differs from what they saw of it; `stamp` was read just now."""
+        prefixes = {prefix for prefix, _ in self._waiting.values()}
+        found = await self._watches.seen(stamp, prefixes)
+        _wake([each for each, (prefix, seen) in self._waiting.items() if found.get(prefix, seen) != seen])
+
     async def _run(self) -> None:
         try:
             await self._wake_changed()
@@ -115,9 +131,7 @@ class _Poll:
             try:
                 now = await self._watches.stamp()
                 if now != stamp:
-                    prefixes = {prefix for prefix, _ in self._waiting.values()}
-                    found = await self._watches.seen(now, prefixes)
-                    _wake([each for each, (prefix, seen) in self._waiting.items() if found.get(prefix, seen) != seen])
+                    await self.deliver(now)
                     stamp, pause = now, POLL_SECONDS_MIN
             except StoreUnavailable:
                 return

@@ -18,7 +18,7 @@ from llog.partition.writer import Writer
 from llog.ports import AppendResult, Group
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta import Entry, Put, scan
+from llog.stores.meta import Entry, Put, Reads, Watch, scan
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 T = TypeVar("T")
@@ -167,7 +167,10 @@ class FaultyMeta:
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         return await self.faults.around("keys", start, lambda: self.inner.keys(start, end, limit))
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
+    async def begin_reads(self) -> Reads:
+        return await self.inner.begin_reads()
+
+    def watch(self, prefix: str) -> Watch:
         return self.inner.watch(prefix)
 
     async def check(self) -> None:
