@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -20,6 +22,8 @@ from llog.spark.streams import run_stream
 from llog.topics.groups import Groups
 from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
+
+T = TypeVar("T")
 
 
 def stream(spark: SparkSession, log: LogOnDisk, **options: str) -> DataFrame:
@@ -162,6 +166,37 @@ def test_a_stream_that_would_rewrite_rows_is_refused_when_it_is_built(
         counts.writeStream.start(format="llog", outputMode=mode)
     counts.writeStream.format("memory").outputMode(mode)
     counts.writeStream.format("llog").outputMode("append")
+
+
+def test_options_of_kafka_are_warned_of_once_per_read_and_write_in_the_driver(
+    spark: SparkSession, log: LogOnDisk, tmp_path: Path
+) -> None:
+    log.create("a")
+    log.create("b")
+    log.append("a", 0, *map(str, range(4)))
+    kafkas = {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g"}
+
+    def warnings_of(act: Callable[[], T]) -> tuple[T, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = act()
+        assert all(each.filename == __file__ for each in caught)
+        return result, [str(each.message) for each in caught]
+
+    expected = ["llog ignores the options groupIdPrefix, kafka.bootstrap.servers: there is no Kafka broker in the path"]
+    read, of_read = warnings_of(lambda: stream(spark, log, subscribe="a", maxOffsetsPerTrigger="1", **kafkas))
+    writing = read.writeStream.format("llog").options(**log.options, topic="b").trigger(availableNow=True)
+    checkpointed = writing.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query, of_write = warnings_of(lambda: checkpointed.start(**kafkas))
+    query.awaitTermination()
+    assert len(log.payloads("b")) == 4
+    assert (of_read, of_write) == (expected, expected)
+
+    frame, of_read = warnings_of(lambda: spark.read.load(format="llog", subscribe="b", **log.options, **kafkas))
+    _, of_write = warnings_of(lambda: frame.write.format("llog").options(**log.options, **kafkas).save(topic="a"))
+    assert (of_read, of_write) == (expected, expected)
+    _, of_others = warnings_of(lambda: frame.write.format("noop").options(**kafkas).mode("append").save())
+    assert of_others == []
 
 
 def test_the_sums_of_a_stream_are_written_once_by_batch(spark: SparkSession, log: LogOnDisk, tmp_path: Path) -> None:

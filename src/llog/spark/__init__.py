@@ -23,5 +23,5 @@ def register(spark: SparkSession, settings: Settings | None = None) -> None:
     from llog.spark.registration import register_sources
     from llog.spark.writers import watch_writers
 
-    register_sources(spark, settings)
     watch_writers()
+    register_sources(spark, settings)

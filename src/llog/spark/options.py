@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
@@ -166,12 +166,13 @@ def write_options(options: Mapping[str, str], *, streaming: bool, settings: Sett
     )
 
 
-def warn_of_ignored(options: Mapping[str, str]) -> None:
-    """One warning that names all options that are taken and not used."""
-    ignored = sorted(name for name in options if _is_ignored(name))
+def warn_of_ignored(names: Iterable[str], *, stacklevel: int = 2) -> None:
+    """Give one warning that names all options that are taken and not used. `stacklevel` is that of `warnings.warn`."""
+    ignored = sorted(name for name in names if _is_ignored(name))
     if ignored:
         warnings.warn(
-            f"llog ignores the options {', '.join(ignored)}: there is no Kafka broker in the path", stacklevel=2
+            f"llog ignores the options {', '.join(ignored)}: there is no Kafka broker in the path",
+            stacklevel=stacklevel,
         )
 
 

@@ -17,10 +17,18 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from llog.config import Settings
 from llog.loading import load_settings
 from llog.spark.keyed import LlogKeyedDataSource
+from llog.spark.options import warn_of_ignored
 from llog.spark.source import LlogDataSource
 
 _SOURCES: Final = (LlogDataSource, LlogKeyedDataSource)
 _FORMATS: Final = {source.name() for source in _SOURCES}
+_LAST_CALLS: Final = {
+    DataFrameReader: "load",
+    DataFrameWriter: "save",
+    DataStreamReader: "load",
+    DataStreamWriter: "start",
+}
+"""What a read or write is begun with, once its options are set."""
 _registered: WeakKeyDictionary[SparkSession, Settings] = WeakKeyDictionary()
 """The settings that a session's sources took from this process; not those that it was given."""
 _is_watching = False
@@ -37,8 +45,9 @@ def register_sources(spark: SparkSession, settings: Settings | None) -> None:
         spark.dataSource.register(type(f"{source.__name__}OfDriver", (source,), {"settings": settings}))
     if not _is_watching:
         _is_watching = True
-        for each in (DataFrameReader, DataFrameWriter, DataStreamReader, DataStreamWriter):
+        for each, last in _LAST_CALLS.items():
             _follow_settings(each)
+            _warn_of_ignored(each, last)
 
 
 def _follow_settings(owner: Any) -> None:
@@ -53,3 +62,18 @@ def _follow_settings(owner: Any) -> None:
         return method(self, source)
 
     owner.format = format_with_settings
+
+
+def _warn_of_ignored(owner: Any, last_call: str) -> None:
+    """Have readers or writers warn of options that llog does not use: here, for Spark plans one stream in many processes."""
+    method = getattr(owner, last_call)
+
+    @wraps(method)
+    def begin(self: Any, path: Any = None, format: str | None = None, *given: Any, **named: Any) -> Any:
+        jvm = self._jwrite if hasattr(self, "_jwrite") else self._jreader
+        if (format or jvm.source() or "").lower() == LlogDataSource.name():
+            options = jvm.extraOptions().originalMap().keySet().mkString("\n").splitlines()
+            warn_of_ignored({*options, *named}, stacklevel=3)
+        return method(self, path, format, *given, **named)
+
+    setattr(owner, last_call, begin)

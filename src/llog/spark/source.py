@@ -32,7 +32,7 @@ from llog.spark.offsets import (
     selected_topics,
     within_bounds,
 )
-from llog.spark.options import ReadOptions, read_options, warn_of_ignored, write_options
+from llog.spark.options import ReadOptions, read_options, write_options
 from llog.spark.planning import ReadTask, plan_tasks
 from llog.spark.process import iterate, run
 from llog.spark.schema import chosen_columns, source_schema, to_arrow
@@ -46,7 +46,6 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
 
     settings: Settings | None = None
     """Those of the driver, which `register` adds; without them, those of whatever process Spark calls this class in."""
-    _has_warned = False
 
     @classmethod
     def name(cls) -> str:
@@ -55,12 +54,10 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         """Called by load(), unless the user names a schema: the place where mistakes show up first."""
         options = read_options(self.options, streaming=None, settings=self.settings)
-        self._warn_once()
         run_read(options, lambda log: _check_selection(log, options))
         return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._warn_once()
         return LlogReader(read_options(self.options, streaming=False, settings=self.settings), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -71,20 +68,12 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from llog.spark.writing import LlogWriter
 
-        self._warn_once()
         return LlogWriter(write_options(self.options, streaming=False, settings=self.settings), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from llog.spark.writing import LlogStreamWriter
 
-        self._warn_once()
         return LlogStreamWriter(write_options(self.options, streaming=True, settings=self.settings), schema, overwrite)
-
-    def _warn_once(self) -> None:
-        """Spark copies this object, marked, to the processes that plan what it loaded."""
-        if not self._has_warned:
-            self._has_warned = True
-            warn_of_ignored(self.options)
 
 
 class LlogReader(DataSourceReader):  # type: ignore[misc]
