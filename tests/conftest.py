@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from devtools.servers.postgres import PostgresServer, postgres_server
 from devtools.servers.weed import S3Server, ServerError, weed_server
 from llog.sql.workers.process import zygote
 
@@ -44,6 +45,17 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with ExitStack() as stack:
         try:
             server = stack.enter_context(weed_server(tmp_path_factory.mktemp("weed")))
+        except ServerError as error:
+            unavailable(str(error))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One real PostgreSQL server for the whole run; take a schema of your own. Whoever stops it starts one with `postgres_server`."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(postgres_server())
         except ServerError as error:
             unavailable(str(error))
         yield server
