@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -21,6 +22,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import obstore
+import psutil
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -66,33 +68,77 @@ class S3Server(msgspec.Struct, frozen=True):
             raise ServerError(f"cannot create bucket {name!r}: HTTP {answer.status_code}: {answer.text[:300]}")
 
 
+class Weed:
+    """One server process that can be killed, paused and started again, with its data and at its address."""
+
+    def __init__(self, directory: Path) -> None:
+        """Choose free ports; nothing runs before `start`."""
+        data = directory / "data"
+        data.mkdir(parents=True)
+        master, volume, filer, s3 = _free_ports(4)
+        self.server = S3Server(f"http://127.0.0.1:{s3}", "llog-test", "llog-test-secret", "us-east-1")
+        self._command = _command(_binary(), data, _config(directory, self.server), master, volume, filer, s3)
+        self._data = data
+        self._log = directory / "weed.log"
+        self._running = ExitStack()
+        self._watcher: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return once the server has answered a put and a get; raise `ServerError` with its last words if it does not."""
+        self._watcher = self._running.enter_context(
+            leashed(
+                self._command,
+                log=self._log,
+                cwd=self._data,
+                env={**os.environ, "HOME": str(self._data)},  # it would read settings from the home directory
+            )
+        )
+        failure = _wait_until_up(self.server, self._watcher, self._log)
+        if failure is not None:
+            self.kill()
+            raise ServerError(failure)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL. Idempotent."""
+        self._running.close()
+
+    def pause(self) -> None:
+        """Stop the server's process with SIGSTOP: connections stay, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._watcher is not None
+        for child in psutil.Process(self._watcher.pid).children():
+            child.send_signal(number)
+
+
 @contextmanager
-def weed_server(directory: Path) -> Iterator[S3Server]:
-    """A server with its data in `directory` that has answered a put and a get; killed, with its group, on leaving."""
-    binary = _binary()
-    directory.mkdir(parents=True, exist_ok=True)
+def running_weed(directory: Path) -> Iterator[Weed]:
+    """A server with its data below `directory` that is up; killed, with its group, on leaving."""
     failures: list[str] = []
     for attempt in range(START_ATTEMPTS):
-        with ExitStack() as stack:
-            data = directory / f"data-{attempt}"
-            data.mkdir()
-            log = directory / f"weed-{attempt}.log"
-            master, volume, filer, s3 = _free_ports(4)
-            server = S3Server(f"http://127.0.0.1:{s3}", "llog-test", "llog-test-secret", "us-east-1")
-            process = stack.enter_context(
-                leashed(
-                    _command(binary, data, _config(directory, server), master, volume, filer, s3),
-                    log=log,
-                    cwd=data,
-                    env={**os.environ, "HOME": str(data)},  # it would read settings from the home directory
-                )
-            )
-            failure = _wait_until_up(server, process, log)
-            if failure is None:
-                yield server
-                return
-            failures.append(failure)  # most likely another process took a port in between: take others
+        weed = Weed(directory / str(attempt))
+        try:
+            weed.start()
+        except ServerError as error:
+            failures.append(str(error))  # most likely another process took a port in between: take others
+            continue
+        try:
+            yield weed
+        finally:
+            weed.kill()
+        return
     raise ServerError(f"weed did not come up in {START_ATTEMPTS} attempts: " + "; ".join(failures))
+
+
+@contextmanager
+def weed_server(directory: Path) -> Iterator[S3Server]:
+    """The address and credentials of a server that runs as long as the context lasts."""
+    with running_weed(directory) as weed:
+        yield weed.server
 
 
 def _binary() -> str:
@@ -112,6 +158,7 @@ def _command(binary: str, data: Path, config: Path, master: int, volume: int, fi
         f"-dir={data}",
         f"-master.port={master}",
         "-master.telemetry=false",
+        "-master.electionTimeout=1s",  # a master that is started again waits twice as long for others
         "-master.volumeSizeLimitMB=1024",
         f"-volume.port={volume}",
         # Every bucket takes volumes of its own, several at once; they are empty files until written.

@@ -3,53 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
-import pytest
-
-from devtools.servers.weed import S3Server, ServerError, weed_server
+from devtools.servers.weed import Weed
 from llog.errors import OutcomeUnknown, StoreUnavailable
 from llog.stores.blobs_object import ObjectBlobStore
 from llog.stores.object_answers import Limits
-from tests.conftest import unavailable
 
 BUCKET = "restarted"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[S3Server]:
-    """One of its own: nobody else may meet a stopped server."""
-    with ExitStack() as stack:
-        try:
-            started = stack.enter_context(weed_server(tmp_path / "weed"))
-        except ServerError as error:
-            unavailable(str(error))
-        yield started
-
-
-def process_of(directory: Path) -> int:
-    """The server's own process: it is the one that was told to keep its data below `directory`."""
-    for entry in Path("/proc").iterdir():
-        try:
-            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if (
-            arguments
-            and arguments[0].endswith(b"weed")
-            and any(a.startswith(f"-dir={directory}".encode()) for a in arguments)
-        ):
-            return int(entry.name)
-    raise AssertionError(f"no server has its data in {directory}")
-
-
-async def test_a_server_that_stalls_and_comes_back_loses_nothing_and_claims_nothing(
-    server: S3Server, tmp_path: Path
-) -> None:
+async def test_a_server_that_stalls_and_comes_back_loses_nothing_and_claims_nothing(weed: Weed) -> None:
+    server = weed.server
     server.create_bucket(BUCKET)
     store = ObjectBlobStore.s3(
         BUCKET,
@@ -80,17 +44,16 @@ async def test_a_server_that_stalls_and_comes_back_loses_nothing_and_claims_noth
             await asyncio.sleep(0.01)
 
     workers = [asyncio.create_task(work(worker)) for worker in range(4)]
-    process = process_of(tmp_path / "weed")
     async with asyncio.timeout(60):
         for _ in range(2):
             await more_than(acknowledged, len(acknowledged) + 20)
             failed = len(failures)
-            os.kill(process, signal.SIGSTOP)
+            weed.pause()
             try:
                 while len(failures) < failed + 4:
                     await asyncio.sleep(0.01)
             finally:
-                os.kill(process, signal.SIGCONT)
+                weed.resume()
         await more_than(acknowledged, len(acknowledged) + 20)
         is_over.set()
         await asyncio.gather(*workers)
