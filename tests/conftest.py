@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from devtools.servers.oxia import OxiaMissing, OxiaServer, oxia_server
 from devtools.servers.postgres import PostgresServer, postgres_server
 from devtools.servers.weed import S3Server, ServerError, weed_server
 from llog.sql.workers.process import zygote
@@ -58,4 +59,15 @@ def postgres() -> Iterator[PostgresServer]:
             server = stack.enter_context(postgres_server())
         except ServerError as error:
             unavailable(str(error))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def oxia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OxiaServer]:
+    """One real Oxia with four shards for the whole run, emptied by `wipe`; skips where none can be had, in CI, too."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(oxia_server(tmp_path_factory.mktemp("oxia"), shards=4))
+        except OxiaMissing as error:
+            pytest.skip(str(error))
         yield server
