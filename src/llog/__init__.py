@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from llog.client.connection import connect as connect
     from llog.config import Settings as Settings
     from llog.errors import *  # noqa: F403
+    from llog.history.checker import check_history as check_history
+    from llog.history.recorder import HistoryRecorder as HistoryRecorder
     from llog.leaderless import LeaderlessLogCompactor as LeaderlessLogCompactor
     from llog.leaderless import LeaderlessLogReader as LeaderlessLogReader
     from llog.leaderless import LeaderlessLogWriter as LeaderlessLogWriter
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "check_history": "llog.history.checker",
     "connect": "llog.client.connection",
+    "HistoryRecorder": "llog.history.recorder",
     "LeaderlessLogCompactor": "llog.leaderless",
     "LeaderlessLogReader": "llog.leaderless",
     "LeaderlessLogWriter": "llog.leaderless",

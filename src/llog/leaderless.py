@@ -64,15 +64,7 @@ class LeaderlessLogWriter:
         Partitions commit independently. If only some groups failed, `PartlyAppended` carries every group's result or error; if all
         did, the first one's error is raised.
         """
-        wanted = [
-            Group(
-                topic=group.topic,
-                partition=group.partition,
-                records=[_record(payload) for payload in group.payloads],
-                producer=group.producer,
-            )
-            for group in groups
-        ]
+        wanted = [group_of(group) for group in groups]
         results = self._connection.call(lambda parts: parts.appender.append(wanted))
         appended = [result for result in results if isinstance(result, AppendResult)]
         if len(appended) == len(results):
@@ -270,6 +262,16 @@ async def ensure_partition(catalog: Catalog, name: str, partition: int) -> None:
             if partition >= (await catalog.get(name)).partitions:
                 raise
         return  # by this call, or by somebody else who added more of them
+
+
+def group_of(group: SharedAppendGroup) -> Group:
+    """The group as the core takes it; `InvalidArgument` if a payload is neither text, bytes nor a record."""
+    return Group(
+        topic=group.topic,
+        partition=group.partition,
+        records=[_record(payload) for payload in group.payloads],
+        producer=group.producer,
+    )
 
 
 async def _begun(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:

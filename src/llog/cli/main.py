@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "retain": "llog.cli.upkeep:retain",
     "collect": "llog.cli.upkeep:collect",
     "verify": "llog.cli.verify:verify",
+    "check-history": "llog.cli.check_history:check_history",
     "repair": "llog.cli.repair:repair",
     "pipeline": "llog.cli.pipeline:pipeline",
     "doctor": "llog.cli.doctor:doctor",
@@ -151,8 +152,8 @@ def main(ctx: click.Context, data_dir: str | None, meta: str | None, blobs: str 
       printf 'k1:first\\nk2:second\\n' | llog produce orders --key-separator :
       llog consume orders --format json
 
-    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` found no damage, but could not read
-    all; 130 interrupted.
+    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` or `check-history` found nothing
+    wrong, but could not check all; 130 interrupted.
     """
     ctx.obj = Invocation({"data_dir": data_dir, "meta": meta, "blobs": blobs}, config)
 

@@ -1,0 +1,80 @@
+"""`llog check-history`: whether the log kept its promises to the clients that wrote a history down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llog.cli.common import DURATION, json_option, note, print_json, print_table, progress
+from llog.cli.verify import EXIT_INCOMPLETE
+
+if TYPE_CHECKING:
+    from llog.history.report import HistoryReport, PartitionReport
+
+
+@click.command(short_help="Check recorded appends and reads against what the log promises.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--clock-skew",
+    "clock_skew_ms",
+    type=DURATION,
+    help="The most by which the clocks of the files' machines differ. Needed for files of several machines; those of one share a clock.",
+)
+@click.option(
+    "--unrecorded-retention",
+    is_flag=True,
+    help="Retention that is not in the files may raise log starts. Without it, a log start that no recorded trim explains is a loss.",
+)
+@json_option
+def check_history(
+    files: tuple[Path, ...], clock_skew_ms: int | None, unrecorded_retention: bool, as_json: bool
+) -> None:
+    """Check FILES, which together hold every append to some partitions, and reads of them, with their times.
+
+    For each partition it decides whether acknowledged records are at their offsets, unchanged, dense and in order (I1, I2), whether
+    none was lost and none appeared twice (I3), whether retries of a producer appended once (I8), and whether every read saw what
+    had been acknowledged before it began, through any broker (I9). Each finding names the offsets, the operations, and the lines
+    that they are in. Read all partitions to their ends after the last append: records that nobody read cannot be judged.
+    docs/history.md has the format.
+
+    \b
+    Exit codes: 0 nothing is wrong; 1 a promise was broken; 2 a file is no history; 3 nothing wrong was found, but some
+    acknowledged records were never read.
+    """
+    from llog.history.checker import check_history as checked
+
+    with progress("bytes checked", total=sum(file.stat().st_size for file in files)) as bar:
+        report = checked(
+            files,
+            clock_skew_ms=clock_skew_ms,
+            unrecorded_retention=unrecorded_retention,
+            progress=lambda done: bar.update(bar.task_ids[0], completed=done),
+        )
+    if as_json:
+        print_json({"clean": report.clean, "operations": report.operations, "partitions": report.partitions})
+    else:
+        _show(report)
+    if report.findings:
+        click.get_current_context().exit(1)
+    if report.unread:
+        click.get_current_context().exit(EXIT_INCOMPLETE)
+
+
+def _show(report: HistoryReport) -> None:
+    columns = ["TOPIC", "PARTITION", "OPERATIONS", "ACKNOWLEDGED", "NEVER READ", "UNKNOWN", "RESULT"]
+    rows = [
+        [each.topic, each.partition, each.operations, each.acknowledged, each.unread, each.unknown, _result(each)]
+        for each in report.partitions
+    ]
+    print_table(columns, rows, numbers=columns[1:6])
+    for paragraph in report.paragraphs():
+        note(f"llog: {paragraph}")
+    click.echo(report.summary())
+
+
+def _result(report: PartitionReport) -> str:
+    if report.findings:
+        return "BROKEN"
+    return "not all read" if report.unread else "ok"

@@ -1,0 +1,367 @@
+"""What all operations of a partition say together: retries, what was never acknowledged, and order in real time.
+
+All of it is sorting and running maxima over columns: n log n in the number of operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from llog.errors import InvalidArgument
+from llog.history.lines import Outcome
+from llog.history.offsets import NOBODY, Hashes
+from llog.history.operations import NEVER, OUTCOMES, UNSAID, Column, PartitionHistory
+from llog.model import FIRST_OFFSET
+
+_OK, _UNKNOWN, _FAILED = (OUTCOMES[each] for each in (Outcome.OK, Outcome.UNKNOWN, Outcome.FAILED))
+
+
+class Times(NamedTuple):
+    """Of each row, on one time line; a row that began within `skew_ns` of another one's end may have overlapped it."""
+
+    start: Column
+    end: Column
+    skew_ns: int
+
+
+class Appends(NamedTuple):
+    """One for each append, however often it was tried. `first` is UNSAID where nobody was told its offsets."""
+
+    row: Column
+    start: Column
+    """When the first attempt began that may have happened; NEVER if all of them failed."""
+    first: Column
+    records: Column
+    producer: Column
+    epoch: Column
+    sequence: Column
+    attempt: Column
+    """A place in the attempts."""
+
+
+def check_partition(history: PartitionHistory, times: Times, *, unrecorded_retention: bool) -> None:
+    """Adds what is wrong to the history's findings."""
+    appends = _joined_attempts(history, times)
+    appends = _place_unknown(history, appends)
+    located = _taken(appends, np.flatnonzero(appends.first != UNSAID))
+    located = _taken(located, np.argsort(located.first, kind="stable"))
+    _check_producers(history, located)
+    _check_real_time(history, times, located)
+    _check_wholeness(history, located)
+    _check_log_start(history, times, unrecorded_retention)
+
+
+def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
+    """The appends; reports those that were acknowledged at two places (I8)."""
+    attempts = history.appends
+    if not len(attempts):
+        return Appends(*(np.zeros(0, np.int64) for _ in Appends._fields))
+    names = ("producer", "epoch", "sequence", "outcome", "first", "count", "content", "row")
+    order = np.lexsort([attempts.column(name) for name in ("sequence", "epoch", "producer")])
+    producer, epoch, sequence, outcome, first, count, content, row = (attempts.column(name)[order] for name in names)
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (np.diff(producer) != 0) | (np.diff(epoch) != 0) | (np.diff(sequence) != 0)
+    groups = np.flatnonzero(is_new)
+    for place in np.flatnonzero(~is_new):
+        if (count[place], content[place]) != (count[place - 1], content[place - 1]):
+            raise InvalidArgument(
+                f"{history.ref(int(row[place - 1]))} and {history.ref(int(row[place]))} have the same producer and sequence, but not "
+                "the same records: a retry must repeat them"
+            )
+    lowest = np.minimum.reduceat(np.where(outcome == _OK, first, NEVER), groups)
+    highest = np.maximum.reduceat(first, groups)
+    for group in np.flatnonzero((lowest != highest) & (highest != UNSAID)).tolist():
+        members = slice(groups[group], groups[group + 1] if group + 1 < len(groups) else len(order))
+        rows = [int(row[members][first[members] == offset][0]) for offset in (lowest[group], highest[group])]
+        low, high = int(lowest[group]), int(highest[group])
+        history.report(
+            "I8",
+            low,
+            high + int(count[groups[group]]) - 1,
+            "an append and its retry were acknowledged at two places: ",
+            rows[0],
+            f" at offset {low}, ",
+            rows[1],
+            f" at offset {high}",
+        )
+    # The attempt that says most: an acknowledged one, else one that may have happened.
+    best = np.minimum.reduceat(outcome * len(order) + np.arange(len(order)), groups) % len(order)
+    start = np.minimum.reduceat(np.where(outcome == _FAILED, NEVER, times.start[row]), groups)
+    return Appends(
+        row=row[best],
+        start=start,
+        first=np.where(highest == UNSAID, UNSAID, lowest),
+        records=count[best],
+        producer=producer[best],
+        epoch=epoch[best],
+        sequence=sequence[best],
+        attempt=order[best],
+    )
+
+
+def _place_unknown(history: PartitionHistory, appends: Appends) -> Appends:
+    """Finds the appends of unknown outcome among the records that nobody was told the offsets of; reports what cannot be (I3, I8)."""
+    unknown = np.flatnonzero((appends.first == UNSAID) & (appends.start != NEVER)).tolist()
+    history.unknown = len(unknown)
+    hashes = {append: history.hashes[int(appends.attempt[append])] for append in unknown}
+    candidates: dict[int, list[tuple[int, int]]] = {}
+    for append, theirs in hashes.items():
+        for place, value in enumerate(theirs.tolist()):
+            candidates.setdefault(value, []).append((append, place))
+    starts: dict[int, list[int]] = {}
+    seen: Counter[int] = Counter()
+    explained = 0
+    for offset, value in history.offsets.unowned():
+        found = candidates.get(value, [])
+        seen[value] += 1
+        if not found:
+            _report_stranger(history, offset, value)
+        elif len(found) == 1:
+            append, place = found[0]
+            places = starts.setdefault(append, [])
+            if offset - place not in places[-1:]:
+                places.append(offset - place)
+            explained += 1
+        elif seen[value] > len(found):
+            row = int(appends.row[found[0][0]])
+            history.report(
+                "I3", offset, offset, f"there are more such records than the {len(found)} of ", row, " and others"
+            )
+        else:
+            explained += 1
+    first = appends.first.copy()
+    for append, places in starts.items():
+        if _check_place(history, appends, append, hashes[append], places):
+            first[append] = places[0]
+    _check_density(history, appends, sum(map(len, hashes.values())) - explained)
+    return appends._replace(first=first)
+
+
+def _check_place(history: PartitionHistory, appends: Appends, append: int, hashes: Hashes, places: list[int]) -> bool:
+    """Whether an append of unknown outcome is at one place, with all of its records."""
+    row, count = int(appends.row[append]), len(hashes)
+    start = places[0]
+    if len(places) > 1:
+        invariant = "I3" if appends.producer[append] == UNSAID else "I8"
+        history.report(
+            invariant,
+            min(places),
+            max(places) + count - 1,
+            "the records of ",
+            row,
+            f" are there more than once: at offsets {', '.join(map(str, places[:5]))}",
+        )
+        return False
+    for offset, wanted in enumerate(hashes.tolist(), start):
+        found = history.offsets.hash_at(offset)
+        if offset < FIRST_OFFSET or found not in (0, wanted) or history.offsets.append_at(offset) != NOBODY:
+            history.report(
+                "I3", start, start + count - 1, row, f" is there in part: offset {offset} holds another record"
+            )
+            return False
+    return True
+
+
+def _report_stranger(history: PartitionHistory, offset: int, value: int) -> None:
+    """A record was read that nothing recorded can have put there."""
+    if history.is_full:
+        history.left_out += 1
+        return
+    reader = history.offsets.read_at(offset)
+    twin = history.offsets.acknowledged_with(value)
+    if twin is not None:
+        other, row = twin
+        invariant = "I3" if history.rows.value("identity", row) == row else "I8"
+        history.report(
+            invariant,
+            offset,
+            offset,
+            row,
+            f" was acknowledged at offset {other}, but ",
+            reader,
+            " found its record here, too: it was appended twice",
+        )
+        return
+    for attempt, hashes in history.hashes.items():
+        if value in hashes:
+            row = history.appends.value("row", attempt)
+            history.report("I3", offset, offset, row, " failed, but ", reader, " found its record")
+            return
+    history.report("I3", offset, offset, reader, " found a record that nobody appended")
+
+
+def _check_density(history: PartitionHistory, appends: Appends, left: int) -> None:
+    """I2: offsets that nobody appended to and nobody read can only be those of appends of unknown outcome, which have `left` records."""
+    ends = appends.first + appends.records
+    reach = history.reads.column("reach")
+    top = int(max(ends[appends.first != UNSAID].max(initial=FIRST_OFFSET), reach.max(initial=FIRST_OFFSET)))
+    holes = top - FIRST_OFFSET - history.offsets.count_known(top)
+    if holes > left:
+        start = history.offsets.first_unknown(FIRST_OFFSET, top)
+        rows = history.reads.column("row")[reach == top][:1].tolist() or appends.row[ends == top][:1].tolist()
+        history.report(
+            "I2",
+            start,
+            start,
+            rows[0],
+            f" shows that all offsets below {top} are taken, but no append can have taken {holes - left} of them",
+        )
+
+
+def _check_producers(history: PartitionHistory, located: Appends) -> None:
+    """I2: a producer's appends are in the order of its sequences."""
+    named = _taken(located, np.flatnonzero(located.producer != UNSAID))
+    named = _taken(named, np.lexsort([named.sequence, named.epoch, named.producer]))
+    back = (np.diff(named.producer) == 0) & (np.diff(named.first) <= 0)
+    for place in np.flatnonzero(back).tolist():
+        before, after = int(named.first[place]), int(named.first[place + 1])
+        history.report(
+            "I2",
+            after,
+            before,
+            int(named.row[place]),
+            f" is at offset {before}, and the same producer's next one, ",
+            int(named.row[place + 1]),
+            f", before it at offset {after}",
+        )
+
+
+class _Floor(NamedTuple):
+    """The highest value that was known at any time, and the row that shows it."""
+
+    times: Column
+    values: Column
+    rows: Column
+
+    @classmethod
+    def of(cls, times: Column, values: Column, rows: Column) -> _Floor:
+        order = np.argsort(times, kind="stable")
+        values = values[order]
+        highest = np.maximum.accumulate(values) if len(values) else values
+        which = np.maximum.accumulate(np.where(values >= highest, np.arange(len(values)), 0)) if len(values) else values
+        return cls(times[order], highest, rows[order][which])
+
+    def before(self, times: Column, lowest: int) -> tuple[Column, Column]:
+        """What was known before each of these times, `lowest` if nothing was, and by which row."""
+        place = np.searchsorted(self.times, times, side="left") - 1
+        known = place >= 0
+        place = np.maximum(place, 0)
+        if not len(self.times):
+            return np.full(len(times), lowest, np.int64), np.full(len(times), NOBODY, np.int64)
+        return np.where(known, self.values[place], lowest), np.where(known, self.rows[place], NOBODY)
+
+
+def _check_real_time(history: PartitionHistory, times: Times, located: Appends) -> None:
+    """I9 and I2: what was acknowledged or seen before an operation began binds it. So nothing is seen before its append began."""
+    attempts, reads = history.appends, history.reads
+    done = attempts.column("outcome") == _OK
+    ends = (attempts.column("first") + attempts.column("count"))[done]
+    shown = reads.column("reach") != UNSAID
+    rows = np.concatenate([attempts.column("row")[done], reads.column("row")[shown]])
+    floor = _Floor.of(times.end[rows], np.concatenate([ends, reads.column("reach")[shown]]), rows)
+
+    said = reads.column("next") != UNSAID
+    row, next_offset = reads.column("row")[said], reads.column("next")[said]
+    least, by = floor.before(times.start[row] - times.skew_ns, FIRST_OFFSET)
+    stale = np.flatnonzero(next_offset < least)
+    culprits, firsts, counts = np.unique(by[stale], return_index=True, return_counts=True)
+    for culprit, place, count in zip(culprits.tolist(), stale[firsts].tolist(), counts.tolist(), strict=True):
+        _report_stale(history, times, int(row[place]), int(next_offset[place]), culprit, int(least[place]), count)
+
+    least, by = floor.before(located.start - times.skew_ns, FIRST_OFFSET)
+    for place in np.flatnonzero(located.first < least).tolist():
+        offset, shows = int(located.first[place]), int(least[place])
+        history.report(
+            "I2",
+            offset,
+            offset + int(located.records[place]) - 1,
+            int(located.row[place]),
+            f" is at offset {offset}, though it began after ",
+            int(by[place]),
+            f" had shown that all offsets below {shows} were taken",
+        )
+
+
+def _report_stale(
+    history: PartitionHistory, times: Times, row: int, next_offset: int, culprit: int, least: int, count: int
+) -> None:
+    """I9; or I3 if what was acknowledged was never seen by anybody."""
+    later_s = int(times.start[row] - times.end[culprit]) / 1e9
+    others = f"; {count - 1} more reads have the same" if count > 1 else ""
+    verb = "was acknowledged" if history.is_append(culprit) else "had shown offsets"
+    lost = history.is_append(culprit) and history.offsets.read_at(least - 1) == NOBODY
+    history.report(
+        "I3" if lost else "I9",
+        next_offset,
+        least - 1,
+        row,
+        f" said that the next offset is {next_offset}, though it began {later_s:.6f} s after ",
+        culprit,
+        f" {verb} up to offset {least - 1}{', which no read ever found: it is lost' if lost else ''}{others}",
+    )
+
+
+def _check_wholeness(history: PartitionHistory, located: Appends) -> None:
+    """I3: the records of an append are there together or not at all, so the next offset is never within one."""
+    if not len(located.first):
+        return
+    said = history.reads.column("next") != UNSAID
+    row, next_offset = history.reads.column("row")[said], history.reads.column("next")[said]
+    place = np.searchsorted(located.first, next_offset, side="left") - 1
+    within = (place >= 0) & (next_offset < (located.first + located.records)[place])
+    for read in np.flatnonzero(within).tolist():
+        start, end = int(located.first[place[read]]), int((located.first + located.records)[place[read]]) - 1
+        history.report(
+            "I3",
+            start,
+            end,
+            int(row[read]),
+            f" said that the next offset is {next_offset[read]}, which is within ",
+            int(located.row[place[read]]),
+        )
+
+
+def _check_log_start(history: PartitionHistory, times: Times, unrecorded_retention: bool) -> None:
+    """I1 and I3: the log start only rises, and only by trims."""
+    trims, reads = history.trims, history.reads
+    done, said = trims.column("log_start") != UNSAID, reads.column("log_start") != UNSAID
+    rows = np.concatenate([trims.column("row")[done], reads.column("row")[said]])
+    values = np.concatenate([trims.column("log_start")[done], reads.column("log_start")[said]])
+    floor = _Floor.of(times.end[rows], values, rows)
+
+    claims = np.where(said, reads.column("log_start"), reads.column("asked"))
+    claimed = np.flatnonzero(claims != UNSAID)
+    row = reads.column("row")[claimed]
+    least, by = floor.before(times.start[row] - times.skew_ns, FIRST_OFFSET)
+    for place in np.flatnonzero(claims[claimed] < least).tolist():
+        offset, start = int(claims[claimed][place]), int(least[place])
+        history.report(
+            "I1",
+            offset,
+            start - 1,
+            int(row[place]),
+            f" found offset {offset}, though it began after ",
+            int(by[place]),
+            f" had shown that the log starts at {start}",
+        )
+    if unrecorded_retention:
+        return
+    cause = _Floor.of(times.start[trims.column("row")], trims.column("bound"), trims.column("row"))
+    ended = np.minimum(times.end[rows], NEVER - times.skew_ns - 1) + times.skew_ns + 1
+    most, _ = cause.before(ended, FIRST_OFFSET)
+    for place in np.flatnonzero(values > np.maximum(most, FIRST_OFFSET))[:1].tolist():
+        start = int(values[place])
+        history.report(
+            "I3",
+            int(max(most[place], FIRST_OFFSET)),
+            start - 1,
+            int(rows[place]),
+            f" shows that the log starts at {start}, but no recorded trim reached so far",
+        )
+
+
+def _taken(appends: Appends, places: Column) -> Appends:
+    return Appends(*(column[places] for column in appends))

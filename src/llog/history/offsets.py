@@ -1,0 +1,149 @@
+"""What is known of every offset of a partition: the record's hash, the append that was acknowledged there, and a read that found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+_PAGE: Final = 4096
+NOBODY: Final = -1
+
+
+class Clash(NamedTuple):
+    """Offsets at which two operations contradict each other; `row` is the earlier one's."""
+
+    start: int
+    end: int
+    row: int
+
+
+class _Page:
+    def __init__(self) -> None:
+        self.hashes: Hashes = np.zeros(_PAGE, np.uint64)
+        self.appends = np.full(_PAGE, NOBODY, np.int32)
+        self.reads = np.full(_PAGE, NOBODY, np.int32)
+
+
+class OffsetTable:
+    """Pages of offsets, 16 bytes for each: only those that something was said about are there, in whatever order it was said."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, _Page] = {}
+
+    def acknowledge(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
+        """Notes that this append has these offsets. Returns those that another append has, or where a read found other records."""
+        clashes = []
+        for at, page, part, new in self._pieces(start, hashes):
+            taken = page.appends[part] != NOBODY
+            differs = (page.hashes[part] != 0) & (page.hashes[part] != new)
+            clashes += _clashes(at, taken, page.appends[part])
+            clashes += _clashes(at, differs & ~taken, page.reads[part])
+            page.hashes[part] = np.where(page.hashes[part] == 0, new, page.hashes[part])
+            page.appends[part] = np.where(taken, page.appends[part], row)
+        return clashes
+
+    def find(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
+        """Notes that this read found these records. Returns the offsets where an append or an earlier read says otherwise."""
+        clashes = []
+        for at, page, part, new in self._pieces(start, hashes):
+            differs = (page.hashes[part] != 0) & (page.hashes[part] != new)
+            witnesses = np.where(page.appends[part] != NOBODY, page.appends[part], page.reads[part])
+            clashes += _clashes(at, differs, witnesses)
+            page.hashes[part] = np.where(page.hashes[part] == 0, new, page.hashes[part])
+            page.reads[part] = np.where(page.reads[part] == NOBODY, row, page.reads[part])
+        return clashes
+
+    def hash_at(self, offset: int) -> int:
+        """0: not known."""
+        page = self._pages.get(offset // _PAGE)
+        return 0 if page is None else int(page.hashes[offset % _PAGE])
+
+    def append_at(self, offset: int) -> int:
+        page = self._pages.get(offset // _PAGE)
+        return NOBODY if page is None else int(page.appends[offset % _PAGE])
+
+    def read_at(self, offset: int) -> int:
+        page = self._pages.get(offset // _PAGE)
+        return NOBODY if page is None else int(page.reads[offset % _PAGE])
+
+    def unowned(self) -> Iterator[tuple[int, int]]:
+        """Offsets, rising, with their hashes, that were read and that no append was acknowledged at."""
+        for number in sorted(self._pages):
+            page = self._pages[number]
+            for place in np.flatnonzero((page.hashes != 0) & (page.appends == NOBODY)).tolist():
+                yield number * _PAGE + place, int(page.hashes[place])
+
+    def unread(self, from_offset: int) -> Offsets:
+        """Offsets from this one on that were acknowledged and never read."""
+        found = [
+            np.flatnonzero((page.appends != NOBODY) & (page.reads == NOBODY)) + number * _PAGE
+            for number, page in sorted(self._pages.items())
+        ]
+        offsets: Offsets = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return offsets[offsets >= from_offset]
+
+    def count_acknowledged(self) -> int:
+        return sum(int(np.count_nonzero(page.appends != NOBODY)) for page in self._pages.values())
+
+    def count_known(self, below: int) -> int:
+        """How many offsets below this one something is known about."""
+        count = 0
+        for number, page in self._pages.items():
+            known = page.hashes[: max(0, min(_PAGE, below - number * _PAGE))]
+            count += int(np.count_nonzero(known))
+        return count
+
+    def first_unknown(self, start: int, below: int) -> int:
+        """The first offset in [start, below) that nothing is known about; `below` if there is none."""
+        while start < below:
+            page = self._pages.get(start // _PAGE)
+            if page is None:
+                return start
+            empty = np.flatnonzero(page.hashes[start % _PAGE :] == 0)
+            if len(empty):
+                return min(start + int(empty[0]), below)
+            start += _PAGE - start % _PAGE
+        return below
+
+    def acknowledged_with(self, hash_: int) -> tuple[int, int] | None:
+        """An offset whose acknowledged record has this hash, and the row of its append."""
+        for number, page in self._pages.items():
+            found = np.flatnonzero((page.hashes == hash_) & (page.appends != NOBODY))
+            if len(found):
+                return number * _PAGE + int(found[0]), int(page.appends[found[0]])
+        return None
+
+    def _pieces(self, start: int, hashes: Hashes) -> Iterator[tuple[int, _Page, slice, Hashes]]:
+        """The parts of these records that lie on one page each."""
+        done = 0
+        while done < len(hashes):
+            number, first = divmod(start + done, _PAGE)
+            count = min(_PAGE - first, len(hashes) - done)
+            page = self._pages.get(number)
+            if page is None:
+                page = self._pages[number] = _Page()
+            yield start + done, page, slice(first, first + count), hashes[done : done + count]
+            done += count
+
+
+def packed(hashes: Sequence[str]) -> Hashes:
+    """Hashes as numbers, none of which is 0."""
+    numbers = np.frombuffer(bytes.fromhex("".join(hashes)), ">u8").astype(np.uint64)
+    return np.maximum(numbers, np.uint64(1))
+
+
+def _clashes(at: int, where: npt.NDArray[np.bool_], rows: npt.NDArray[np.int32]) -> list[Clash]:
+    """Runs of neighbouring offsets that clash with the same row."""
+    found: list[Clash] = []
+    for place in np.flatnonzero(where).tolist():
+        row = int(rows[place])
+        if found and found[-1].row == row and found[-1].end == at + place - 1:
+            found[-1] = found[-1]._replace(end=at + place)
+        else:
+            found.append(Clash(at + place, at + place, row))
+    return found

@@ -1,0 +1,202 @@
+"""`POST /produce` and `POST /consume` recorded, through any client that looks like httpx's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from llog.broker.messages import RecordIn, columns_in
+from llog.history.recorder import HistoryRecorder, OpenOperation
+from llog.model import TopicPartition
+from llog.ports import Batch
+
+Item = Mapping[str, Any]
+
+
+class Response(Protocol):
+    @property
+    def status_code(self) -> int: ...
+
+    @property
+    def content(self) -> bytes: ...
+
+
+class Client(Protocol):
+    """`httpx.Client` is one."""
+
+    def post(self, url: str, *, json: Any) -> Any: ...
+
+
+class AsyncClient(Protocol):
+    """`httpx.AsyncClient` is one."""
+
+    async def post(self, url: str, *, json: Any) -> Any: ...
+
+
+class RecordedBroker:
+    """Produces and consumes through one broker. `via` names it in the history."""
+
+    def __init__(self, recorder: HistoryRecorder, client: Client, *, via: str) -> None:
+        self._calls = _Calls(recorder, via)
+        self._client = client
+
+    def produce(self, items: Sequence[Item]) -> Any:
+        """The response to `POST /produce` with these `topic_partitions`."""
+        under_way = self._calls.produces(items)
+        try:
+            response = self._client.post("/produce", json={"topic_partitions": items})
+        except BaseException as error:
+            _raised(under_way, error)
+            raise
+        _produced(under_way, response)
+        return response
+
+    def consume(self, items: Sequence[Item], **options: int) -> Any:
+        """The response to `POST /consume` with these `topic_partitions`, and `max_wait_ms` and the like beside them."""
+        under_way = self._calls.consumes(items)
+        try:
+            response = self._client.post("/consume", json={"topic_partitions": items, **options})
+        except BaseException as error:
+            _raised(under_way, error)
+            raise
+        _consumed(under_way, items, response)
+        return response
+
+
+class RecordedAsyncBroker:
+    """Produces and consumes through one broker. `via` names it in the history."""
+
+    def __init__(self, recorder: HistoryRecorder, client: AsyncClient, *, via: str) -> None:
+        self._calls = _Calls(recorder, via)
+        self._client = client
+
+    async def produce(self, items: Sequence[Item]) -> Any:
+        """The response to `POST /produce` with these `topic_partitions`."""
+        under_way = self._calls.produces(items)
+        try:
+            response = await self._client.post("/produce", json={"topic_partitions": items})
+        except BaseException as error:
+            _raised(under_way, error)
+            raise
+        _produced(under_way, response)
+        return response
+
+    async def consume(self, items: Sequence[Item], **options: int) -> Any:
+        """The response to `POST /consume` with these `topic_partitions`, and `max_wait_ms` and the like beside them."""
+        under_way = self._calls.consumes(items)
+        try:
+            response = await self._client.post("/consume", json={"topic_partitions": items, **options})
+        except BaseException as error:
+            _raised(under_way, error)
+            raise
+        _consumed(under_way, items, response)
+        return response
+
+
+class _Calls:
+    def __init__(self, recorder: HistoryRecorder, via: str) -> None:
+        self._recorder = recorder
+        self._via = via
+
+    def produces(self, items: Sequence[Item]) -> list[OpenOperation]:
+        return [
+            self._recorder.append(
+                _partition(item), columns_in(msgspec.convert(item["records"], list[str | RecordIn])), via=self._via
+            )
+            for item in items
+        ]
+
+    def consumes(self, items: Sequence[Item]) -> list[OpenOperation]:
+        return [self._recorder.read(_partition(item), item["fetch_offset"], via=self._via) for item in items]
+
+
+class _ErrorIn(msgspec.Struct):
+    code: str
+    log_start_offset: int | None = None
+    next_offset: int | None = None
+
+
+class _RecordOut(msgspec.Struct):
+    offset: int
+    payload: Any
+    key: Any = None
+    headers: Any = ()
+
+
+class _ItemOut(msgspec.Struct):
+    error: _ErrorIn | None = None
+    start_offset: int | None = None
+    end_offset: int | None = None
+    high_watermark: int | None = None
+    log_start_offset: int | None = None
+    records: list[_RecordOut] = []
+
+
+class _Answer(msgspec.Struct):
+    """The answer to a request whose items go well or fail one by one, or the problem of the whole request."""
+
+    topic_partitions: list[_ItemOut] | None = None
+    code: str | None = None
+
+
+def _produced(under_way: Sequence[OpenOperation], response: Response) -> None:
+    for operation, item in zip(under_way, _items(response, len(under_way)), strict=True):
+        if isinstance(item, str):
+            operation.lost(item)
+        elif item.error is not None:
+            operation.refused(item.error.code)
+        elif item.start_offset is not None and item.end_offset is not None:
+            operation.appended(item.start_offset, item.end_offset)
+        else:
+            operation.lost("an answer without offsets")
+
+
+def _consumed(under_way: Sequence[OpenOperation], items: Sequence[Item], response: Response) -> None:
+    for operation, asked, item in zip(under_way, items, _items(response, len(under_way)), strict=True):
+        if isinstance(item, str):
+            operation.lost(item)
+        elif item.error is not None:
+            error = item.error
+            operation.refused(error.code, log_start_offset=error.log_start_offset, next_offset=error.next_offset)
+        else:
+            next_offset = None if item.high_watermark is None else item.high_watermark + 1
+            batches = _batches(_partition(asked), item.records)
+            operation.answered(batches, log_start_offset=item.log_start_offset, next_offset=next_offset)
+
+
+def _items(response: Response, count: int) -> Sequence[_ItemOut | str]:
+    """What the answer says about each item; a text says why it says nothing."""
+    unclear = f"status {response.status_code}"
+    try:
+        answer = msgspec.json.decode(response.content, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [unclear] * count
+    if answer.topic_partitions is not None:
+        return answer.topic_partitions if len(answer.topic_partitions) == count else [unclear] * count
+    # Only a code of llog's own can say that nothing was done; a failure without one, or of a proxy, may have come too late.
+    if answer.code is None or response.status_code in (500, 502, 504):
+        return [unclear] * count
+    return [_ItemOut(error=_ErrorIn(code=answer.code))] * count
+
+
+def _batches(tp: TopicPartition, records: Sequence[_RecordOut]) -> list[Batch]:
+    """Runs of consecutive offsets, as they came."""
+    batches: list[Batch] = []
+    first = 0
+    for place in range(1, len(records) + 1):
+        if place == len(records) or records[place].offset != records[place - 1].offset + 1:
+            shown = [{"value": each.payload, "key": each.key, "headers": each.headers} for each in records[first:place]]
+            batches.append(Batch(tp, records[first].offset, columns_in(msgspec.convert(shown, list[str | RecordIn]))))
+            first = place
+    return batches
+
+
+def _raised(under_way: Sequence[OpenOperation], error: BaseException) -> None:
+    for operation in under_way:
+        operation.lost(type(error).__name__)
+
+
+def _partition(item: Item) -> TopicPartition:
+    return TopicPartition(item["topic"], item["partition"])
