@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -265,6 +265,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_port: Annotated[
         int, Meta(description="Port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
     ] = 8080
+    broker_advertised_address: Annotated[
+        str | None,
+        Meta(
+            description="Where other brokers reach this one, as http://host:port: they send it the requests for what it owns. Set it if "
+            "LLOG_BROKER_BIND_HOST is 0.0.0.0 or ::, or if a proxy is between them.",
+            extra={"default": "where the broker listens, unless that is every address of the machine"},
+        ),
+    ] = None
+    broker_forward_timeout_ms: Annotated[
+        int,
+        Meta(
+            description="How long a broker waits for the answer of another one that owns what a request asks for, besides the time that "
+            "the request itself may wait. 0 forwards nothing: such requests get 421, with the owner's address.",
+            ge=0,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 30_000
     broker_hosts: Annotated[
         str | None,
         Meta(
@@ -603,7 +621,16 @@ def check(setting: Setting, value: object, source: str | None = None) -> None:
     if not fits:
         shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
         raise ConfigurationError(f"{source or setting.variable} is {shown}: it must be {setting.accepts}")
-    if setting.field == "s3_endpoint_url" and (not str(value).startswith(("http://", "https://")) or "@" in str(value)):
+    if setting.field in ("s3_endpoint_url", "broker_advertised_address") and not _is_http(str(value)):
         raise ConfigurationError(
             f"{source or setting.variable} is {_shown(str(value))!r}: it must be http://host:port or https://host:port"
         )
+
+
+def _is_http(url: str) -> bool:
+    """Whether it is the address of an HTTP server, without credentials."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in url
+    except ValueError:  # its port is no number
+        return False

@@ -117,6 +117,12 @@ class TopicElsewhere(LlogError):
     code = "topic_elsewhere"
 
 
+class OwnerUnavailable(TopicElsewhere):
+    """What was asked for has one owner, which is not running or does not answer. Nothing was changed; try again later."""
+
+    code = "owner_unavailable"
+
+
 class PartitionFenced(LlogError):
     """The partition accepts no appends until it is unfenced."""
 
@@ -190,9 +196,12 @@ class Contention(LlogError):
 
 
 class LogOwned(LlogError):
-    """Another process has this log open for writing; the message names it. Nothing was changed."""
+    """Another process owns what was asked for; the message names it. Nothing was changed."""
 
     code = "log_owned"
+
+    address: str | None = None
+    """Where that process answers requests, if it is a broker that others can reach."""
 
 
 # --- consumer groups

@@ -16,6 +16,7 @@ from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFo
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
 from llog.partition.log import Log, check_format, tie_together
+from llog.partition.owners import Owners
 from llog.partition.writer import WriterOptions
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
@@ -31,8 +32,12 @@ _memory_meta: dict[str, MemoryMeta] = {}
 _memory_blobs: dict[str, MemoryBlobs] = {}
 
 
-async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log:
+async def open_log(
+    settings: Settings, *, runtime: Runtime | None = None, is_broker: bool = False, address: str | None = None
+) -> Log:
     """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
+
+    A broker says so, and at which address others reach it, if they can.
 
     Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
     """
@@ -43,7 +48,11 @@ async def open_log(settings: Settings, *, runtime: Runtime | None = None) -> Log
         with _blaming("blobs", settings.blobs):
             blobs = _open_blobs(blobs_address, settings)
         runtime = runtime or SystemRuntime()
-        log = Log(meta, blobs, runtime, _segments(settings, runtime), _rocks(settings, runtime))
+        owners = Owners(
+            meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
+        )
+        segments, rocks = _segments(settings, runtime, owners), _rocks(settings, runtime, owners)
+        log = Log(meta, blobs, runtime, segments, rocks, owners)
         try:
             with _blaming("meta", settings.meta):
                 await check_format(log)
@@ -69,14 +78,18 @@ async def close_log(log: Log) -> None:
                 await log.rocks.close()
         finally:
             try:
+                if log.owners is not None:
+                    await log.owners.close()
                 await log.meta.close()
             finally:
                 await log.blobs.close()
 
 
 @asynccontextmanager
-async def opened_log(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Log]:
-    log = await open_log(settings, runtime=runtime)
+async def opened_log(
+    settings: Settings, *, runtime: Runtime | None = None, is_broker: bool = False, address: str | None = None
+) -> AsyncIterator[Log]:
+    log = await open_log(settings, runtime=runtime, is_broker=is_broker, address=address)
     try:
         yield log
     finally:
@@ -177,16 +190,16 @@ def _open_blobs(address: Address, settings: Settings) -> BlobStore:
     )
 
 
-def _segments(settings: Settings, runtime: Runtime) -> OpenSegments | None:
+def _segments(settings: Settings, runtime: Runtime, owners: Owners) -> OpenSegments | None:
     """Nothing is opened, or made, before a disk topic is."""
     if settings.segments_dir is None:
         return None
-    return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime)
+    return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime, owners)
 
 
-def _rocks(settings: Settings, runtime: Runtime) -> OpenRocks | None:
+def _rocks(settings: Settings, runtime: Runtime, owners: Owners) -> OpenRocks | None:
     """Nothing is opened, or made, before a table or a topic of it is used."""
-    return None if settings.rocksdb_dir is None else OpenRocks(Path(settings.rocksdb_dir), runtime)
+    return None if settings.rocksdb_dir is None else OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
 
 
 def _revealed(secret: Secret | None) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from tests.broker.test_process import LIMIT_S, Running, running
 
@@ -57,7 +58,10 @@ def test_a_topic_says_how_it_is_cleaned_up(tmp_path: Path) -> None:
         assert server.client.get("/topics").json()["topics"][0].items() >= asked.items()
 
 
-def test_another_broker_reads_and_waits_but_its_produce_is_refused_with_the_owner(tmp_path: Path) -> None:
+def test_without_forwarding_another_broker_reads_and_waits_but_its_produce_is_refused_with_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLOG_BROKER_FORWARD_TIMEOUT_MS", "0")
     with running(tmp_path, "serve") as owner, running(tmp_path, "serve") as other:
         _make(owner)
         owner.produce("a")
@@ -69,7 +73,9 @@ def test_another_broker_reads_and_waits_but_its_produce_is_refused_with_the_owne
         with pa.ipc.new_stream(sink, pa.schema([("value", pa.binary())])) as writer:
             writer.write_batch(pa.record_batch({"value": pa.array([b"c"])}))
         whole = other.client.post("/topics/t/partitions/0/records", content=sink.getvalue().to_pybytes(), headers=kind)
-        assert (whole.status_code, whole.json()["code"]) == (409, "log_owned")
+        assert (whole.status_code, whole.json()["code"]) == (421, "log_owned")
+        address = str(owner.client.base_url).rstrip("/")
+        assert whole.headers["llog-owner"] == whole.json()["owner"] == refused["owner"] == address
         assert [each["payload"] for each in other.consume()] == ["a"]
         found: list[Any] = []
         waiter = threading.Thread(target=lambda: found.extend(other.consume(2, max_wait_ms=60_000)))

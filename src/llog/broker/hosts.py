@@ -11,6 +11,7 @@ import re
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -43,7 +44,8 @@ def host_check(settings: Settings, metrics: Metrics) -> Middleware:
                 f"LLOG_BROKER_HOSTS has {each[:80]!r}: write names as clients do, without http:// and without a port "
                 "(llog.example.com), '*.example.com' for all below one, or '*' for any"
             )
-    return Middleware(_HostCheck, names=(*_LOOPBACK, settings.broker_bind_host.lower(), *names), metrics=metrics)
+    own = (settings.broker_bind_host, urlsplit(settings.broker_advertised_address or "").hostname or "")
+    return Middleware(_HostCheck, names=(*_LOOPBACK, *map(str.lower, filter(None, own)), *names), metrics=metrics)
 
 
 class _HostCheck:

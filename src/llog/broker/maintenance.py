@@ -10,7 +10,7 @@ import msgspec
 from llog.config import Settings
 from llog.engines.routing import EngineAppender
 from llog.engines.upkeep import clean_all, let_go_of_deleted, retain_all
-from llog.errors import LlogError, LogOwned
+from llog.errors import LlogError, LogOwned, OwnerUnavailable
 from llog.model import TopicPartition
 from llog.opening import collector_options, compactor_options
 from llog.partition.catalog import DISK, ROCKSDB
@@ -132,14 +132,14 @@ class Maintenance:
     async def retain(self, engine: str | None = None) -> None:
         """Of all topics, except for those that another process owns: it has its own upkeep."""
         for tp, result in (await retain_all(self._log, self._appender, engine, only_owned=True)).items():
-            if isinstance(result, LlogError) and not isinstance(result, LogOwned):
+            if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):
                 self._report(f"retention of {tp}: {result}")
 
     async def clean(self) -> None:
         """Of the topics that want it, except for those that another process owns; those that were deleted are let go."""
         await let_go_of_deleted(self._log)
         for tp, result in (await clean_all(self._log, only_owned=True)).items():
-            if isinstance(result, LlogError) and not isinstance(result, LogOwned):
+            if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):
                 self._report(f"key compaction of {tp}: {result}")
 
     async def collect(self) -> None:

@@ -24,6 +24,7 @@ from llog.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
+    OwnerUnavailable,
     PartitionFenced,
     PartitionNotInitialized,
     RecordTooLarge,
@@ -52,6 +53,7 @@ from llog.errors import (
 )
 
 RETRY_AFTER_S: Final = 1
+OWNER_HEADER: Final = "llog-owner"
 _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     InvalidArgument: HTTPStatus.BAD_REQUEST,
     SqlError: HTTPStatus.BAD_REQUEST,
@@ -77,6 +79,7 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     GroupConflict: HTTPStatus.CONFLICT,
     StaleMember: HTTPStatus.CONFLICT,
     TopicElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
+    OwnerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     WrongRole: HTTPStatus.MISDIRECTED_REQUEST,
     WrongHost: HTTPStatus.MISDIRECTED_REQUEST,
     OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
@@ -113,6 +116,8 @@ def problem_of(error: LlogError) -> Response:
     status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     headers = {"retry-after": str(RETRY_AFTER_S)} if again else None
+    if isinstance(error, LogOwned) and error.address is not None:
+        status, headers = HTTPStatus.MISDIRECTED_REQUEST, {OWNER_HEADER: error.address}
     return problem(status, error.code, str(error), headers, _more(error))
 
 
@@ -135,6 +140,8 @@ def _more(error: LlogError) -> dict[str, Any]:
     """The fields that a program would otherwise have to read out of the text."""
     if isinstance(error, OffsetOutOfRange):
         return {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
+    if isinstance(error, LogOwned) and error.address is not None:
+        return {"owner": error.address}
     if isinstance(error, SqlError):
         return {
             name: getattr(error, name)

@@ -64,6 +64,13 @@ def listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def advertised(settings: Settings, listener: socket.socket) -> str | None:
+    """Where other brokers reach this one; None if it listens on every address of the machine, and nothing says which of them to use."""
+    if settings.broker_advertised_address is not None:
+        return settings.broker_advertised_address.rstrip("/")
+    return None if ip_address(listener.getsockname()[0]).is_unspecified else _address(listener)
+
+
 def is_open_to_others(host: str) -> bool:
     """Whether other machines can reach what listens there."""
     try:
@@ -104,7 +111,7 @@ class Server(uvicorn.Server):
 async def _serve(
     settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Beside]
 ) -> None:
-    async with opened_log(settings) as log:
+    async with opened_log(settings, is_broker=True, address=advertised(settings, listener)) as log:
         broker = Broker(log, settings)
         await broker.start()
         server = Server(broker, settings, allowed_files(), lambda: ready(_address(listener)))

@@ -28,6 +28,7 @@ from llog.errors import (
     InvalidArgument,
     MissingExtra,
     OutcomeUnknown,
+    OwnerUnavailable,
     ResultTooLarge,
     StatementTimeout,
     StoreUnavailable,
@@ -86,7 +87,7 @@ class Sql:
         if self._settings.role == "all" and rocks is not None and rocks.directory.is_dir():
             try:
                 await self._opened()
-            except MissingExtra as error:
+            except (MissingExtra, OwnerUnavailable) as error:
                 logger.warning("the tables in %s are left alone: %s", rocks.directory, error)
             except StoreUnavailable as error:  # all else can be served
                 logger.warning("the tables in %s cannot be opened yet: %s", rocks.directory, error)

@@ -28,7 +28,7 @@ from llog.errors import (
 )
 from llog.model import TimestampType, TopicPartition
 from llog.partition.catalog import DISK, Catalog, check_partition
-from llog.partition.directories import remove_directories, segments_directory
+from llog.partition.directories import remove_directories, topic_path
 from llog.partition.log import Log
 from llog.partition.reader import with_times_of
 from llog.partition.records import Cleanup, Topic
@@ -91,7 +91,7 @@ class DiskTopics:
         if topic.engine != DISK:
             raise WrongEngine(f"topic {tp.topic!r} is of engine {topic.engine!r}, not of engine {DISK!r}")
         check_partition(topic, tp.partition)
-        path = segments_directory(self._log, f"topic {tp.topic!r}") / topic.directory
+        path = await topic_path(self._log, topic)
         if not path.is_dir():
             raise TopicElsewhere(
                 f"topic {tp.topic!r} is of engine {DISK!r}, and its directory {path} is not here: run this on the machine that has it, "

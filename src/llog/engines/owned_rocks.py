@@ -12,6 +12,7 @@ from llog.batch.columns import FEW, Columns, byte_size
 from llog.durable import check_writable
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.model import TopicPartition
+from llog.partition.owners import ROCKSDB, ROCKSDB_NAMED, Owners
 from llog.partition.records import Topic, encode
 from llog.producers import Producer
 from llog.rocks.envelope import Cells, Times
@@ -36,9 +37,11 @@ class _Waiting(NamedTuple):
 class OpenRocks:
     """All that use tables and topics of engine `rocksdb` through one `Log` share this."""
 
-    def __init__(self, directory: Path, runtime: Runtime) -> None:
+    def __init__(self, directory: Path, runtime: Runtime, owners: Owners | None = None) -> None:
         self._directory = directory
         self._runtime = runtime
+        self._owners = owners
+        self._claiming = asyncio.Lock()
         self._opening = threading.Lock()
         self._logs: RocksLogs | None = None
         self._closed = False
@@ -55,7 +58,7 @@ class OpenRocks:
         return self._logs
 
     def logs(self) -> RocksLogs:
-        """Blocking if it is not open yet. `LogOwned` if another process has it, `MissingExtra` if RocksDB is not installed."""
+        """Once `opened` has returned. Blocking. `LogOwned` if another process has it, `MissingExtra` if RocksDB is not installed."""
         logs = self._logs
         if logs is not None:
             return logs
@@ -67,9 +70,12 @@ class OpenRocks:
             return self._logs
 
     async def opened(self) -> RocksLogs:
-        """An opening goes on though its caller is cancelled: it is the next caller's, or is closed with the log."""
+        """An opening goes on though its caller is cancelled: it is the next caller's, or is closed with the log.
+
+        `LogOwned` if another process has it, `OwnerUnavailable` if the one that has it does not run.
+        """
         logs = self._logs
-        return await asyncio.to_thread(self.logs) if logs is None else logs
+        return await asyncio.shield(asyncio.ensure_future(self._open())) if logs is None else logs
 
     async def hold(self) -> None:
         await self.opened()
@@ -107,6 +113,17 @@ class OpenRocks:
             await asyncio.wait([self._writing])
         await asyncio.to_thread(self._close)
 
+    async def _open(self) -> RocksLogs:
+        async with self._claiming:
+            if self._logs is not None or self._owners is None:
+                return await asyncio.to_thread(self.logs)
+            import llog.rocks.store  # noqa: F401  # without RocksDB, nothing is claimed
+
+            await self._owners.settle(ROCKSDB, ROCKSDB_NAMED, self._directory, "LLOG_ROCKSDB_DIR")
+            logs = await asyncio.to_thread(self.logs)
+            await self._owners.publish(ROCKSDB)
+            return logs
+
     def _check(self) -> None:
         if self._logs is not None:
             self._logs.store.check()
@@ -124,12 +141,13 @@ class OpenRocks:
         from llog.rocks.store import RocksStore
 
         try:
-            return RocksStore.open(self._directory)
+            return RocksStore.open(self._directory, address=None if self._owners is None else self._owners.address)
         except LogOwned as error:
-            raise LogOwned(
+            error.args = (
                 f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql), llog.connect('http://host:port'), or "
-                "--url where a command has it: what it owns is read through it, too"
-            ) from None
+                "--url where a command has it: what it owns is read through it, too",
+            )
+            raise
 
     async def _write_all(self) -> None:
         try:

@@ -25,6 +25,7 @@ from llog.errors import (
 )
 from llog.model import TimestampType, TopicPartition
 from llog.partition.catalog import ROCKSDB, Catalog, check_partition
+from llog.partition.directories import rocks_of
 from llog.partition.log import Log
 from llog.partition.reader import with_times_of
 from llog.partition.records import Cleanup, Topic
@@ -85,12 +86,14 @@ class RocksTopics:
         if topic.engine != ROCKSDB:
             raise WrongEngine(f"topic {tp.topic!r} is of engine {topic.engine!r}, not of engine {ROCKSDB!r}")
         check_partition(topic, tp.partition)
+        if self._log.rocks is None:
+            await rocks_of(self._log, f"topic {tp.topic!r}")
         rocks = self.rocks
         elsewhere = TopicElsewhere(
             f"topic {tp.topic!r} is of engine {ROCKSDB!r}, and is not in {rocks.directory}: run this on the machine that has it, with "
             "LLOG_ROCKSDB_DIR as it was there when the topic was created, or go through the broker there"
         )
-        if not await asyncio.to_thread(rocks.directory.is_dir):
+        if not await asyncio.to_thread(rocks.directory.is_dir) and not await self._has_home():
             raise elsewhere
         logs = await rocks.opened()
         try:
@@ -103,6 +106,11 @@ class RocksTopics:
             self._known.clear()
         self._known[tp.topic] = topic, self._log.runtime.now_ms()
         return Kept(topic, logs)
+
+    async def _has_home(self) -> bool:
+        """Whether the RocksDB of this log is known to be in some directory, here or elsewhere."""
+        owners = self._log.owners
+        return owners is not None and await owners.home(ROCKSDB) is not None
 
 
 class RocksReader:

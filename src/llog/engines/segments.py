@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -13,8 +14,11 @@ from typing import Final
 from llog.durable import check_writable
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.model import TopicPartition
+from llog.owning import LOCK_AMONG_OTHERS, directory_id, owner_of, take_lock
+from llog.partition.owners import Owners, disk_of
 from llog.runtime import Runtime
 from llog.segment.cleaning import CleanResult, clean
+from llog.segment.files import explained
 from llog.segment.log import SegmentLog
 from llog.segment.options import SegmentOptions
 from llog.segment.reader import SegmentReader
@@ -59,8 +63,15 @@ class _Owned:
 class OpenSegments:
     """All that read or append to disk topics through one `Log` share these."""
 
-    def __init__(self, directory: Path, options: SegmentOptions, runtime: Runtime) -> None:
+    def __init__(
+        self, directory: Path, options: SegmentOptions, runtime: Runtime, owners: Owners | None = None
+    ) -> None:
         self._directory = directory
+        self._owners = owners
+        self._identity: str | None = None
+        self._owning = asyncio.Lock()
+        self._ownership: int | None = None
+        """The lock of the whole directory, in the one broker that answers for it."""
         self._options = options
         self._runtime = runtime
         self._locks: dict[Path, asyncio.Lock] = {}
@@ -71,6 +82,14 @@ class OpenSegments:
     @property
     def directory(self) -> Path:
         return self._directory
+
+    async def identity(self, *, make: bool = False) -> str | None:
+        if self._identity is None:
+            if make and self._owners is not None:
+                self._identity = await self._owners.identity(self._directory)
+            else:
+                self._identity = await asyncio.to_thread(directory_id, self._directory)
+        return self._identity
 
     def held(self, path: Path) -> SegmentLog | None:
         """The writer of this partition, if it is kept here."""
@@ -176,6 +195,9 @@ class OpenSegments:
         self._readers.clear()
         writers, self._writers = self._writers, {}
         results = await asyncio.gather(*(writer.close() for writer in writers.values()), return_exceptions=True)
+        ownership, self._ownership = self._ownership, None
+        if ownership is not None:
+            os.close(ownership)
         for path, result in zip(writers, results, strict=True):
             if isinstance(result, BaseException) and path.is_dir():  # else its topic was deleted
                 raise result
@@ -190,17 +212,46 @@ class OpenSegments:
     async def _open(self, path: Path, tp: TopicPartition) -> _Owned:
         self._check_open()
         try:
+            await self._own()
             log = await asyncio.to_thread(SegmentLog.open, path, self._options, self._runtime, what=str(tp))
         except LogOwned as error:
-            raise LogOwned(
-                f"{error}. If it is a broker, send records over HTTP (POST /produce); its retention and key compaction it does itself"
-            ) from None
+            error.address = error.address or self._broker_with(path)
+            error.args = (
+                f"{error}. If it is a broker, send records over HTTP (POST /produce); its retention and key compaction it does itself",
+            )
+            raise
         owned = _Owned(log)
         if self._closed:
             await owned.close()
             self._check_open()
         self._writers[path] = owned
         return owned
+
+    async def _own(self) -> None:
+        """Make this broker the one that answers for the directory; `LogOwned` if another broker does.
+
+        Programs other than brokers answer nobody: the locks of the partitions that they append to are enough.
+        """
+        owners = self._owners
+        if owners is None or not owners.is_broker:
+            return
+        async with self._owning:
+            if self._ownership is not None:
+                return
+            identity = await self.identity(make=True)
+            assert identity is not None
+            await owners.check_machine(disk_of(identity), "disk topics")
+            self._ownership = await asyncio.to_thread(self._take_ownership, owners.address)
+            await owners.publish(disk_of(identity))
+
+    def _take_ownership(self, address: str | None) -> int:
+        with explained("lock", self._directory):
+            return take_lock(self._directory, "disk topics", address=address, name=LOCK_AMONG_OTHERS)
+
+    def _broker_with(self, path: Path) -> str | None:
+        """The address of the broker that answers for the directory, if that is what has the partition."""
+        owner, broker = owner_of(path), owner_of(self._directory, LOCK_AMONG_OTHERS)
+        return broker.address if owner and broker and owner.pid == broker.pid else None
 
     def _lock(self, path: Path) -> asyncio.Lock:
         return self._locks.setdefault(path, asyncio.Lock())

@@ -17,6 +17,7 @@ from llog.errors import (
     InconsistentReadState,
     LogOwned,
     MissingExtra,
+    OwnerUnavailable,
     StoreUnavailable,
     TopicElsewhere,
 )
@@ -52,7 +53,7 @@ async def verify(
     found = Findings(tp)
     try:
         return await (_verify_disk if topic.engine == DISK else _verify_rocks)(log, tp, progress)
-    except (LogOwned, ConfigurationError, MissingExtra) as error:
+    except (LogOwned, OwnerUnavailable, ConfigurationError, MissingExtra) as error:
         return msgspec.structs.replace(found.report(), unchecked=str(error))
     except (TopicElsewhere, CorruptBatch, InconsistentReadState, StoreUnavailable) as error:
         if isinstance(error, TopicElsewhere) and not _has_directory(log, topic):

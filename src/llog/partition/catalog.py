@@ -16,6 +16,7 @@ from llog.errors import (
     InvalidArgument,
     LogOwned,
     MissingExtra,
+    OwnerUnavailable,
     PartitionNotInitialized,
     TopicExists,
     TopicNotFound,
@@ -24,7 +25,7 @@ from llog.errors import (
     WrongStore,
 )
 from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
-from llog.partition.directories import make_directories, remove_directories, rocks_of, segments_directory
+from llog.partition.directories import make_directories, remove_directories, rocks_of, topic_path
 from llog.partition.keys import GROUPS, TOPICS, PartitionKeys, directory_name, group_prefix, topic_key
 from llog.partition.log import Log
 from llog.partition.records import (
@@ -83,6 +84,8 @@ class Catalog:
             delete_retention_ms=delete_retention_ms,
             created_ms=self._log.runtime.now_ms(),
         )
+        if engine == DISK and self._log.segments is not None:
+            topic = msgspec.structs.replace(topic, home=await self._log.segments.identity(make=True) or "")
         try:
             await self._initialize(topic, range(partitions), new=True)
         except WrongStore:
@@ -181,9 +184,9 @@ class Catalog:
         while True:
             topic = await self.get(name)
             if topic.engine == DISK:
-                segments_directory(self._log, f"topic {name!r}")
+                await topic_path(self._log, topic)
             if topic.engine == ROCKSDB:
-                await rocks_of(self._log, f"topic {name!r}").hold()
+                await (await rocks_of(self._log, f"topic {name!r}")).hold()
             tombstone = msgspec.structs.replace(topic, deleted=True)
             if await self._replace(topic, tombstone):
                 await self._sweep(tombstone)
@@ -196,8 +199,8 @@ class Catalog:
             if topic.deleted and not topic.swept and here.get(topic.engine, True):
                 try:
                     await self._sweep(topic)
-                except (LogOwned, MissingExtra):
-                    continue  # the owner of the RocksDB does it
+                except (LogOwned, OwnerUnavailable, MissingExtra):
+                    continue  # its owner does it
 
     async def _has_rocks(self) -> bool:
         """Whether there is a RocksDB here: where there is none, a deletion would be taken for finished that is not."""
@@ -219,11 +222,10 @@ class Catalog:
 
     async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
         if topic.engine == DISK:
-            path = segments_directory(self._log, f"topic {topic.name!r}") / topic.directory
-            await asyncio.to_thread(make_directories, path, partitions, new=new)
+            await asyncio.to_thread(make_directories, await topic_path(self._log, topic), partitions, new=new)
             return
         if topic.engine == ROCKSDB:
-            await rocks_of(self._log, f"topic {topic.name!r}").create(topic, partitions)
+            await (await rocks_of(self._log, f"topic {topic.name!r}")).create(topic, partitions)
             return
         control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
         for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
@@ -235,10 +237,9 @@ class Catalog:
 
     async def _sweep(self, tombstone: Topic) -> None:
         if tombstone.engine == DISK:
-            path = segments_directory(self._log, f"the deleted topic {tombstone.name!r}") / tombstone.directory
-            await asyncio.to_thread(remove_directories, path)
+            await asyncio.to_thread(remove_directories, await topic_path(self._log, tombstone))
         if tombstone.engine == ROCKSDB:
-            await rocks_of(self._log, f"the deleted topic {tombstone.name!r}").remove(tombstone)
+            await (await rocks_of(self._log, f"the deleted topic {tombstone.name!r}")).remove(tombstone)
         for partition in range(tombstone.partitions if tombstone.engine == OBJECT else 0):
             keys = PartitionKeys(tombstone.directory, partition)
             await self._close(keys)

@@ -13,6 +13,8 @@ from pathlib import Path
 from llog.durable import DIRECTORY_MODE, make_directory, sync_directory
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
 from llog.partition.log import Log, Rocks
+from llog.partition.owners import ROCKSDB, ROCKSDB_NAMED, disk_of
+from llog.partition.records import Topic
 
 _DELETED = "~deleted"
 
@@ -26,9 +28,25 @@ def segments_directory(log: Log, what: str) -> Path:
     return log.segments.directory
 
 
-def rocks_of(log: Log, what: str) -> Rocks:
-    """The RocksDB of this machine; `ConfigurationError` if nothing says where that is."""
+async def topic_path(log: Log, topic: Topic) -> Path:
+    """Where the files of a disk topic lie on this machine.
+
+    If they are in a directory of another one, `LogOwned` with the address of the broker there, or `OwnerUnavailable` if none runs.
+    """
+    what = f"topic {topic.name!r}"
+    if topic.home and log.owners is not None:
+        here = None if log.segments is None else await log.segments.identity()
+        if here != topic.home:
+            segments = None if log.segments is None else log.segments.directory
+            raise await log.owners.elsewhere(disk_of(topic.home), what, topic.home, segments, "LLOG_SEGMENTS_DIR")
+    return segments_directory(log, what) / topic.directory
+
+
+async def rocks_of(log: Log, what: str) -> Rocks:
+    """The RocksDB of this machine. If nothing says where that is, `LogOwned` if a process elsewhere has it, else `ConfigurationError`."""
     if log.rocks is None:
+        if log.owners is not None and (home := await log.owners.home(ROCKSDB)) is not None:
+            raise await log.owners.elsewhere(ROCKSDB, ROCKSDB_NAMED, home, None, "LLOG_ROCKSDB_DIR")
         raise ConfigurationError(
             f"{what} is of engine 'rocksdb', and nothing says where that lies: set LLOG_ROCKSDB_DIR to a directory"
         )

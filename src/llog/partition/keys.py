@@ -14,6 +14,8 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
 | `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
 | `groups/{group}/{dir}/members` | `Members`, in `topics/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
+| `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
+| `homes/{what}` | the id of the one directory that holds `what` for this log | first owner | from its first use on |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 | `log-id/format` | `LogFormat`: the format of everything here | first opener | always; a log of before it existed gets it when opened |
 
@@ -35,11 +37,15 @@ TOPICS: Final = ROOT + "topics/"
 SINKS: Final = ROOT + "sinks/"
 PINS: Final = ROOT + "pins/"
 GROUPS: Final = ROOT + "groups/"
+OWNERS: Final = ROOT + "owners/"
+HOMES: Final = ROOT + "homes/"
 MEMBERS: Final = "members"
 WAL: Final = ROOT + "wal-shared/"
 SINK_BLOBS: Final = ROOT + "sink/"
 CLOCK: Final = ROOT + "clock/"
-RESERVED: Final = frozenset({"topics", "sinks", "pins", "groups", "wal-shared", "sink", "clock", "log-id"})
+RESERVED: Final = frozenset(
+    {"topics", "sinks", "pins", "groups", "owners", "homes", "wal-shared", "sink", "clock", "log-id"}
+)
 
 
 class PartitionKeys(msgspec.Struct, frozen=True):
@@ -108,6 +114,14 @@ def group_key(group: str, directory: str, partition: int) -> str:
 
 def members_key(group: str, directory: str) -> str:
     return f"{GROUPS}{group}/{directory}/{MEMBERS}"
+
+
+def owner_key(what: str) -> str:
+    return OWNERS + what
+
+
+def home_key(what: str) -> str:
+    return HOMES + what
 
 
 def directory_name(topic: str, incarnation: int) -> str:

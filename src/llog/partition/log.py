@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 from llog.errors import BlobExists, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
 from llog.partition.keys import LOG_FORMAT, LOG_ID, TOPICS
+from llog.partition.owners import Owners
 from llog.partition.records import LogFormat, Topic, decode, encode
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
@@ -21,6 +22,10 @@ class Segments(Protocol):
 
     @property
     def directory(self) -> Path: ...
+
+    async def identity(self, *, make: bool = False) -> str | None:
+        """The id of the directory; None if it has none, and none is to be made."""
+        ...
 
     async def check(self) -> None:
         """`StoreUnavailable` if the files that are open can take no records."""
@@ -60,6 +65,7 @@ class Log(NamedTuple):
     runtime: Runtime
     segments: Segments | None = None
     rocks: Rocks | None = None
+    owners: Owners | None = None
 
     def data_uri(self, blob: str) -> str:
         """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""

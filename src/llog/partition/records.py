@@ -145,6 +145,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: int = 1
     directory: str
     engine: str = "object"
+    home: str = ""
+    """Of a disk topic, the id of the directory that holds its files; none if the topic was made before directories had one."""
     retention_ms: int | None = None
     retention_bytes: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE

@@ -60,7 +60,7 @@ class Changes:
 class RocksStore:
     """Open until `close`. `LogOwned` from `open` if another process, or another instance here, has it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, address: str | None = None) -> None:
         self.directory = directory
         self.mutex = threading.RLock()
         self.closed = False
@@ -70,7 +70,7 @@ class RocksStore:
         """Since a write failed, the number of the last one that did not. RocksDB takes no more until it is opened again."""
         with self.using("open"):
             make_directory(directory)
-            self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'")
+            self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'", address=address)
             try:
                 make_library_directory(directory / "db")
                 self._open()
@@ -81,8 +81,9 @@ class RocksStore:
         self._durable.sync = True
 
     @classmethod
-    def open(cls, directory: Path) -> RocksStore:
-        return cls(directory.absolute())
+    def open(cls, directory: Path, *, address: str | None = None) -> RocksStore:
+        """`address` is where others reach this process, if it is a broker: the refusal of those who come later has it."""
+        return cls(directory.absolute(), address)
 
     def handle(self, family: str) -> Any:
         """What RocksDB calls it."""

@@ -96,8 +96,7 @@ def test_a_topic_whose_directory_is_elsewhere_is_not_an_empty_one(
     monkeypatch.setenv("LLOG_SEGMENTS_DIR", str(tmp_path / "other"))
     for command in (["consume", "t"], ["topics", "describe", "t"], ["verify", "t"], ["inspect", "t"]):
         error = llog(*command, code=3 if command[0] == "verify" else 2).stderr
-        assert str(tmp_path / "other" / "t") in error
-        assert "LLOG_SEGMENTS_DIR" in error
+        assert f"LLOG_SEGMENTS_DIR is {tmp_path / 'other'}" in error
     assert "LLOG_SEGMENTS_DIR" in llog("produce", "t", stdin="x", code=2).stderr
     assert not (tmp_path / "other").exists()
 
@@ -227,12 +226,12 @@ def test_a_deleted_topic_leaves_no_files_and_its_name_can_be_used_again(
     llog: Llog, lines: list[str], tmp_path: Path
 ) -> None:
     llog("topics", "delete", "t", "--yes")
-    assert list((tmp_path / "llog-data" / "segments").iterdir()) == []
+    assert [each.name for each in (tmp_path / "llog-data" / "segments").iterdir()] == ["~id"]
     assert "there is no topic" in llog("consume", "t", code=2).stderr
     llog("topics", "create", "t", "--engine", "disk")
     llog("produce", "t", stdin="new\n")
     assert llog("consume", "t").stdout == "new\n"
-    assert [each.name for each in (tmp_path / "llog-data" / "segments").iterdir()] == ["t~2"]
+    assert {each.name for each in (tmp_path / "llog-data" / "segments").iterdir()} == {"~id", "t~2"}
 
 
 def test_files_of_another_log_are_not_taken_for_a_new_topics(llog: Llog, lines: list[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 
 from llog.broker.maintenance import Maintenance
@@ -23,6 +25,8 @@ from llog.errors import (
     ConfigurationError,
     InvalidArgument,
     LlogError,
+    LogOwned,
+    OwnerUnavailable,
     PartitionNotInitialized,
     RecordRemoved,
     TopicElsewhere,
@@ -102,15 +106,39 @@ async def test_what_works_without_rocksdb_does_not_import_it() -> None:
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=True)
 
 
-async def test_a_topic_whose_rocksdb_is_not_here_is_elsewhere(log: Log, settings: Settings, tmp_path: Path) -> None:
+async def test_a_log_has_one_rocksdb_whatever_directory_others_name(
+    log: Log, settings: Settings, tmp_path: Path
+) -> None:
     moved = Settings(data_dir=settings.data_dir, rocksdb_dir=str(tmp_path / "elsewhere"))
-    async with opened_log(moved) as other:
-        with pytest.raises(TopicElsewhere, match="LLOG_ROCKSDB_DIR"):
-            await EngineReader(other).bounds(SHORT)
-        assert not (tmp_path / "elsewhere").exists()
-        await Catalog(other).create("new", engine=ROCKSDB)
-        with pytest.raises(TopicElsewhere):
-            await EngineReader(other).bounds(SHORT)
+    none = Settings(data_dir=settings.data_dir, meta=settings.meta, blobs=settings.blobs)
+    msgspec.structs.force_setattr(none, "rocksdb_dir", None)
+    for others in (moved, none):
+        async with opened_log(others) as other:
+            for call in (EngineReader(other).bounds(SHORT), Catalog(other).create("new", engine=ROCKSDB)):
+                with pytest.raises(LogOwned, match=f"process {os.getpid()} "):
+                    await call
+    await close_log(log)
+    for others in (moved, none):
+        async with opened_log(others) as other:
+            for call in (EngineReader(other).bounds(SHORT), Catalog(other).create("new", engine=ROCKSDB)):
+                with pytest.raises(OwnerUnavailable, match="Start a broker with that directory"):
+                    await call
+    assert not (tmp_path / "elsewhere").exists()
+    async with opened_log(settings) as again:
+        assert (await EngineReader(again).bounds(SHORT)).log_start_offset == 1
+
+
+async def test_a_topic_that_is_not_in_the_rocksdb_that_is_here_is_elsewhere(log: Log, tmp_path: Path) -> None:
+    """As a log of a version that let each directory have its own may have them."""
+    other = log._replace(rocks=OpenRocks(tmp_path / "elsewhere", log.runtime), owners=None)
+    with pytest.raises(TopicElsewhere, match="LLOG_ROCKSDB_DIR"):
+        await EngineReader(other).bounds(SHORT)
+    assert not (tmp_path / "elsewhere").exists()
+    await Catalog(other).create("new", engine=ROCKSDB)
+    with pytest.raises(TopicElsewhere):
+        await EngineReader(other).bounds(SHORT)
+    assert other.rocks is not None
+    await other.rocks.close()
 
 
 async def test_a_topic_created_again_lies_under_another_directory(log: Log) -> None:

@@ -26,6 +26,7 @@ from llog.errors import (
 )
 from llog.model import Record, TopicPartition
 from llog.opening import opened_log
+from llog.owning import DIRECTORY_ID
 from llog.partition import fencing
 from llog.partition.catalog import DISK, OBJECT, Catalog
 from llog.partition.compactor import lagging
@@ -219,7 +220,7 @@ async def test_a_topic_that_is_deleted_while_it_is_opened_does_not_come_back(
     monkeypatch.setattr(OpenSegments, "_open", late)
     refused = await _refused(EngineAppender(log).append([_group(ON_DISK, "a")]))
     assert isinstance(refused, TopicNotFound | PartitionNotInitialized)
-    assert list((tmp_path / "segments").iterdir()) == []
+    assert [each.name for each in (tmp_path / "segments").iterdir()] == [DIRECTORY_ID]
 
 
 def test_an_interrupted_removal_is_done_by_the_next(tmp_path: Path) -> None:

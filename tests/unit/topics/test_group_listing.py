@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from llog.config import Settings
+from llog.engines.rocksdb import OpenRocks
 from llog.errors import GroupConflict, VersionMismatch
 from llog.model import TopicPartition
 from llog.opening import opened_log
 from llog.partition.catalog import ROCKSDB, Catalog
+from llog.partition.log import Log
 from llog.partition.retention import trim
 from llog.stores.meta import ABSENT
 from llog.topics.group_listing import GroupLag, GroupListing, GroupShare
@@ -116,17 +120,25 @@ async def test_a_deleted_group_is_not_changed_by_a_put_that_comes_late(room: Roo
 
 
 async def test_topics_that_lie_elsewhere_hide_no_groups_of_those_that_are_here(tmp_path: Path) -> None:
-    here, elsewhere = (Settings(data_dir=str(tmp_path), rocksdb_dir=str(tmp_path / name)) for name in ("1", "2"))
-    for settings, topic in ((elsewhere, "a"), (here, "b"), (elsewhere, "c")):
-        async with opened_log(settings) as log:
+    """As a log of a version that let each directory have a RocksDB of its own may have them."""
+
+    @asynccontextmanager
+    async def opened(name: str) -> AsyncIterator[Log]:
+        async with opened_log(Settings(data_dir=str(tmp_path))) as log:
+            rocks = OpenRocks(tmp_path / name, log.runtime)
+            yield log._replace(rocks=rocks, owners=None)
+            await rocks.close()
+
+    for name, topic in (("elsewhere", "a"), ("here", "b"), ("elsewhere", "c")):
+        async with opened(name) as log:
             await Catalog(log).create(topic, engine=ROCKSDB)
             await Groups(log).commit("g", TopicPartition(topic, 0), 1)
-    async with opened_log(here) as log:
+    async with opened("here") as log:
         listing = GroupListing(Groups(log))
         assert await listing.names() == ["g"]
         assert [each.topic for each in await listing.describe("g")] == ["b"]
         assert "topic 'a'" in str(await listing.unreachable())
-    async with opened_log(elsewhere) as log:
+    async with opened("elsewhere") as log:
         listing = GroupListing(Groups(log))
         assert [each.topic for each in await listing.describe("g")] == ["a", "c"]
         assert "topic 'b'" in str(await listing.unreachable())
