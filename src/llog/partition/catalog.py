@@ -8,12 +8,14 @@ Topics of every engine are here; where an object topic has control records, a di
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from llog.errors import (
     InvalidArgument,
+    LlogError,
     LogOwned,
     MissingExtra,
     OwnerUnavailable,
@@ -38,7 +40,7 @@ from llog.partition.records import (
     decode,
     encode,
 )
-from llog.stores.meta import ABSENT, Put, after, scan, scan_names
+from llog.stores.meta import ABSENT, Entry, Put, after, scan, scan_names
 
 OBJECT = "object"
 DISK = "disk"
@@ -46,7 +48,8 @@ ROCKSDB = "rocksdb"
 ENGINES = (OBJECT, DISK, ROCKSDB)
 COMPACTING = (DISK, ROCKSDB)
 """Engines that can keep only the newest record of each key."""
-_INITIALIZE_PAGE = 500
+_INITIALIZE_PAGE = 10_000
+"""Partitions that one request initialises."""
 
 
 class Catalog:
@@ -111,13 +114,23 @@ class Catalog:
             await self._sweep(old)
 
     async def get(self, name: str) -> Topic:
-        found = await self._log.meta.get(topic_key(check_topic_name(name)))
-        topic = None if found is None else decode(Topic, found.value, found.key)
-        if topic is None or topic.deleted:
-            raise TopicNotFound(
-                f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
-            )
-        return topic
+        return _topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
+
+    async def find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
+        """What `get` returns or raises for each of these names, in few round trips."""
+        found: dict[str, Topic | LlogError] = {}
+        valid = []
+        for name in names:
+            try:
+                valid.append(check_topic_name(name))
+            except InvalidArgument as error:
+                found[name] = error
+        for name, entry in zip(valid, await self._log.meta.get_many([*map(topic_key, valid)]), strict=True):
+            try:
+                found[name] = _topic_in(name, entry)
+            except LlogError as error:
+                found[name] = error
+        return found
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:
         """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than `object`."""
@@ -268,6 +281,15 @@ class Catalog:
                 await self._log.meta.put(keys.control, encode(closed), expected=found.version)
             except VersionMismatch:
                 continue
+
+
+def _topic_in(name: str, entry: Entry | None) -> Topic:
+    topic = None if entry is None else decode(Topic, entry.value, entry.key)
+    if topic is None or topic.deleted:
+        raise TopicNotFound(
+            f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
+        )
+    return topic
 
 
 def keys_in(topic: Topic, partition: int) -> PartitionKeys:

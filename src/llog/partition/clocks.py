@@ -92,8 +92,8 @@ def may_commit(record: Control | Sink, blob: str, clock_repairs: int) -> bool:
     return not record.blob_ceiling_ms or stamp <= record.blob_ceiling_ms
 
 
-def is_near_ceiling(record: Control | Sink | None, now_ms: int) -> bool:
-    return record is not None and bool(record.blob_ceiling_ms) and now_ms > record.blob_ceiling_ms - AHEAD_MS // 2
+def is_near_ceiling(record: Control | Sink, now_ms: int) -> bool:
+    return bool(record.blob_ceiling_ms) and now_ms > record.blob_ceiling_ms - AHEAD_MS // 2
 
 
 def raised(record: R, floor_ms: int, ceiling_ms: int) -> R:

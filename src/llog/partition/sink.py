@@ -13,9 +13,9 @@ raises before it decides, makes step 2 fail instead of naming a blob that may be
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -26,6 +26,7 @@ from llog.errors import (
     BlobCollected,
     BlobNotFound,
     InvalidArgument,
+    LlogError,
     OutcomeUnknown,
     PartitionNotInitialized,
     RecordTooLarge,
@@ -34,7 +35,6 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.model import TopicPartition, check_topic_name
-from llog.partition.catalog import Catalog
 from llog.partition.clocks import AHEAD_MS, bounded_ms, may_commit, present_ms, stamp_within
 from llog.partition.headers import read_header
 from llog.partition.keys import SINK_BLOBS, WAL, sink_key
@@ -42,13 +42,13 @@ from llog.partition.log import Log
 from llog.partition.reader import Reader
 from llog.partition.records import Manifest, Sink, decode, encode
 from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import Writer
+from llog.partition.writer import Uploaded, Writer
+from llog.ports import AppendResult
 from llog.producers import Producer
 from llog.runtime import uuid7
 from llog.stores.meta import ABSENT, VALUE_BYTES_MAX
 
 _TOUCH_INTERVAL_MS = 60_000
-_APPLY_CONCURRENCY = 16
 _ENTRY_BYTES = 300
 """An index entry in a control record, without its blob's name, at most about."""
 _CONTROL_BYTES = 256 << 10
@@ -87,7 +87,7 @@ class SinkUploader:
         record = await open_sink(self._log, self._sink)
         now = self._log.runtime.now_ms()
         name = f"{SINK_BLOBS}{self._sink}/{uuid7(stamp_within(now, record), self._log.runtime.random())}"
-        known = [await self._partition(tp) for tp, _ in groups]
+        known = await self._partitions([tp for tp, _ in groups])
         parts, bodies = pack(
             [(tp, directory, stamped(part, now)) for (tp, part), (directory, _) in zip(groups, known, strict=True)],
             writer=f"sink:{self._sink}",
@@ -98,12 +98,12 @@ class SinkUploader:
         await self._log.blobs.put(name, parts)
         return Upload(name, tuple(bodies), record.clock_repairs)
 
-    async def _partition(self, tp: TopicPartition) -> tuple[str, int]:
-        """The partition's directory, and its next offset when this task first wrote to it: it only grows."""
-        if tp not in self._known:
-            keys, control = await self._reader.control(tp)
+    async def _partitions(self, tps: Sequence[TopicPartition]) -> list[tuple[str, int]]:
+        """Each partition's directory, and its next offset when this task first wrote to it: it only grows."""
+        new = sorted(set(tps) - self._known.keys())
+        for tp, (keys, control) in zip(new, await self._reader.controls(new), strict=True):
             self._known[tp] = keys.directory, control.sequence_counter
-        return self._known[tp]
+        return [self._known[tp] for tp in tps]
 
 
 async def open_sink(log: Log, sink: str) -> Sink:
@@ -202,16 +202,16 @@ def _check_uploads(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
 
 
 async def _manifest(log: Log, uploads: Sequence[Upload]) -> Manifest:
-    reader, catalog = Reader(log), Catalog(log)
-    uploaded = {(body.topic, body.partition, body.directory) for upload in uploads for body in upload.bodies}
-    for topic, partition, directory in sorted(uploaded):
-        if (await catalog.partition(TopicPartition(topic, partition))).directory != directory:
+    bodies = [(TopicPartition(body.topic, body.partition), body) for upload in uploads for body in upload.bodies]
+    tps = sorted({tp for tp, _ in bodies})
+    found = dict(zip(tps, await Reader(log).controls(tps), strict=True))
+    for tp, body in bodies:
+        keys, _ = found[tp]
+        if keys.directory != body.directory:
             raise PartitionNotInitialized(
-                f"topic {topic!r} was deleted and created again after records were uploaded for it: write them again"
+                f"topic {tp.topic!r} was deleted and created again after records were uploaded for it: write them again"
             )
-    since = {}
-    for tp in sorted({TopicPartition(body.topic, body.partition) for upload in uploads for body in upload.bodies}):
-        since[str(tp)] = (await reader.bounds(tp)).next_offset
+    since = {str(tp): control.sequence_counter for tp, (_, control) in found.items()}
     manifest = Manifest(blobs=tuple(upload.blob for upload in uploads), since=since)
     _check_size(log, manifest, uploads)
     return manifest
@@ -238,23 +238,27 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
     for blob in manifest.blobs:
         for body in known.get(blob) or (await read_header(log, blob)).partitions:
             sources.setdefault(TopicPartition(body.topic, body.partition), []).append((blob, body))
+    uploads = [
+        Uploaded(tp, bodies, Producer(id=f"sink:{sink}", sequence=batch, since=manifest.since[str(tp)], dense=False))
+        for tp, bodies in sources.items()
+    ]
     writer = Writer(log)
-    slots = asyncio.Semaphore(_APPLY_CONCURRENCY)
+    again: list[Uploaded] = []
+    for upload, result in zip(uploads, await writer.append_uploaded(uploads), strict=True):
+        if isinstance(result, UnknownProducer):
+            with suppress(PartitionNotInitialized):
+                still = await _still_to_append(log, upload.tp, upload.producer, {blob for blob, _ in upload.sources})
+                if still is not None:
+                    again.append(upload._replace(producer=still))
+        else:
+            _check_applied(result)
+    for result in await writer.append_uploaded(again):
+        _check_applied(result)
 
-    async def append(tp: TopicPartition, bodies: list[tuple[str, Body]]) -> None:
-        producer = Producer(id=f"sink:{sink}", sequence=batch, since=manifest.since[str(tp)], dense=False)
-        async with slots:
-            try:
-                try:
-                    await writer.append_uploaded(tp, bodies, producer)
-                except UnknownProducer:
-                    still = await _still_to_append(log, tp, producer, {blob for blob, _ in bodies})
-                    if still is not None:
-                        await writer.append_uploaded(tp, bodies, still)
-            except PartitionNotInitialized:
-                pass
 
-    await asyncio.gather(*(append(tp, bodies) for tp, bodies in sources.items()))
+def _check_applied(result: AppendResult | LlogError) -> None:
+    if isinstance(result, LlogError) and not isinstance(result, PartitionNotInitialized):
+        raise result
 
 
 async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blobs: set[str]) -> Producer | None:

@@ -1,16 +1,18 @@
-"""The append path: one blob put per call, then one metadata round trip per partition.
+"""The append path: one blob put per call, then one metadata request for all of its partitions.
 
-1. The control record is known, from the last append or by a read, so that the blob's stamp is between the collector's floor and ceiling.
+1. The control records are known, from the last append or by one read of those that are not, so that the blob's stamp is between the
+   collector's floors and ceilings.
 2. The shared blob is put.
-3. Per partition, in one ordered `put_many`: the index entries of the append that `pending` names, then a CAS on the control record
-   that advances the counter and names this append as pending. The CAS is the commit point, and is answered at once.
+3. One `put_many` has for each partition, in this order, the index entries of the append that `pending` names, and a CAS on the control
+   record that advances the counter and names this append as pending. The CAS is the partition's commit point.
+4. Partitions that lost their CAS are read, judged and tried again, together. So are all of them if the answer got lost.
 
-Calls may overlap: their blobs upload at a time, and their commits to one partition keep the order of the calls.
+Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs upload at a time, and
+their commits to one partition keep the order of the calls.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -30,20 +32,21 @@ from llog.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
-from llog.model import FIRST_OFFSET, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.clocks import AHEAD_MS, bounded_ms, is_near_ceiling, may_commit, present_ms, raised, stamp_within
+from llog.model import TopicPartition
+from llog.partition.clocks import bounded_ms, may_commit, stamp_within
 from llog.partition.keys import WAL, PartitionKeys
+from llog.partition.lanes import Lane, Lanes
 from llog.partition.log import Log
-from llog.partition.records import Control, Kind, LogState, Pending, decode, encode, entry_of
+from llog.partition.records import Control, Kind, LogState, Pending, encode, entry_of
 from llog.partition.retention import retain, trim
+from llog.partition.turns import Turn, Turns, end_turns, next_turn
 from llog.ports import AppendResult, Group, RetentionResult
 from llog.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
 from llog.runtime import uuid7
-from llog.stores.meta import ABSENT, Put
+from llog.stores.meta import ABSENT, Put, check
 
-_RAISES_MAX: Final = 5
-"""Attempts to raise a ceiling: after them, blobs are stamped no higher than it is."""
+COMMIT_BYTES_MAX: Final = 64 << 20
+"""Values in one `put_many`: partitions beyond that commit with the next one."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,16 +56,24 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_delay_ms_max: int = 200
 
 
+class Uploaded(NamedTuple):
+    """Bodies in blobs that are there already, to be appended to one partition in this order, as one append."""
+
+    tp: TopicPartition
+    sources: Sequence[tuple[str, Body]]
+    """Each body with the blob that it is in."""
+    producer: Producer
+
+
 class Writer:
     """Appends to any partition of a log. Any number of writers, in any processes, may append to the same ones."""
 
     def __init__(self, log: Log, options: WriterOptions | None = None) -> None:
         self._log = log
         self._options = options or WriterOptions()
-        self._catalog = Catalog(log)
         self._name = uuid7(log.runtime.now_ms(), log.runtime.random())
-        self._lanes: dict[TopicPartition, _Lane] = {}
-        self._last_turns: dict[TopicPartition, asyncio.Future[None]] = {}
+        self._lanes = Lanes(log)
+        self._turns = Turns()
         self._sequence = 0
         self.attempts = 0
         """CAS attempts so far, for measuring contention."""
@@ -74,20 +85,37 @@ class Writer:
         """
         columns = checked(groups, self._options.append_bytes_max)
         tps = [TopicPartition(group.topic, group.partition) for group in groups]
-        # Before anything is awaited: calls that have yet to learn their lane must not overtake each other on the way.
-        turns = [_Turn(self._last_turns, tp) for tp in tps]
+        # Before anything is awaited: calls that have yet to learn their lanes must not overtake each other on the way.
+        turns = self._turns.take(tps)
         try:
-            lanes = await asyncio.gather(*(self._lane(tp) for tp in tps))
-            sources = await self._upload(lanes, columns)
-            return await asyncio.gather(
-                *(
-                    self._settled(lane, turn, source, group.producer)
-                    for lane, turn, source, group in zip(lanes, turns, sources, groups, strict=True)
-                )
-            )
+            lanes = await self._lanes.find(tps)
+            appends = [
+                _Append(lane, turn, self._next_sequence(), group.producer, part)
+                for lane, turn, group, part in zip(lanes, turns, groups, columns, strict=True)
+                if isinstance(lane, Lane)
+            ]
+            if not appends:
+                raise next(lane for lane in lanes if isinstance(lane, LlogError))
+            now = await self._lanes.present_ms({append.lane: None for append in appends})
+            await self._upload(appends, now)
+            return await self._committed(lanes, turns, appends)
         finally:
-            for turn in turns:
-                turn.end()
+            end_turns(turns)
+
+    async def append_uploaded(self, uploads: Sequence[Uploaded]) -> list[AppendResult | LlogError]:
+        """One result or error per partition, as of `append`. The caller keeps the blobs from being collected."""
+        tps = [upload.tp for upload in uploads]
+        turns = self._turns.take(tps)
+        try:
+            lanes = [*map(_same_topic, await self._lanes.find(tps), uploads)]
+            appends = []
+            for lane, turn, upload in zip(lanes, turns, uploads, strict=True):
+                if isinstance(lane, Lane):
+                    appends.append(_Append(lane, turn, self._next_sequence(), upload.producer, None))
+                    appends[-1].sources = upload.sources
+            return await self._committed(lanes, turns, appends)
+        finally:
+            end_turns(turns)
 
     async def trim(self, tp: TopicPartition, before_offset: int) -> RetentionResult:
         return await trim(self._log, tp, before_offset)
@@ -98,221 +126,206 @@ class Writer:
         now_ms = self._log.runtime.now_ms()
         return await retain(self._log, tp, retention_ms=retention_ms, retention_bytes=retention_bytes, now_ms=now_ms)
 
-    async def append_uploaded(
-        self, tp: TopicPartition, uploads: Sequence[tuple[str, Body]], producer: Producer
-    ) -> AppendResult:
-        """Appends what is in blobs already, in this order, as one append. The caller keeps the blobs from being collected."""
-        turn = _Turn(self._last_turns, tp)
-        try:
-            lane = await self._lane(tp)
-            if isinstance(lane, LlogError):
-                raise lane
-            if any(body.directory != lane.keys.directory for _, body in uploads):
-                raise PartitionNotInitialized(
-                    f"partition {tp} was deleted with its topic, which was created again since"
-                )
-            await turn.come()
-            return await self._commit(lane, [_Source(blob, body, None) for blob, body in uploads], producer)
-        finally:
-            turn.end()
-
-    async def _lane(self, tp: TopicPartition) -> _Lane | LlogError:
-        """The lane of a partition, its control record known; or why there is none."""
-        try:
-            lane = self._lanes.get(tp)
-            if lane is None:
-                lane = self._lanes.setdefault(tp, _Lane(tp, await self._catalog.partition(tp)))
-            if lane.known is None:
-                await self._learn(lane)
-        except LlogError as error:
-            return error
-        return lane
-
-    async def _learn(self, lane: _Lane) -> tuple[Control, int]:
-        found = await self._log.meta.get(lane.keys.control)
-        if found is None:
-            self._lanes.pop(lane.tp, None)
-            raise PartitionNotInitialized(f"partition {lane.tp} has no control record")
-        lane.know(decode(Control, found.value, found.key), found.version)
-        assert lane.known is not None
-        return lane.known
-
-    async def _upload(self, lanes: Sequence[_Lane | LlogError], columns: Sequence[Columns]) -> list[_Source]:
-        """Puts one shared blob of all groups that have a lane; sources are returned for all, in order."""
-        now = await self._present_ms([lane for lane in lanes if isinstance(lane, _Lane)])
-        lasts = [lane.last if isinstance(lane, _Lane) else None for lane in lanes]
-        stamp = stamp_within(now, *(control for control in lasts if control is not None))
-        blob = WAL + uuid7(stamp, self._log.runtime.random())
-        packed, next_offsets = [], []
-        for lane, part in zip(lanes, columns, strict=True):
-            if isinstance(lane, _Lane):
-                packed.append((lane.tp, lane.keys.directory, stamped(part, now)))
-                next_offsets.append(lane.known[0].sequence_counter if lane.known else FIRST_OFFSET)
-        if not packed:
-            raise next(lane for lane in lanes if isinstance(lane, LlogError))
-        codec = self._options.codec
-        parts, bodies = pack(packed, writer=self._name, created_at_ms=now, codec=codec, next_offsets=next_offsets)
-        await self._log.blobs.put(blob, parts)
-        remaining = iter(bodies)
-        return [
-            _Source(blob, bodies[0] if last is None else next(remaining), part, last.clock_repairs if last else 0)
-            for last, part in zip(lasts, columns, strict=True)
-        ]
-
-    async def _present_ms(self, lanes: Sequence[_Lane]) -> int:
-        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is stamped."""
-        now = self._log.runtime.now_ms()
-        if not any(is_near_ceiling(lane.last, now) for lane in lanes):
-            return now
-        now = await present_ms(self._log)
-        for lane in lanes:
-            await self._raise_ceiling(lane, now)
-        return now
-
-    async def _raise_ceiling(self, lane: _Lane, now_ms: int) -> None:
-        for _ in range(_RAISES_MAX):
-            try:
-                control, version = lane.known or await self._learn(lane)
-                if not is_near_ceiling(control, now_ms):
-                    return
-                changed = raised(control, control.blob_floor_ms, now_ms + AHEAD_MS)
-                lane.know(changed, await self._log.meta.put(lane.keys.control, encode(changed), expected=version))
-            except (VersionMismatch, OutcomeUnknown):
-                lane.known = None
-            except PartitionNotInitialized:
-                return  # which the commit will say
-
-    async def _settled(
-        self, lane: _Lane | LlogError, turn: _Turn, source: _Source, producer: Producer | None
-    ) -> AppendResult | LlogError:
-        if isinstance(lane, LlogError):
-            return lane
-        try:
-            await turn.come()
-            return await self._commit(lane, [source], producer)
-        except LlogError as error:
-            return error
-        finally:
-            turn.end()
-
-    async def _commit(self, lane: _Lane, sources: list[_Source], producer: Producer | None) -> AppendResult:
+    def _next_sequence(self) -> int:
         # One sequence for all lanes: a lane that is given up and made again must not repeat one that the partition remembers.
         self._sequence += 1
-        lane.sequence = self._sequence
-        doubtful = False  # whether an earlier attempt of this commit may have happened
-        since = lane.known[0].sequence_counter if lane.known else 1
-        for attempt in range(self._options.attempts_max):
-            if attempt:
-                await self._back_off(attempt)
-            try:
-                control, version, verdict = await self._judged(lane, producer, since if doubtful else None)
-                if verdict is None:
-                    sources = [await self._within_bounds(lane, control, source) for source in sources]
-                    changed, appended = self._advanced(lane, control, sources, producer)
-                    self.attempts += 1
-                    results = await self._log.meta.put_many(
-                        [*index_puts(lane.keys, control.pending), Put(lane.keys.control, encode(changed), version)]
-                    )
-            except OutcomeUnknown:
-                lane.known = None
-                doubtful = True
-                if attempt + 1 == self._options.attempts_max:
-                    raise
-                continue
-            except StoreUnavailable as error:
-                lane.known = None
-                if doubtful:
-                    raise OutcomeUnknown(f"the append to {lane.tp} may have happened: {error}") from error
-                raise
-            if isinstance(verdict, LlogError):
-                raise verdict
-            if verdict is not None:
-                return verdict
-            outcome = results[-1]
-            if not isinstance(outcome, VersionMismatch):
-                lane.know(changed, outcome)
-                return _result(lane, appended)
-            lane.known = None
-        if doubtful:
-            raise OutcomeUnknown(
-                f"the append to {lane.tp} may have happened: its control record is too contended to tell"
-            )
-        raise Contention(f"{lane.tp}: {self._options.attempts_max} attempts to append lost their race; try again")
+        return self._sequence
 
-    async def _judged(
-        self, lane: _Lane, producer: Producer | None, doubtful_since: int | None
-    ) -> tuple[Control, int, AppendResult | LlogError | None]:
-        """The control record, its version, and what it says about this append: None, go on.
+    async def _upload(self, appends: Sequence[_Append], now_ms: int) -> None:
+        """Puts one shared blob of all these, stamped within the bounds that are known, as far as one stamp can be."""
+        controls = [append.lane.last for append in appends]
+        blob = WAL + uuid7(stamp_within(now_ms, *controls), self._log.runtime.random())
+        parts, bodies = pack(
+            [(append.lane.tp, append.lane.keys.directory, stamped(append.records, now_ms)) for append in appends],
+            writer=self._name,
+            created_at_ms=now_ms,
+            codec=self._options.codec,
+            next_offsets=[control.sequence_counter for control in controls],
+        )
+        await self._log.blobs.put(blob, parts)
+        for append, control, body in zip(appends, controls, bodies, strict=True):
+            append.sources = ((blob, body),)
+            append.clock_repairs = control.clock_repairs
 
-        A refusal may be due to what this writer knew being old, so it is only given after a look at what is there now.
+    async def _committed(
+        self, lanes: Sequence[Lane | LlogError], turns: Sequence[Turn], appends: Sequence[_Append]
+    ) -> list[AppendResult | LlogError]:
+        """The outcomes of all, in order: of those that have a lane, once they are settled."""
+        end_turns(turn for lane, turn in zip(lanes, turns, strict=True) if isinstance(lane, LlogError))
+        await self._commit(appends)
+        settled = iter(appends)
+        return [lane if isinstance(lane, LlogError) else next(settled).settled for lane in lanes]
+
+    async def _commit(self, appends: Sequence[_Append]) -> None:
+        """Settles all of these: first those that may go at once, then those that lost, or have yet to wait for their turn."""
+        left = list(appends)
+        while left:
+            ready = [append for append in left if append.turn.has_come]
+            known = [append for append in ready if append.lane.known is not None]
+            if known:
+                await self._attempt(known)
+            elif ready:
+                await self._look(ready)
+            else:
+                await next_turn(append.turn for append in left)
+            end_turns(append.turn for append in left if append.outcome is not None)
+            left = [append for append in left if append.outcome is None]
+
+    async def _look(self, appends: Sequence[_Append]) -> None:
+        """Reads the control records of these, after a pause if others have won races for them."""
+        attempts = max(append.attempts for append in appends)
+        if attempts:
+            ceiling_ms = min(self._options.retry_delay_ms_max, 2 ** min(attempts, 12))
+            await self._log.runtime.sleep(self._log.runtime.random().uniform(0, ceiling_ms) / 1000)
+        errors = await self._lanes.learn([append.lane for append in appends])
+        for append in appends:
+            append.has_looked = True
+            if append.lane.tp in errors:
+                self._fail([append], errors[append.lane.tp])
+
+    async def _attempt(self, appends: Sequence[_Append]) -> None:
+        """Judges these by what is known, and tries one CAS for each that may go on, in one request.
+
+        Not settled is what lost its CAS or may have, what is refused by knowledge that may be old, and what did not fit.
         """
-        if lane.known is not None:
-            verdict = self._verdict(lane, lane.known[0], producer, doubtful_since)
-            if not isinstance(verdict, LlogError):
-                return *lane.known, verdict
-        control, version = await self._learn(lane)
-        verdict = self._verdict(lane, control, producer, doubtful_since)
-        if isinstance(verdict, LlogError):
-            lane.known = None
-        return control, version, verdict
+        going = []
+        for append in appends:
+            assert append.lane.known is not None
+            append.control, append.version = append.lane.known
+            verdict = self._verdict(append, append.control)
+            if verdict is None:
+                append.since = append.since or append.control.sequence_counter
+                going.append(append)
+                continue
+            if isinstance(verdict, LlogError):
+                append.lane.known = None
+                if not append.has_looked:
+                    continue
+            append.outcome = verdict
+        # Those that may go at once do: what has to be put again first is left to the next round.
+        going = [append for append in going if append.may_commit()] or await self._upload_again(going)
+        puts: list[Put] = []
+        tried: list[_Try] = []
+        size = 0
+        for append in going:
+            changed, appended = self._advanced(append)
+            entries = index_puts(append.lane.keys, append.control.pending)
+            commit = Put(append.lane.keys.control, encode(changed), append.version)
+            size += len(commit.value) + sum(len(put.value) for put in entries)
+            if size > COMMIT_BYTES_MAX and tried:
+                break
+            try:
+                check(commit.key, commit.value)
+            except InvalidArgument as error:
+                append.outcome = error
+                continue
+            puts += entries
+            puts.append(commit)
+            tried.append(_Try(append, changed, appended, len(puts) - 1))
+        if not tried:
+            return
+        self.attempts += len(tried)
+        try:
+            results = await self._log.meta.put_many(puts)
+        except LlogError as error:
+            self._fail([each.append for each in tried], error)
+        else:
+            self._settle(tried, results)
 
-    def _verdict(
-        self, lane: _Lane, control: Control, producer: Producer | None, doubtful_since: int | None
-    ) -> AppendResult | LlogError | None:
-        mine = find_appended(control.writers, self._name, lane.sequence)
+    def _settle(self, tried: Sequence[_Try], results: Sequence[int | VersionMismatch]) -> None:
+        """Acknowledges each append whose own CAS was won."""
+        for append, changed, appended, place in tried:
+            result = results[place]
+            if isinstance(result, VersionMismatch):
+                self._lose(append)
+            else:
+                append.lane.know(changed, result)
+                append.outcome = _result(append.lane, appended)
+
+    def _lose(self, append: _Append) -> None:
+        append.lane.known = None
+        append.has_looked = False
+        append.attempts += 1
+        if append.attempts < self._options.attempts_max:
+            return
+        if append.is_doubtful:
+            append.outcome = OutcomeUnknown(
+                f"the append to {append.lane.tp} may have happened: {append.attempts} attempts could not tell"
+            )
+        else:
+            append.outcome = Contention(
+                f"{append.lane.tp}: {self._options.attempts_max} attempts to append lost their race; try again"
+            )
+
+    def _fail(self, appends: Sequence[_Append], error: LlogError) -> None:
+        """What an error of a request means for each of these: it did not happen, or has to be looked for."""
+        for append in appends:
+            if isinstance(error, OutcomeUnknown):
+                append.is_doubtful = True
+                self._lose(append)
+                continue
+            append.lane.known = None
+            append.outcome = error
+            if append.is_doubtful and isinstance(error, StoreUnavailable):
+                append.outcome = OutcomeUnknown(f"the append to {append.lane.tp} may have happened: {error}")
+
+    def _verdict(self, append: _Append, control: Control) -> AppendResult | LlogError | None:
+        """What the control record says about this append: None, go on."""
+        lane, producer = append.lane, append.producer
+        mine = find_appended(control.writers, self._name, append.sequence)
         if mine is not None:
             return _result(lane, mine)
-        forgotten = self._name not in control.writers
-        if forgotten and doubtful_since is not None and control.writers_evicted_through >= doubtful_since:
+        if append.is_doubtful and self._name not in control.writers and control.writers_evicted_through >= append.since:
             return OutcomeUnknown(f"whether the append to {lane.tp} happened cannot be told any more")
-        try:
-            repeated = None
-            if producer is not None:
+        repeated = None
+        if producer is not None:
+            try:
                 repeated = find_repeated(
                     control.producers, control.evicted_through, control.sequence_counter, producer, str(lane.tp)
                 )
-        except LlogError as error:
-            if control.log_state is not LogState.DELETED:  # else the producer may mean the topic that has the name now
-                return error
+            except LlogError as error:
+                if (
+                    control.log_state is not LogState.DELETED
+                ):  # else the producer may mean the topic that has the name now
+                    return error
         if repeated is not None:
             return _result(lane, repeated, repeated=True)
         if control.log_state is LogState.FENCED:
             return PartitionFenced(f"partition {lane.tp} is fenced: it accepts no appends until it is unfenced")
         if control.log_state is LogState.DELETED:
-            self._lanes.pop(lane.tp, None)  # the topic may be created again, under other keys
+            self._lanes.forget(lane)
             return PartitionNotInitialized(f"partition {lane.tp} was deleted")
         return None
 
-    async def _within_bounds(self, lane: _Lane, control: Control, source: _Source) -> _Source:
-        """The source itself, or a copy of it under another name if a collector may already have decided about its blob."""
-        if source.columns is None or may_commit(control, source.blob, source.clock_repairs):
-            return source
-        now = bounded_ms(self._log.runtime.now_ms(), control)
-        blob = WAL + uuid7(stamp_within(now, control), self._log.runtime.random())
-        again = stamped(source.columns, now)
-        parts, bodies = pack(
-            [(lane.tp, lane.keys.directory, again)],
-            writer=self._name,
-            created_at_ms=now,
-            codec=self._options.codec,
-            next_offsets=[control.sequence_counter],
-        )
-        await self._log.blobs.put(blob, parts)
-        return _Source(blob, bodies[0], source.columns, control.clock_repairs)
+    async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
+        """Puts copies, under new names, of what collectors may already have decided about: one blob for all that the same stamp suits.
 
-    def _advanced(
-        self, lane: _Lane, control: Control, sources: Sequence[_Source], producer: Producer | None
-    ) -> tuple[Control, Appended]:
+        Returns those that may go on.
+        """
+        now = self._log.runtime.now_ms()
+        by_stamp: dict[int, list[_Append]] = {}
+        for append in appends:
+            by_stamp.setdefault(stamp_within(now, append.control), []).append(append)
+        done: list[_Append] = []
+        for same in by_stamp.values():
+            try:
+                await self._upload(same, min(bounded_ms(now, append.control) for append in same))
+                done += same
+            except LlogError as error:
+                self._fail(same, error)
+        return done
+
+    def _advanced(self, append: _Append) -> tuple[Control, Appended]:
         """The control record after this append."""
+        control = append.control
         entries, max_append, max_timestamp = [], control.max_append_ms, control.max_timestamp_ms
-        for source in sources:
-            body = source.body
+        for blob, body in append.sources:
             max_append = max(max_append, body.append_ms)
             max_timestamp = max(max_timestamp, body.timestamp_max)
             entries.append(
                 entry_of(
                     body,
-                    self._log.data_uri(source.blob),
+                    self._log.data_uri(blob),
                     Kind.WAL,
                     max_append_ms=max_append,
                     max_timestamp_ms=max_timestamp,
@@ -320,14 +333,14 @@ class Writer:
             )
         pending = Pending(start_offset=control.sequence_counter, entries=tuple(entries))
         now = self._log.runtime.now_ms()
-        appended = Appended(lane.sequence, pending.start_offset, pending.end_offset)
+        appended = Appended(append.sequence, pending.start_offset, pending.end_offset)
         writers, writers_evicted = remembered(
             control.writers, control.writers_evicted_through, self._name, appended, now
         )
         producers, evicted = control.producers, control.evicted_through
-        if producer is not None:
-            named = Appended(producer.sequence, pending.start_offset, pending.end_offset)
-            producers, evicted = remembered(producers, evicted, producer.id, named, now)
+        if append.producer is not None:
+            named = Appended(append.producer.sequence, pending.start_offset, pending.end_offset)
+            producers, evicted = remembered(producers, evicted, append.producer.id, named, now)
         changed = msgspec.structs.replace(
             control,
             sequence_counter=pending.end_offset + 1,
@@ -341,57 +354,74 @@ class Writer:
         )
         return changed, appended
 
-    async def _back_off(self, attempt: int) -> None:
-        ceiling_ms = min(self._options.retry_delay_ms_max, 2 ** min(attempt, 12))
-        await self._log.runtime.sleep(self._log.runtime.random().uniform(0, ceiling_ms) / 1000)
+
+class _Append:
+    """One group of records on its way into its partition."""
+
+    __slots__ = (
+        "attempts",
+        "clock_repairs",
+        "columns",
+        "control",
+        "has_looked",
+        "is_doubtful",
+        "lane",
+        "outcome",
+        "producer",
+        "sequence",
+        "since",
+        "sources",
+        "turn",
+        "version",
+    )
+
+    def __init__(
+        self, lane: Lane, turn: Turn, sequence: int, producer: Producer | None, columns: Columns | None
+    ) -> None:
+        self.lane = lane
+        self.turn = turn
+        self.sequence = sequence
+        self.producer = producer
+        self.columns = columns
+        """The records, to be put again if their blob may be gone; None if somebody else keeps their blobs."""
+        self.sources: Sequence[tuple[str, Body]] = ()
+        """Where the records are: each body with its blob."""
+        self.clock_repairs = 0
+        """Of the partition, as far as the writer knew when it chose the blob's name."""
+        self.control, self.version = Control(), ABSENT
+        """What the append was judged by last."""
+        self.since = 0
+        """The partition's next offset before the first attempt: what is remembered below it cannot be this append."""
+        self.attempts = 0
+        self.has_looked = False
+        """Whether the control record was read for this append after its last attempt: only then may it be refused."""
+        self.is_doubtful = False
+        """Whether an earlier attempt may have happened."""
+        self.outcome: AppendResult | LlogError | None = None
+
+    @property
+    def records(self) -> Columns:
+        assert self.columns is not None
+        return self.columns
+
+    @property
+    def settled(self) -> AppendResult | LlogError:
+        assert self.outcome is not None
+        return self.outcome
+
+    def may_commit(self) -> bool:
+        """Whether no collector can have decided about its blob."""
+        return self.columns is None or may_commit(self.control, self.sources[0][0], self.clock_repairs)
 
 
-class _Source(NamedTuple):
-    """One body to append: where it lies, and the records to put again if it may no longer lie there."""
+class _Try(NamedTuple):
+    """An append whose CAS is under way."""
 
-    blob: str
-    body: Body
-    columns: Columns | None
-    clock_repairs: int = 0
-    """Of the partition, as far as the writer knew when it chose the blob's name."""
-
-
-class _Lane:
-    """What a writer knows of one partition."""
-
-    def __init__(self, tp: TopicPartition, keys: PartitionKeys) -> None:
-        self.tp = tp
-        self.keys = keys
-        self.known: tuple[Control, int] | None = None
-        self.last: Control | None = None
-        """What was known last, which may be old."""
-        self.sequence = 0
-
-    def know(self, control: Control, version: int) -> None:
-        self.known, self.last = (control, version), control
-
-
-class _Turn:
-    """A place in the order of a partition's commits, taken when the call is made."""
-
-    def __init__(self, last: dict[TopicPartition, asyncio.Future[None]], tp: TopicPartition) -> None:
-        self._before = last.get(tp)
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        last[tp] = self._done
-
-    async def come(self) -> None:
-        if self._before is not None:
-            await asyncio.shield(self._before)
-            self._before = None
-
-    def end(self) -> None:
-        """Lets the next one go. Cancelled before it came, it still waits for those before it."""
-        if self._done.done():
-            return
-        if self._before is None or self._before.done():
-            self._done.set_result(None)
-        else:
-            self._before.add_done_callback(lambda _: self.end())
+    append: _Append
+    changed: Control
+    appended: Appended
+    place: int
+    """Of the CAS among the puts of the request."""
 
 
 def checked(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
@@ -423,7 +453,14 @@ def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
     return puts
 
 
-def _result(lane: _Lane, appended: Appended, *, repeated: bool = False) -> AppendResult:
+def _same_topic(lane: Lane | LlogError, upload: Uploaded) -> Lane | LlogError:
+    """The lane, or the error of records that were uploaded for another topic than the one that has the name now."""
+    if isinstance(lane, LlogError) or all(body.directory == lane.keys.directory for _, body in upload.sources):
+        return lane
+    return PartitionNotInitialized(f"partition {lane.tp} was deleted with its topic, which was created again since")
+
+
+def _result(lane: Lane, appended: Appended, *, repeated: bool = False) -> AppendResult:
     return AppendResult(
         topic=lane.tp.topic,
         partition=lane.tp.partition,

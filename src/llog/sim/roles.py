@@ -83,7 +83,7 @@ async def writer(world: World, me: Process, log: Log) -> None:
         calls: list[list[Group]] = []
         for _ in range(draw.choice((1, 1, 1, 3))):
             groups = []
-            for tp in draw.sample(partitions, min(draw.choice((1, 1, 2)), len(partitions))):
+            for tp in draw.choices(partitions, k=draw.choice((1, 1, 2, 3))):
                 records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
                 number += len(records)
                 groups.append(Group(topic=tp.topic, partition=tp.partition, records=records))

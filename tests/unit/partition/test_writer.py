@@ -24,7 +24,7 @@ from llog.errors import (
 )
 from llog.model import Record, TopicPartition
 from llog.partition.records import Kind, LogState
-from llog.partition.writer import Writer, WriterOptions
+from llog.partition.writer import Uploaded, Writer, WriterOptions
 from llog.ports import AppendResult, Group
 from llog.producers import PRODUCERS_MAX, Producer
 from llog.runtime import stamp_of
@@ -209,7 +209,7 @@ async def test_a_lost_answer_is_settled_by_looking(world: World, done: bool, num
 
 
 async def test_a_lost_answer_that_others_have_outrun_is_still_settled(world: World) -> None:
-    stall = Stall(lambda operation, key: operation == "get" and key.endswith("meta/control"))
+    stall = Stall(lambda operation, key: operation == "get_many" and key.endswith("meta/control"))
     lost = LostAnswers(OutcomeUnknown("lost"), is_commit, done=True)
 
     class Both(Faults):
@@ -232,7 +232,7 @@ async def test_a_lost_answer_that_others_have_outrun_is_still_settled(world: Wor
 
 async def test_a_lost_answer_of_a_forgotten_writer_is_reported_as_unknown(world: World) -> None:
     lost = LostAnswers(OutcomeUnknown("lost"), is_commit, done=True)
-    stall = Stall(lambda operation, key: lost.seen == 1 and operation == "get")
+    stall = Stall(lambda operation, key: lost.seen == 1 and operation == "get_many")
 
     class Both(Faults):
         async def before(self, operation: str, key: str) -> None:
@@ -363,7 +363,8 @@ async def test_uploaded_bodies_are_appended_as_one_in_their_order(world: World) 
     [blob] = world.blob_server.names
     first, second = unpack_header(world.blob_server.blobs[blob][0]).partitions
     for repeated in (False, True):
-        result = await world.writer.append_uploaded(TP, [(blob, second), (blob, first)], producer(0))
+        [result] = await world.writer.append_uploaded([Uploaded(TP, [(blob, second), (blob, first)], producer(0))])
+        assert isinstance(result, AppendResult)
         assert (result.start_offset, result.end_offset, result.repeated) == (1, 3, repeated)
     assert await world.payloads() == ["c", "a", "b"]
     await world.append("d")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from llog.partition import clock_repair, clocks, collector, writer
+from llog.partition import clock_repair, clocks, collector, lanes, writer
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import Control
@@ -23,7 +23,7 @@ def commit_what_is_stamped_above_the_ceiling(patch: Patch) -> None:
 
     patch.setattr(writer, "may_commit", may_commit)
     patch.setattr(writer, "stamp_within", stamp_within)
-    patch.setattr(writer, "is_near_ceiling", lambda *_: False)
+    patch.setattr(lanes, "is_near_ceiling", lambda *_: False)
 
 
 def commit_after_a_repair_what_was_uploaded_before(patch: Patch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
 from typing import Final
 
 import msgspec
 
 from llog.batch.shared import Body
+from llog.errors import VersionMismatch
 from llog.partition import collector, compaction, compaction_plan, repair, sink, writer
 from llog.partition.candidates import Candidate, fills
 from llog.partition.clocks import Window
@@ -18,7 +20,6 @@ from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
 from llog.ports import AppendResult
-from llog.producers import Producer
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import slow_commits, slow_sinks
 from llog.stores.meta import Entry, Put, scan
@@ -153,16 +154,51 @@ def forget_what_this_writer_appended(patch: Patch) -> None:
 def answer_before_the_commit(patch: Patch) -> None:
     shipped = writer.Writer._commit
 
-    async def answered(
-        self: writer.Writer, lane: writer._Lane, sources: list[writer._Source], producer: Producer | None
-    ) -> AppendResult:
-        control, _ = lane.known or await self._learn(lane)
-        _, appended = self._advanced(lane, control, sources, producer)
-        commit = asyncio.ensure_future(shipped(self, lane, sources, producer))
+    async def answered(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+        copies = [copy(append) for append in appends]
+        for append in appends:
+            append.control = append.lane.last
+            _, appended = self._advanced(append)
+            append.outcome = writer._result(append.lane, appended)
+        commit = asyncio.ensure_future(shipped(self, copies))
         commit.add_done_callback(lambda done: done.exception())
-        return writer._result(lane, appended)
 
     patch.setattr(writer.Writer, "_commit", answered)
+
+
+def acknowledge_a_lost_commit_because_a_neighbour_won(patch: Patch) -> None:
+    shipped = writer.Writer._settle
+
+    def settle(self: writer.Writer, tried: Sequence[writer._Try], results: Sequence[int | VersionMismatch]) -> None:
+        won = [result for each in tried if not isinstance(result := results[each.place], VersionMismatch)]
+        shipped(self, tried, [won[0] if won and isinstance(each, VersionMismatch) else each for each in results])
+
+    patch.setattr(writer.Writer, "_settle", settle)
+
+
+def take_a_request_for_done_because_one_of_its_commits_was(patch: Patch) -> None:
+    """After a lost answer: what one partition shows is believed of all that were in the request."""
+    shipped = writer.Writer._look
+
+    async def look(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+        await shipped(self, appends)
+        left = [append for append in appends if append.is_doubtful and append.outcome is None]
+        if any(isinstance(self._verdict(append, append.lane.last), AppendResult) for append in left):
+            for append in left:
+                append.outcome = writer._result(append.lane, self._advanced(append)[1])
+
+    patch.setattr(writer.Writer, "_look", look)
+
+
+def give_all_groups_of_a_call_one_sequence(patch: Patch) -> None:
+    shipped = writer.Writer._commit
+
+    async def commit(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+        for append in appends:
+            append.sequence = appends[0].sequence
+        await shipped(self, appends)
+
+    patch.setattr(writer.Writer, "_commit", commit)
 
 
 def publish_ones_own_attempt_although_the_record_names_another(patch: Patch) -> None:
@@ -193,5 +229,8 @@ PARTITION_MUTATIONS: Final = (
     Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
     Mutation(forget_what_this_writer_appended, "I8"),
     Mutation(answer_before_the_commit, "I3"),
+    Mutation(acknowledge_a_lost_commit_because_a_neighbour_won, "I3"),
+    Mutation(take_a_request_for_done_because_one_of_its_commits_was, "I3"),
+    Mutation(give_all_groups_of_a_call_one_sequence, "I3"),
     Mutation(publish_ones_own_attempt_although_the_record_names_another, "S1|I6"),
 )
