@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 from msgspec import Meta
 
+from llog.addresses import PostgresAddress
 from llog.errors import ConfigurationError
 from llog.model import PARTITIONS_MAX
 from llog.units import format_duration_ms, format_size
@@ -56,8 +57,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     meta: Annotated[
         str,
         Meta(
-            description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, or `memory://` (gone with the "
-            "process).",
+            description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, "
+            "`postgresql://user@host:port/database?schema=name` (several hosts with commas between them; also `sslmode`, `sslrootcert`, "
+            "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), or `memory://` (gone with the process).",
             extra={"default": "`meta.sqlite` in LLOG_DATA_DIR"},
         ),
     ] = ""
@@ -121,6 +123,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Token that temporary credentials come with; never shown.",
             extra={"fallbacks": ("AWS_SESSION_TOKEN",)},
+        ),
+    ] = None
+    postgres_password: Annotated[
+        Secret | None,
+        Meta(
+            description="Password of the user that LLOG_META names in a `postgresql://` address; never shown. Without it and "
+            "LLOG_POSTGRES_PASSWORD_FILE, PostgreSQL's own password file (PGPASSFILE) is looked at.",
+            extra={"fallbacks": ("PGPASSWORD",)},
+        ),
+    ] = None
+    postgres_password_file: Annotated[
+        str | None,
+        Meta(
+            description="File that holds that password and nothing else, instead of LLOG_POSTGRES_PASSWORD. It is read again for every "
+            "connection, so that it can be replaced.",
+            extra={"default": "none"},
         ),
     ] = None
     session_timeout_ms: Annotated[
@@ -426,6 +444,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 complete[field] = str(Path(meta.path).parent / field.removesuffix("_dir"))
         if self.keyed is not None:
             complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
+        if self.postgres_password_file is not None:
+            complete["postgres_password_file"] = str(Path(self.postgres_password_file).absolute())
         if self.tail_cache_dir is not None:
             complete["tail_cache_dir"] = str(Path(self.tail_cache_dir).absolute())
         for field, value in complete.items():
@@ -434,6 +454,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             missing = "s3_access_key_id" if self.s3_access_key_id is None else "s3_secret_access_key"
             raise ConfigurationError(
                 f"{SETTINGS[missing].variable} is missing: an access key and its secret go together"
+            )
+        if self.postgres_password is not None and self.postgres_password_file is not None:
+            raise ConfigurationError(
+                "LLOG_POSTGRES_PASSWORD and LLOG_POSTGRES_PASSWORD_FILE are both set: unset one of them"
             )
         if self.auto_create not in ("lazy", "off"):
             number = self.auto_create
@@ -452,15 +476,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any store is in S3."""
         return any(url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed))
 
+    @property
+    def uses_postgres(self) -> bool:
+        """Whether the metadata store is a PostgreSQL database."""
+        return self.meta.startswith("postgresql://")
+
     def as_environment(self) -> dict[str, str]:
         """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them.
 
-        Credentials of S3 that no store needs are left out.
+        Credentials that no store needs are left out.
         """
+        used = {"s3_": self.uses_s3, "postgres_": self.uses_postgres}
+        unused = tuple(prefix for prefix, is_used in used.items() if not is_used)
         values = {
             setting: getattr(self, setting.field)
             for setting in SETTINGS.values()
-            if self.uses_s3 or not setting.field.startswith("s3_")
+            if not setting.field.startswith(unused)
         }
         return {
             setting.variable: value.value if isinstance(value, Secret) else str(value)
@@ -556,11 +587,12 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 def parse_address(setting: Setting, url: str) -> Address:
     """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
     schemes = {
-        "meta": ("sqlite", "memory"),
+        "meta": ("sqlite", "postgresql", "memory"),
         "blobs": ("file", "s3", "gs", "az", "memory"),
         "keyed": ("file", "s3", "memory"),
     }[setting.field]
     scheme, separator, rest = url.partition("://")
+    scheme = {"postgres": "postgresql"}.get(scheme, scheme)
     if scheme == "oxia":
         raise ConfigurationError(
             f"{setting.variable} is {_shown(url)!r}, but this version of llog has no Oxia adapter: use sqlite:///path"
@@ -569,6 +601,12 @@ def parse_address(setting: Setting, url: str) -> Address:
         raise ConfigurationError(
             f"{setting.variable} is {_shown(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
         )
+    if scheme == "postgresql":
+        try:
+            database = PostgresAddress.parse(url)
+        except ValueError as error:
+            raise ConfigurationError(f"{setting.variable} is {_shown(url)!r}: {error}") from None
+        return Address(scheme, database.places, database.database)
     authority, slash, path = rest.partition("/")
     if "@" in authority:
         where = (
@@ -598,6 +636,8 @@ def parse_address(setting: Setting, url: str) -> Address:
 
 def _normal(setting: Setting, url: str) -> str:
     scheme, authority, path = parse_address(setting, url)
+    if scheme == "postgresql":
+        return str(PostgresAddress.parse(url))
     if scheme in ("sqlite", "file"):
         return f"{scheme}://{quote(path)}"
     return f"{scheme}://{authority}/{path}" if path else f"{scheme}://{authority}"

@@ -33,6 +33,12 @@ class StoreUnavailable(LlogError):
     code = "store_unavailable"
 
 
+class StoreUnreachable(StoreUnavailable):
+    """No server that can be used answers at the address that a setting names. Nothing was changed."""
+
+    code = "store_unreachable"
+
+
 class StaleReads(StoreUnavailable):
     """Some reads may have been answered by a server that was no longer in charge: what they did not show may exist."""
 

@@ -1,7 +1,7 @@
 """Where settings come from.
 
-Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS, its default. An unknown
-name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
+Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS or PostgreSQL, its
+default. An unknown name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def load_settings(
             values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
     settings = Settings(**(_fallbacks(values, environment) | values))
     _check_s3(settings, values)
+    _check_postgres(settings, values)
     return settings
 
 
@@ -101,13 +102,28 @@ def _check_s3(settings: Settings, given: Mapping[str, Any]) -> None:
         )
 
 
+def _check_postgres(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse a password for PostgreSQL where the metadata is elsewhere: the order of the log would silently be kept there."""
+    field = next((field for field in given if field.startswith("postgres_")), None)
+    if field is not None and not settings.uses_postgres:
+        raise ConfigurationError(
+            f"{SETTINGS[field].variable} is set, but LLOG_META is {settings.meta}: name the database with "
+            f"LLOG_META=postgresql://user@host:port/database, or unset {SETTINGS[field].variable}"
+        )
+
+
 def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the AWS variables say of settings that nobody made. Credentials count as one: half of them would fit nobody's other half."""
+    """What the variables of AWS and PostgreSQL say of settings that nobody made.
+
+    Credentials count as one: half of them would fit nobody's other half.
+    """
     found: dict[str, Any] = {}
     for setting in SETTINGS.values():
         text = next((environment[name] for name in setting.fallbacks if environment.get(name)), None)
         if text is not None and setting.field not in values:
             found[setting.field] = _parsed(setting, text, setting.fallbacks[0])
+    if "postgres_password_file" in values:
+        found.pop("postgres_password", None)
     own = any(field in values for field in _CREDENTIALS)
     if own or any(field not in found for field in _CREDENTIALS[:2]):
         found = {field: value for field, value in found.items() if field not in _CREDENTIALS}

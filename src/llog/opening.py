@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llog.addresses import PostgresAddress
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Address, Secret, Settings, parse_address
 from llog.engines.rocksdb import OpenRocks
@@ -26,6 +28,7 @@ from llog.stores.meta import MetaStore
 if TYPE_CHECKING:
     from llog.stores.blobs_memory import MemoryBlobs
     from llog.stores.meta_memory import MemoryMeta
+    from llog.stores.postgres import PostgresMetaStore
 
 # Stores in memory live as long as the process, so that whoever opens the same name there meets the same log.
 _memory_meta: dict[str, MemoryMeta] = {}
@@ -97,8 +100,12 @@ async def opened_log(
 
 
 def log_exists(settings: Settings) -> bool:
-    """Whether there is a metadata store already; opening the log would make one otherwise."""
+    """Whether there is a metadata store already; opening the log would make one otherwise. May block for a moment."""
     meta, _ = addresses(settings)
+    if meta.scheme == "postgresql":
+        with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
+            # In a thread of its own, for the caller may be running an event loop.
+            return thread.submit(asyncio.run, _postgres(settings).exists()).result()
     return meta.scheme != "sqlite" or Path(meta.path).exists()
 
 
@@ -157,10 +164,27 @@ async def _open_meta(address: Address, settings: Settings) -> MetaStore:
         from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
         return MemoryMetaStore(_memory_meta.setdefault(address.authority, MemoryMeta()))
+    if address.scheme == "postgresql":
+        store = _postgres(settings)
+        await store.open()
+        return store
     from llog.stores.meta_sqlite import SqliteMetaStore
 
     return await asyncio.to_thread(
         SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.session_timeout_ms
+    )
+
+
+def _postgres(settings: Settings) -> PostgresMetaStore:
+    try:
+        from llog.stores.postgres import PostgresMetaStore
+    except ImportError as error:
+        raise ConfigurationError(f"PostgreSQL needs {error.name}: pip install 'leaderless-log[postgres]'") from error
+    return PostgresMetaStore(
+        PostgresAddress.parse(settings.meta),
+        password=_revealed(settings.postgres_password),
+        password_file=settings.postgres_password_file,
+        session_timeout_ms=settings.session_timeout_ms,
     )
 
 

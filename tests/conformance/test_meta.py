@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from devtools.servers.postgres import PostgresServer
+from llog.addresses import PostgresAddress
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.meta import (
     ABSENT,
@@ -32,6 +35,7 @@ from llog.stores.meta import (
 )
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.postgres import PostgresMetaStore
 
 SESSION_TIMEOUT_MS = 1000
 PARTITION = "t/partitions/0000000000/"
@@ -45,6 +49,18 @@ class Adapter(Protocol):
 
     async def kill_holder_of(self, key: str) -> None:
         """Lets a client put `key` as ephemeral, then ends that client as a crash would."""
+
+
+def kill_holder(script: str, *arguments: str) -> None:
+    """Run a process that holds a key until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments, str(SESSION_TIMEOUT_MS)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
 
 
 class MemoryAdapter:
@@ -80,24 +96,51 @@ class SqliteAdapter:
         return SqliteMetaStore.open(self.path, session_timeout_ms=session_timeout_ms)
 
     async def kill_holder_of(self, key: str) -> None:
-        command = [sys.executable, "-c", _HOLDER, str(self.path), key, str(SESSION_TIMEOUT_MS)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        kill_holder(_HOLDER, str(self.path), key)
 
 
-ADAPTERS: dict[str, Callable[[Path], Adapter]] = {
+_POSTGRES_HOLDER = """
+import asyncio, sys
+from llog.addresses import PostgresAddress
+from llog.stores.postgres import PostgresMetaStore
+async def main():
+    url, password, timeout = sys.argv[1], sys.argv[2], int(sys.argv[4])
+    store = PostgresMetaStore(PostgresAddress.parse(url), password=password, session_timeout_ms=timeout)
+    await store.put(sys.argv[3], b"held", ephemeral=True)
+    print("held", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+class PostgresAdapter:
+    def __init__(self, directory: Path, server: PostgresServer) -> None:
+        self.server = server
+        self.address = PostgresAddress.parse(server.url(f"s_{uuid4().hex}"))
+
+    def open(self, session_timeout_ms: int = 60_000) -> MetaStore:
+        return PostgresMetaStore(self.address, password=self.server.password, session_timeout_ms=session_timeout_ms)
+
+    async def kill_holder_of(self, key: str) -> None:
+        kill_holder(_POSTGRES_HOLDER, str(self.address), self.server.password, key)
+
+
+ADAPTERS: dict[str, Callable[..., Adapter]] = {
     "memory": MemoryAdapter,
     "sqlite": SqliteAdapter,
+    "postgres": PostgresAdapter,
 }
+SERVERS = {"postgres": "postgres"}
+"""The fixtures that adapters take besides a directory."""
+
+
+def server_of(name: str, request: pytest.FixtureRequest) -> tuple[Any, ...]:
+    return (request.getfixturevalue(SERVERS[name]),) if name in SERVERS else ()
 
 
 @pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Adapter:
-    return ADAPTERS[request.param](tmp_path)
+    return ADAPTERS[request.param](tmp_path, *server_of(request.param, request))
 
 
 @pytest.fixture
@@ -702,8 +745,9 @@ class MetaMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_any_sequence_of_calls_answers_as_a_dict_would(name: str) -> None:
-    machine = type("Machine", (MetaMachine,), {"make": staticmethod(ADAPTERS[name])})
+def test_any_sequence_of_calls_answers_as_a_dict_would(name: str, request: pytest.FixtureRequest) -> None:
+    server = server_of(name, request)
+    machine = type("Machine", (MetaMachine,), {"make": staticmethod(lambda path: ADAPTERS[name](path, *server))})
     run_state_machine_as_test(
         machine,
         settings=settings(
