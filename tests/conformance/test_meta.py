@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from devtools.servers.oxia import OxiaMissing, OxiaServer, oxia_server
 from devtools.servers.postgres import PostgresServer
 from llog.addresses import PostgresAddress
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
@@ -35,6 +36,7 @@ from llog.stores.meta import (
 )
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
 from llog.stores.postgres import PostgresMetaStore
 
 SESSION_TIMEOUT_MS = 1000
@@ -79,6 +81,7 @@ class MemoryAdapter:
 _HOLDER = """
 import asyncio, sys
 from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
 async def main():
     store = SqliteMetaStore.open(sys.argv[1], session_timeout_ms=int(sys.argv[3]))
     await store.put(sys.argv[2], b"held", ephemeral=True)
@@ -113,6 +116,18 @@ asyncio.run(main())
 """
 
 
+_OXIA_HOLDER = """
+import asyncio, sys
+from llog.stores.oxia.store import OxiaMetaStore
+async def main():
+    store = OxiaMetaStore(sys.argv[1].split(","), sys.argv[2], session_timeout_ms=int(sys.argv[4]))
+    await store.put(sys.argv[3], b"held", ephemeral=True)
+    print("held", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
 class PostgresAdapter:
     def __init__(self, directory: Path, server: PostgresServer) -> None:
         self.server = server
@@ -125,17 +140,41 @@ class PostgresAdapter:
         kill_holder(_POSTGRES_HOLDER, str(self.address), self.server.password, key)
 
 
+class OxiaAdapter:
+    def __init__(self, directory: Path, server: OxiaServer) -> None:
+        self.server = server
+        server.wipe()
+
+    def open(self, session_timeout_ms: int = 60_000) -> MetaStore:
+        return OxiaMetaStore(self.server.addresses, self.server.namespace, session_timeout_ms=session_timeout_ms)
+
+    async def kill_holder_of(self, key: str) -> None:
+        kill_holder(_OXIA_HOLDER, ",".join(self.server.addresses), self.server.namespace, key)
+
+
 ADAPTERS: dict[str, Callable[..., Adapter]] = {
     "memory": MemoryAdapter,
     "sqlite": SqliteAdapter,
     "postgres": PostgresAdapter,
+    "oxia": OxiaAdapter,
+    "oxia-one-shard": OxiaAdapter,
 }
-SERVERS = {"postgres": "postgres"}
+SERVERS = {"postgres": "postgres", "oxia": "oxia", "oxia-one-shard": "oxia_with_one_shard"}
 """The fixtures that adapters take besides a directory."""
 
 
 def server_of(name: str, request: pytest.FixtureRequest) -> tuple[Any, ...]:
     return (request.getfixturevalue(SERVERS[name]),) if name in SERVERS else ()
+
+
+@pytest.fixture(scope="session")
+def oxia_with_one_shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OxiaServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(oxia_server(tmp_path_factory.mktemp("oxia"), shards=1))
+        except OxiaMissing as error:
+            pytest.skip(str(error))
+        yield server
 
 
 @pytest.fixture(params=ADAPTERS)
@@ -276,9 +315,9 @@ async def test_versions_are_never_reused_after_a_delete(adapter: Adapter) -> Non
     for _ in range(3):
         store = adapter.open()
         for _ in range(3):
-            seen.append(await store.put("a", b"1", expected=ABSENT))
-            assert await store.delete("a")
-            seen.append(await store.put("b", b"1"))
+            seen.append(await store.put(PARTITION + "a", b"1", expected=ABSENT))
+            assert await store.delete(PARTITION + "a")
+            seen.append(await store.put(PARTITION + "b", b"1"))
             await store.delete_range("", "z")
         await store.close()
     assert seen == sorted(set(seen))
@@ -582,8 +621,12 @@ async def test_reads_of_a_server_in_charge_are_confirmed(adapter: Adapter) -> No
 
 async def test_closing_the_store_ends_its_watches(store: MetaStore) -> None:
     watch = store.watch("w/")
-    await anext(watch)
-    waiting = asyncio.ensure_future(anext(watch))
+
+    async def follow() -> None:
+        async for _ in watch:
+            pass
+
+    waiting = asyncio.ensure_future(follow())
     await asyncio.sleep(0.02)
     await store.close()
     async with asyncio.timeout(20):

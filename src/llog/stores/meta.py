@@ -112,11 +112,14 @@ class MetaStore(Protocol):
         ...
 
     async def floor(self, key: str) -> Entry | None:
-        """The entry with the highest key <= `key`, over the whole store: check that it is one of yours."""
+        """The entry with the highest key <= `key`: check that it is one of yours.
+
+        Over the whole store, or, if `key` belongs to a partition, over what shares a shard with it.
+        """
         ...
 
     async def ceiling(self, key: str) -> Entry | None:
-        """The entry with the lowest key >= `key`, over the whole store: check that it is one of yours."""
+        """The entry with the lowest key >= `key`, as `floor` finds it: check that it is one of yours."""
         ...
 
     async def range(self, start: str, end: str, limit: int) -> list[Entry]:
@@ -176,9 +179,11 @@ def _utf8_size(key: str) -> int:
         raise InvalidArgument(f"key {key[:64]!r} is not valid Unicode: it holds a lone surrogate") from error
 
 
-def mismatch(key: str, expected: int, found: int) -> VersionMismatch:
-    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT."""
+def mismatch(key: str, expected: int, found: int | None) -> VersionMismatch:
+    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT, or None if the store does not say."""
     state = "does not exist" if found == ABSENT else f"has version {found}"
+    if found is None:
+        state = "exists" if expected == ABSENT else "does not exist or has another version"
     wanted = "it was expected not to exist" if expected == ABSENT else f"version {expected} was expected"
     return VersionMismatch(f"key {key!r} {state}, but {wanted}: read it again and decide anew")
 

@@ -1,0 +1,122 @@
+"""Connections to Oxia's servers: one for each address, made when it is needed, and replaced when nothing comes back on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+import grpc
+import msgspec
+from grpc.aio import Channel, insecure_channel, secure_channel
+
+from llog.errors import ConfigurationError
+from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
+
+SILENCE_SECONDS: Final = 10.0
+"""A connection on which calls have waited for as long, and nothing came back, may be dead without having been closed."""
+_TOKEN_SECONDS: Final = 10.0
+"""A token's file is read again after as long: tokens of Kubernetes change every hour."""
+
+
+class Security(msgspec.Struct, frozen=True):
+    """How servers are reached: encrypted or not, and with which token."""
+
+    tls: bool = False
+    ca_file: str | None = None
+    """The certificates that TLS trusts; the system's without it."""
+    token: str | None = None
+    token_file: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Security(tls={self.tls})"
+
+
+class Channels:
+    def __init__(self, security: Security, identity: str) -> None:
+        self._security = security
+        self._credentials = _credentials(security)
+        self._options = (
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.min_reconnect_backoff_ms", 3000),  # how long one attempt to connect may take
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.primary_user_agent", identity),
+        )
+        self._channels: dict[str, _Connection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._token: tuple[float, str] | None = None
+
+    def stub(self, address: str) -> OxiaClientStub:
+        connection = self._channels.get(address)
+        if connection is None:
+            connection = self._channels[address] = _Connection(self._channel(address))
+        return connection.stub
+
+    def metadata(self, *pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """These headers and the one that names the token, if there is one."""
+        token = self._current_token()
+        return pairs if token is None else (*pairs, ("authorization", f"Bearer {token}"))
+
+    def heard(self, address: str) -> None:
+        """Something came back from this server."""
+        if connection := self._channels.get(address):
+            connection.doubted_s = None
+
+    def doubt(self, address: str) -> None:
+        """A call to this server waits: connect anew if none has got an answer for long. Calls on the old connection are cancelled."""
+        connection = self._channels.get(address)
+        if connection is None:
+            return
+        now = time.monotonic()
+        if connection.doubted_s is None:
+            connection.doubted_s = now
+        elif now - connection.doubted_s > SILENCE_SECONDS:
+            del self._channels[address]
+            task = asyncio.ensure_future(connection.channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(
+            *self._closing, *(each.channel.close() for each in channels.values()), return_exceptions=True
+        )
+
+    def _channel(self, address: str) -> Channel:
+        if self._credentials is None:
+            return insecure_channel(address, options=self._options)
+        return secure_channel(address, self._credentials, options=self._options)
+
+    def _current_token(self) -> str | None:
+        if self._security.token_file is None:
+            return self._security.token
+        now = time.monotonic()
+        if self._token is None or now - self._token[0] > _TOKEN_SECONDS:
+            self._token = now, _read("LLOG_OXIA_TOKEN_FILE", self._security.token_file).decode().strip()
+        return self._token[1]
+
+
+class _Connection:
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.stub = OxiaClientStub(channel)
+        self.doubted_s: float | None = None
+        """When the first call began to wait of those that have had no answer since."""
+
+
+def _credentials(security: Security) -> grpc.ChannelCredentials | None:
+    if not security.tls:
+        return None
+    roots = None if security.ca_file is None else _read("LLOG_OXIA_CA_FILE", security.ca_file)
+    return grpc.ssl_channel_credentials(root_certificates=roots)
+
+
+def _read(variable: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{variable} is {path}, which cannot be read ({error.strerror})") from error

@@ -1,0 +1,269 @@
+"""Which server leads which shard, and how a shard is asked, whoever leads it.
+
+One stream of assignments is followed, from one server at a time. When calls wait, the next server is asked: the one that was followed may
+hang, or be cut off from the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Final, TypeVar
+
+from grpc.aio import EOF, AioRpcError
+
+from llog.errors import LlogError, StoreUnavailable
+from llog.stores.oxia.channels import Channels
+from llog.stores.oxia.proto import client_pb2 as proto
+from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
+from llog.stores.oxia.refusals import final, unavailable
+
+PATIENCE_SECONDS: Final = 0.25
+"""How long a call waits before somebody looks whether another server is in charge."""
+PAUSE_SECONDS_MIN: Final = 0.05
+PAUSE_SECONDS_MAX: Final = 1.0
+_FIRST_ANSWER_SECONDS: Final = 2.0
+_ROTATION_SECONDS: Final = 0.5
+"""A server is followed at least as long before another one is asked."""
+
+R = TypeVar("R")
+
+
+class Shard:
+    """One shard as this process sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.leader = ""
+        """The leader's address, "" while there is none."""
+        self.server = ""
+        """The last leader that was named."""
+        self.generation = 0
+        """Grows with every sign that another leader, or the same in another term, may be in charge from now on."""
+        self.answers = 0
+        """How many reads were answered."""
+        self.is_gone = False
+        """Whether the namespace has no such shard any more."""
+        self.running: set[asyncio.Task[object]] = set()
+        """What waits for the server, and is cancelled when another one is named."""
+        self._changed = asyncio.Event()
+
+    def assign(self, leader: str) -> None:
+        if leader == self.leader:
+            return
+        self.leader = leader
+        self.generation += 1
+        if leader and leader != self.server:
+            if self.server:
+                self._cancel()
+            self.server = leader
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def remove(self) -> None:
+        self.is_gone = True
+        self.generation += 1
+        self._cancel()
+        self._changed.set()
+
+    def interrupted(self) -> None:
+        """The connection to the leader broke: it may be another process that answers next."""
+        self.generation += 1
+
+    async def led(self) -> str:
+        """The leader's address, once there is one."""
+        while not self.leader:
+            self.check()
+            await self._changed.wait()
+        self.check()
+        return self.leader
+
+    def check(self) -> None:
+        if self.is_gone:
+            raise StoreUnavailable(f"shard {self.number} of Oxia was replaced by others: try again")
+
+    def _cancel(self) -> None:
+        for task in list(self.running):
+            task.cancel()
+
+
+class Cluster:
+    def __init__(self, servers: Sequence[str], namespace: str, channels: Channels) -> None:
+        self.namespace = namespace
+        self.channels = channels
+        self.shards: dict[int, Shard] = {}
+        self._bounds: list[tuple[int, int, Shard]] = []
+        self._servers = tuple(servers)
+        self._turn = 0
+        self._known = asyncio.Event()
+        self._refusal: BaseException | None = None
+        self._final: LlogError | None = None
+        self._asked_s = 0.0
+        self._waiting: asyncio.Task[object] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after the set of shards has changed."""
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    async def ready(self, seconds: float) -> None:
+        """Return once the shards are known. Raises at once what waiting would not change, and `StoreUnavailable` in the end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._known.wait()
+        if not self.shards:
+            raise self._final or unavailable(f"no Oxia answers at {','.join(self._servers)}", self._refusal)
+
+    def shard_of(self, number: int) -> Shard:
+        """The shard whose range has this hash."""
+        for low, high, shard in self._bounds:
+            if low <= number <= high:
+                return shard
+        raise StoreUnavailable(f"no shard of Oxia has the hash {number}: its shards are being changed, try again")
+
+    def suspect(self, address: str) -> None:
+        """A call to this server waits, or failed: ask the next server who leads, unless one was asked a moment ago."""
+        self.channels.doubt(address)
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_s >= _ROTATION_SECONDS and self._waiting is not None:
+            self._asked_s = now
+            self._waiting.cancel()
+
+    async def read(
+        self, shards: Sequence[Shard], attempt: Callable[[list[OxiaClientStub]], Awaitable[R]], seconds: float
+    ) -> R:
+        """Answer of the shards' leaders, asked again until they answer that were in charge when the answer came.
+
+        The attempt gets a stub for each shard. Raises `StoreUnavailable` after the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        refusal: BaseException | None = None
+        pause = PAUSE_SECONDS_MIN
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    leaders = [await shard.led() for shard in shards]
+                    generations = [shard.generation for shard in shards]
+                    task = asyncio.ensure_future(attempt([self.channels.stub(leader) for leader in leaders]))
+                    try:
+                        answer = await self._awaited(task, shards, leaders)
+                    except AioRpcError as error:
+                        refusal = error
+                        if found := final(error, ",".join(leaders), self.namespace):
+                            raise StoreUnavailable(str(found)) from error
+                        for leader in leaders:
+                            self.suspect(leader)
+                        await asyncio.sleep(pause)
+                        pause = min(pause * 2, PAUSE_SECONDS_MAX)
+                        continue
+                    except _Moved:
+                        continue
+                    if generations == [shard.generation for shard in shards]:
+                        for shard, leader in zip(shards, leaders, strict=True):
+                            self.channels.heard(leader)
+                            shard.answers += 1
+                        return answer
+        except TimeoutError:
+            numbers = ", ".join(str(shard.number) for shard in shards)
+            raise unavailable(f"Oxia's shard {numbers} did not answer within {seconds:g} s", refusal) from None
+
+    async def _awaited(self, task: asyncio.Future[R], shards: Sequence[Shard], leaders: Sequence[str]) -> R:
+        assert isinstance(task, asyncio.Task)
+        for shard in shards:
+            shard.running.add(task)
+        slow = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._slow, task, leaders)
+        try:
+            answer: R = await task
+            return answer
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            assert current is not None
+            if current.cancelling():
+                task.cancel()
+                raise
+            raise _Moved from None  # by the shard, or with the connection
+        finally:
+            slow.cancel()
+            for shard in shards:
+                shard.running.discard(task)
+
+    def _slow(self, task: asyncio.Task[object], leaders: Iterable[str]) -> None:
+        if not task.done():
+            for leader in leaders:
+                self.suspect(leader)
+            asyncio.get_running_loop().call_later(PAUSE_SECONDS_MAX, self._slow, task, leaders)
+
+    async def close(self) -> None:
+        self._following.cancel()
+        await asyncio.wait([self._following])
+
+    async def _follow(self) -> None:
+        pause = PAUSE_SECONDS_MIN
+        while True:
+            address = self._next_server()
+            try:
+                await self._follow_one(address)
+                pause = PAUSE_SECONDS_MIN
+            except (AioRpcError, TimeoutError, EOFError, LlogError) as error:
+                self._refusal = error
+                found = error if isinstance(error, LlogError) else final(error, address, self.namespace)
+                if found is not None and not self._known.is_set():
+                    self._final = found
+                    self._known.set()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    async def _follow_one(self, address: str) -> None:
+        """Take the assignments of one server until it is time to ask another; raises what ended them otherwise."""
+        request = proto.ShardAssignmentsRequest(namespace=self.namespace)
+        self._asked_s = asyncio.get_running_loop().time()
+        call = self.channels.stub(address).GetShardAssignments(request, metadata=self.channels.metadata())
+        seconds: float | None = _FIRST_ANSWER_SECONDS
+        try:
+            while True:
+                self._waiting = asyncio.ensure_future(call.read())
+                done, _ = await asyncio.wait([self._waiting], timeout=seconds)
+                if not done:
+                    raise TimeoutError
+                if self._waiting.cancelled():
+                    return
+                answer = self._waiting.result()
+                if answer is EOF:
+                    raise EOFError
+                assert isinstance(answer, proto.ShardAssignments)
+                self.channels.heard(address)
+                self._take(answer.namespaces[self.namespace].assignments)
+                seconds = None
+        finally:
+            self._waiting = None
+            call.cancel()
+
+    def _take(self, assignments: Iterable[proto.ShardAssignment]) -> None:
+        before = set(self.shards)
+        bounds = []
+        for each in assignments:
+            shard = self.shards.get(each.shard)
+            if shard is None:
+                shard = self.shards[each.shard] = Shard(each.shard)
+            shard.assign(each.leader)
+            covered = each.int32_hash_range
+            bounds.append((covered.min_hash_inclusive, covered.max_hash_inclusive, shard))
+        if not bounds:
+            return
+        self._bounds = bounds
+        for number in before - {shard.number for _, _, shard in bounds}:
+            self.shards.pop(number).remove()
+        self._final = None
+        self._known.set()
+        if set(self.shards) != before:
+            self.on_change()
+
+    def _next_server(self) -> str:
+        known = dict.fromkeys(chain(self._servers, (shard.server for shard in self.shards.values() if shard.server)))
+        turn, self._turn = self._turn, self._turn + 1
+        return list(known)[turn % len(known)]
+
+
+class _Moved(Exception):
+    """Another server is in charge, or the connection was replaced: ask again."""

@@ -1,0 +1,483 @@
+"""The metadata store on Oxia: the keys of a partition on one shard, by the hash of its prefix; ranges beyond it ask all shards.
+
+An object belongs to the event loop and the process that first use it. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+from llog.errors import LlogError, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch, WrongStore
+from llog.stores.blobs import OperationCounts
+from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch, partition_prefix
+from llog.stores.oxia.channels import Channels, Security
+from llog.stores.oxia.cluster import Cluster, Shard
+from llog.stores.oxia.keys import ECHO, SORTING_BOUND, SORTING_PROBE, encode, hash_of, partition_of
+from llog.stores.oxia.proto import client_pb2 as proto
+from llog.stores.oxia.reads import Lookups, entry_of, scan_entries, scan_keys
+from llog.stores.oxia.sessions import Session
+from llog.stores.oxia.watches import Notifications, OxiaWatch, Watches
+from llog.stores.oxia.writes import Writes
+
+OPERATION_SECONDS: Final = 30.0
+"""An election after a node was lost can take as long."""
+OPEN_SECONDS: Final = 10.0
+CHECK_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 5.0
+
+R = TypeVar("R")
+
+
+class OxiaMetaStore:
+    """`connect` finds out whether the servers are what the settings say; without it, the first call connects."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        namespace: str,
+        *,
+        session_timeout_ms: int = 10_000,
+        identity: str = "llog",
+        security: Security | None = None,
+        seconds: float = OPERATION_SECONDS,
+    ) -> None:
+        self.counts = OperationCounts()
+        self._servers = tuple(servers)
+        self._namespace = namespace
+        self._session_timeout_ms = session_timeout_ms
+        self._identity = identity
+        self._security = security or Security()
+        self._seconds = seconds
+        self._cluster: Cluster | None = None
+        self._clients: dict[int, _Client] = {}
+        self._watches = Watches(self.check_open, self._deliver)
+        self._is_watching = False
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    async def connect(self) -> None:
+        """Raise what is wrong with the address, once: `ConfigurationError`, `WrongStore`, or `StoreUnavailable` if nobody answers."""
+        cluster = self._start()
+        await cluster.ready(OPEN_SECONDS)
+        async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
+            await self._check_sorting(cluster)
+
+    # --- reads
+
+    async def get(self, key: str) -> Entry | None:
+        check(key)
+        return await self._counted("get", self._get(key), _entry_size)
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        for key in keys:
+            check(key)
+        return await self._counted("get_many", self._get_many(keys), lambda found: sum(map(_entry_size, found)))
+
+    async def floor(self, key: str) -> Entry | None:
+        check_bounds(key)
+        return await self._counted("floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), _entry_size)
+
+    async def ceiling(self, key: str) -> Entry | None:
+        check_bounds(key)
+        return await self._counted("ceiling", self._nearest(key, proto.KeyComparisonType.CEILING, min), _entry_size)
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        check_bounds(start, end, limit)
+        return await self._counted(
+            "range", self._range(start, end, limit), lambda entries: sum(map(_entry_size, entries))
+        )
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        check_bounds(start, end, limit)
+        return await self._counted("keys", self._keys(start, end, limit), lambda _: 0)
+
+    async def begin_reads(self) -> OxiaReads:
+        cluster = await self._connected()
+        async with _deadline(self._seconds, "Oxia's shards took no write"):
+            while True:
+                clients = self._all_clients(cluster)
+                if all(client.writes.is_established for client in clients):
+                    return OxiaReads(self, cluster)
+                await asyncio.gather(*(client.writes.established() for client in clients))
+
+    # --- writes
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        check(key, value)
+        put = self._put_ephemeral(key, value, expected) if ephemeral else self._put(key, value, expected)
+        return await self._counted("put", put, lambda _: len(value))
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        for put in puts:
+            check(put.key, put.value)
+        size = sum(len(put.value) for put in puts)
+        return await self._counted("put_many", self._put_many(puts), lambda _: size)
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        check(key)
+        return await self._counted("delete", self._delete(key, expected), lambda _: 0)
+
+    async def delete_range(self, start: str, end: str) -> None:
+        check_bounds(start, end)
+        await self._counted("delete_range", self._delete_range(start, end), lambda _: 0)
+
+    # --- the rest
+
+    def watch(self, prefix: str) -> OxiaWatch:
+        check_bounds(prefix)
+        self._start()
+        self.counts.add("watch", 0, 0.0)
+        watch = self._watches.watch(prefix)
+        self._is_watching = True
+        self._in_background(self._notify())
+        return watch
+
+    async def check(self) -> None:
+        cluster = self._start()
+        await cluster.ready(CHECK_SECONDS)
+        async with _deadline(CHECK_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
+            clients = self._all_clients(cluster)
+            await asyncio.gather(*(client.lookups.submit([proto.GetRequest(key=ECHO)]) for client in clients))
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watches.close()
+        for task in self._background:
+            task.cancel()
+        cluster = self._cluster
+        if cluster is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.gather(*(client.close() for client in self._clients.values()))
+                await cluster.close()
+                await cluster.channels.close()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("this metadata store is closed: open another one")
+        if os.getpid() != self._pid:
+            raise StoreUnavailable("this metadata store was opened by another process, before a fork: open another one")
+
+    # --- shards
+
+    def _start(self) -> Cluster:
+        self.check_open()
+        if self._cluster is None:
+            channels = Channels(self._security, self._identity)
+            self._cluster = Cluster(self._servers, self._namespace, channels)
+            self._cluster.on_change = self._shards_changed
+        return self._cluster
+
+    async def _connected(self) -> Cluster:
+        """With shards. The check for them comes without a turn of the event loop, so that writes keep the order of their calls."""
+        cluster = self._start()
+        if not cluster.shards:
+            await cluster.ready(self._seconds)
+            self.check_open()
+        return cluster
+
+    def _client(self, shard: Shard) -> _Client:
+        client = self._clients.get(shard.number)
+        if client is None:
+            assert self._cluster is not None
+            client = _Client(self._cluster, shard, self._session_timeout_ms, self._identity, self._seconds)
+            self._clients[shard.number] = client
+        return client
+
+    def _client_of(self, cluster: Cluster, key: str) -> _Client:
+        return self._client(cluster.shard_of(_routing_hash(partition_prefix(key) or encode(key))))
+
+    def _all_clients(self, cluster: Cluster) -> list[_Client]:
+        return [self._client(shard) for shard in cluster.shards.values()]
+
+    def _clients_of(self, cluster: Cluster, partition: str | None) -> list[_Client]:
+        if partition is None:
+            return self._all_clients(cluster)
+        return [self._client(cluster.shard_of(_routing_hash(partition)))]
+
+    def _shards_changed(self) -> None:
+        assert self._cluster is not None
+        for number in [number for number in self._clients if number not in self._cluster.shards]:
+            self._in_background(self._clients.pop(number).close())
+        if self._is_watching:
+            self._in_background(self._notify())
+
+    async def _notify(self) -> None:
+        """Begin the notifications of every shard that has none yet."""
+        with suppress(LlogError):  # the next watch tries again, and so does a change of the shards
+            for client in self._all_clients(await self._connected()):
+                client.notify(self._watches)
+            self._watches.wake_all()
+
+    async def _deliver(self) -> None:
+        clients = self._all_clients(await self._connected())
+        await asyncio.gather(*(client.notify(self._watches).delivered() for client in clients))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _check_sorting(self, cluster: Cluster) -> None:
+        """Raise `WrongStore` if the namespace sorts its keys as bytes: Oxia then never removes ephemeral keys."""
+        client = self._all_clients(cluster)[0]
+        gets = [
+            proto.GetRequest(key=SORTING_PROBE),
+            proto.GetRequest(key=SORTING_BOUND, comparison_type=proto.KeyComparisonType.LOWER),
+        ]
+        probe, below = await client.lookups.submit(gets)
+        if probe.status != proto.Status.OK:
+            await _answers(client.writes.submit([proto.PutRequest(key=SORTING_PROBE)], len(SORTING_PROBE)))
+            _, below = await client.lookups.submit(gets)
+        if below.status == proto.Status.OK and below.key == SORTING_PROBE:
+            raise WrongStore(
+                f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural key sorting, in which Oxia keeps "
+                "ephemeral keys for ever: create a namespace with keySorting: hierarchical and name that"
+            )
+
+    # --- how each call is done
+
+    async def _get(self, key: str) -> Entry | None:
+        cluster = await self._connected()
+        stored = encode(key)
+        request = proto.GetRequest(key=stored, include_value=True)
+        (answer,) = await self._client_of(cluster, key).lookups.submit([request])
+        return entry_of(answer, stored)
+
+    async def _get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        cluster = await self._connected()
+        places: dict[_Client, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(self._client_of(cluster, key), []).append(place)
+        stored = [encode(key) for key in keys]
+        found: list[Entry | None] = [None] * len(keys)
+        answers = await asyncio.gather(
+            *(
+                client.lookups.submit([proto.GetRequest(key=stored[place], include_value=True) for place in mine])
+                for client, mine in places.items()
+            )
+        )
+        for mine, of_client in zip(places.values(), answers, strict=True):
+            for place, answer in zip(mine, of_client, strict=True):
+                found[place] = entry_of(answer, stored[place])
+        return found
+
+    async def _nearest(self, key: str, comparison: Any, choose: Callable[..., Entry]) -> Entry | None:
+        cluster = await self._connected()
+        found = await self._lookup(self._clients_of(cluster, partition_prefix(key)), encode(key), comparison)
+        return choose(found, key=lambda entry: entry.key) if found else None
+
+    async def _lookup(
+        self, clients: Sequence[_Client], stored: str, comparison: Any, *, values: bool = True
+    ) -> list[Entry]:
+        request = proto.GetRequest(key=stored, include_value=values, comparison_type=comparison)
+        answers = await asyncio.gather(*(client.lookups.submit([request]) for client in clients))
+        return [entry for (answer,) in answers if (entry := entry_of(answer, stored)) is not None]
+
+    async def _range(self, start: str, end: str, limit: int) -> list[Entry]:
+        cluster = await self._connected()
+        if start >= end:
+            return []
+        shards = [client.shard for client in self._clients_of(cluster, partition_of(start, end))]
+        return await scan_entries(cluster, shards, encode(start), encode(end), limit, self._seconds)
+
+    async def _keys(self, start: str, end: str, limit: int) -> list[str]:
+        cluster = await self._connected()
+        if start >= end:
+            return []
+        clients = self._clients_of(cluster, partition_of(start, end))
+        if limit == 1:
+            found = await self._lookup(clients, encode(start), proto.KeyComparisonType.CEILING, values=False)
+            lowest = min((entry.key for entry in found), default=end)
+            return [lowest] if lowest < end else []
+        shards = [client.shard for client in clients]
+        return await scan_keys(cluster, shards, encode(start), encode(end), limit, self._seconds)
+
+    async def _put(self, key: str, value: bytes, expected: int | None) -> int:
+        cluster = await self._connected()
+        request = _put_request(key, value, expected)
+        (answer,) = await _answers(self._client_of(cluster, key).writes.submit([request], request.ByteSize()))
+        return _version(answer, key, expected)
+
+    async def _put_ephemeral(self, key: str, value: bytes, expected: int | None) -> int:
+        client = self._client_of(await self._connected(), key)
+        for _ in range(2):
+            number = client.session.number
+            if number is None:
+                number = await client.session.opened()
+            request = _put_request(key, value, expected)
+            request.session_id = number
+            request.client_identity = self._identity
+            (answer,) = await _answers(client.writes.submit([request], request.ByteSize()))
+            if answer.status != proto.Status.SESSION_DOES_NOT_EXIST:
+                return _version(answer, key, expected)
+            client.session.lost(number)
+        raise StoreUnavailable(f"Oxia ended the session of {key!r} twice at once: raise LLOG_SESSION_TIMEOUT_MS")
+
+    async def _put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        cluster = await self._connected()
+        places: dict[_Client, list[int]] = {}
+        for place, put in enumerate(puts):
+            places.setdefault(self._client_of(cluster, put.key), []).append(place)
+        calls = []
+        for client, mine in places.items():
+            requests = [_put_request(*puts[place]) for place in mine]
+            calls.append(client.writes.submit(requests, sum(request.ByteSize() for request in requests)))
+        results: list[int | VersionMismatch] = [ABSENT] * len(puts)
+        answers = await _answers([future for futures in calls for future in futures])
+        for place, answer in zip((place for mine in places.values() for place in mine), answers, strict=True):
+            put = puts[place]
+            try:
+                results[place] = _version(answer, put.key, put.expected)
+            except VersionMismatch as error:
+                results[place] = error
+        return results
+
+    async def _delete(self, key: str, expected: int | None) -> bool:
+        client = self._client_of(await self._connected(), key)
+        if expected != ABSENT:
+            request = proto.DeleteRequest(
+                key=encode(key), expected_version_id=expected, partition_key=partition_prefix(key)
+            )
+            (answer,) = await _answers(client.writes.submit([request], request.ByteSize()))
+            if answer.status != proto.Status.UNEXPECTED_VERSION_ID:
+                return bool(answer.status == proto.Status.OK)
+        assert expected is not None
+        # Oxia says the same of a key that is not there as of one with another version.
+        found = await self._get(key)
+        if found is None:
+            return False
+        raise mismatch(key, expected, found.version)
+
+    async def _delete_range(self, start: str, end: str) -> None:
+        cluster = await self._connected()
+        if start >= end:
+            return
+        request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
+        clients: list[_Client] = self._clients_of(cluster, partition_of(start, end))
+        futures = [future for client in clients for future in client.writes.submit([request], request.ByteSize())]
+        await _answers(futures)
+
+    async def _counted(self, operation: str, call: Awaitable[R], size: Callable[[R], int]) -> R:
+        began = perf_counter()
+        try:
+            result = await call
+        except VersionMismatch:
+            self.counts.add(operation, 0, perf_counter() - began)
+            raise
+        except BaseException:
+            self.counts.add(operation, 0, perf_counter() - began, failed=True)
+            raise
+        self.counts.add(operation, size(result), perf_counter() - began)
+        return result
+
+
+class _Client:
+    """What this process has with one shard."""
+
+    def __init__(self, cluster: Cluster, shard: Shard, session_timeout_ms: int, identity: str, seconds: float) -> None:
+        self.shard = shard
+        self.writes = Writes(cluster, shard, seconds)
+        self.lookups = Lookups(cluster, shard, seconds)
+        self.session = Session(cluster, shard, session_timeout_ms, identity, seconds)
+        self._notifications: Notifications | None = None
+        self._cluster = cluster
+        self._seconds = seconds
+
+    def notify(self, watches: Watches) -> Notifications:
+        """The notifications, which begin with the first call."""
+        if self._notifications is None:
+            self._notifications = Notifications(self._cluster, self.writes, watches, self._seconds)
+        return self._notifications
+
+    async def close(self) -> None:
+        self.lookups.close()
+        if self._notifications is not None:
+            await self._notifications.close()
+        await self.writes.close()
+        await self.session.close(CLOSE_SECONDS / 2)
+
+
+class OxiaReads:
+    """Vouches for reads by a write that the same leader acknowledges, on a stream that has been there since before the reads."""
+
+    def __init__(self, store: OxiaMetaStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._began = {shard: (shard.generation, shard.answers) for shard in cluster.shards.values()}
+
+    async def confirm(self) -> None:
+        self._store.check_open()
+        if set(self._cluster.shards.values()) != self._began.keys():
+            raise StaleReads("Oxia's shards were changed since the reads began: read again")
+        asked = [shard for shard, (_, answers) in self._began.items() if shard.answers != answers]
+        results = await asyncio.gather(
+            *(self._store._client(shard).writes.echo() for shard in asked), return_exceptions=True
+        )
+        for shard in asked:
+            if shard.generation != self._began[shard][0]:
+                raise StaleReads(
+                    f"Oxia's shard {shard.number} may have got another leader since the reads began: read again"
+                )
+        for result in results:
+            if isinstance(result, OutcomeUnknown):
+                raise StoreUnavailable(str(result)) from result
+            if isinstance(result, BaseException):
+                raise result
+
+
+def _put_request(key: str, value: bytes, expected: int | None) -> proto.PutRequest:
+    return proto.PutRequest(
+        key=encode(key), value=value, expected_version_id=expected, partition_key=partition_prefix(key)
+    )
+
+
+def _version(answer: proto.PutResponse, key: str, expected: int | None) -> int:
+    if answer.status == proto.Status.OK:
+        return answer.version.version_id
+    if answer.status == proto.Status.UNEXPECTED_VERSION_ID and expected is not None:
+        raise mismatch(key, expected, None)
+    raise StoreUnavailable(f"Oxia refused to put {key!r} with the status {answer.status}: nothing was changed")
+
+
+async def _answers(futures: Sequence[asyncio.Future[list[Any]]]) -> list[Any]:
+    """The answers of all, one after the other. If only some of them failed, the outcome of the whole is not known."""
+    if len(futures) == 1:
+        return await futures[0]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if not errors:
+        return [answer for result in results if not isinstance(result, BaseException) for answer in result]
+    foreign = next((error for error in errors if not isinstance(error, StoreUnavailable)), None)
+    if foreign is None and len(errors) < len(results):
+        raise OutcomeUnknown(f"{len(results) - len(errors)} of {len(results)} parts were written: {errors[0]}")
+    raise foreign or errors[0]
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises `StoreUnavailable` if what is within takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise StoreUnavailable(f"{what} within {seconds:g} s: check that Oxia runs and can be reached") from None
+
+
+@lru_cache(maxsize=1 << 16)
+def _routing_hash(text: str) -> int:
+    return hash_of(text)
+
+
+def _entry_size(entry: Entry | None) -> int:
+    return 0 if entry is None else len(entry.value)

@@ -1,0 +1,278 @@
+"""The writes of one shard: one stream to its leader, requests in the order of the calls, answers in the order of the requests.
+
+A stream counts as established once the leader has acknowledged a write to the echo key on it; before that, nothing of a caller is sent. So
+what was not sent did certainly not happen and goes to the next stream, and what was sent and not answered may have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from grpc.aio import EOF, AioRpcError
+
+from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
+from llog.stores.oxia.cluster import PATIENCE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Cluster, Shard
+from llog.stores.oxia.keys import ECHO
+from llog.stores.oxia.proto import client_pb2 as proto
+from llog.stores.oxia.refusals import describe, unavailable
+
+REQUEST_BYTES_MAX: Final = 16 << 20
+"""Oxia appends a request to its log as one entry, which must fit into one of the log's segments of 64 MiB."""
+REQUESTS_SENT_MAX: Final = 256
+"""Requests without an answer on one stream; more wait, and are joined."""
+WAITING_BYTES_MAX: Final = 256 << 20
+_ESTABLISH_SECONDS: Final = 5.0
+
+Operation = proto.PutRequest | proto.DeleteRequest | proto.DeleteRangeRequest
+_FIELDS: Final = {proto.PutRequest: "puts", proto.DeleteRequest: "deletes", proto.DeleteRangeRequest: "delete_ranges"}
+_RANKS: Final = {kind: rank for rank, kind in enumerate(_FIELDS)}
+"""Oxia applies all puts of a request first, then the deletes, then the ranges."""
+
+
+class Request:
+    """What goes to the server as one: calls whose operations Oxia applies in the order of the calls."""
+
+    def __init__(self, shard: int) -> None:
+        self.message = proto.WriteRequest(shard=shard)
+        self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self._rank = 0
+        self._calls: list[tuple[str, int, asyncio.Future[list[Any]]]] = []
+
+    def add(self, operations: Sequence[Operation], size: int) -> asyncio.Future[list[Any]] | None:
+        """The future of these operations, all of one kind; None if they must go into a later request."""
+        kind = type(operations[0])
+        if _RANKS[kind] < self._rank or (self._calls and self.size + size > REQUEST_BYTES_MAX):
+            return None
+        self._rank = _RANKS[kind]
+        self.size += size
+        getattr(self.message, _FIELDS[kind]).extend(operations)
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._calls.append((_FIELDS[kind], len(operations), future))
+        return future
+
+    def answer(self, response: proto.WriteResponse) -> None:
+        self._stop_timer()
+        answers = {field: list(getattr(response, field)) for field in _FIELDS.values()}
+        positions = dict.fromkeys(answers, 0)
+        for field, count, future in self._calls:
+            first, positions[field] = positions[field], positions[field] + count
+            if not future.done():
+                future.set_result(answers[field][first : first + count])
+
+    def fail(self, error: LlogError) -> None:
+        self._stop_timer()
+        for _, _, future in self._calls:
+            if not future.done():
+                future.set_exception(type(error)(str(error)))  # one each: every caller adds its own traceback
+
+    def _stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class Writes:
+    def __init__(self, cluster: Cluster, shard: Shard, seconds: float) -> None:
+        self.shard = shard
+        self._cluster = cluster
+        self._seconds = seconds
+        self._waiting: deque[Request] = deque()
+        self._waiting_bytes = 0
+        self._sent: deque[Request] = deque()
+        self._wanted = asyncio.Event()
+        self._seeking = 0
+        """How many wait for a stream without a write."""
+        self._established = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._refusal: BaseException | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def submit(self, operations: Sequence[Operation], size: int) -> list[asyncio.Future[list[Any]]]:
+        """Queue operations of one kind; their answers, in order. More than one future if they do not fit into one request."""
+        self.shard.check()
+        if self._waiting_bytes + size > WAITING_BYTES_MAX and self._waiting:
+            raise StoreUnavailable(
+                f"{self._waiting_bytes} bytes wait for Oxia's shard {self.shard.number} already: try again later"
+            )
+        self._start()
+        if size <= REQUEST_BYTES_MAX:
+            return [self._queue(operations, size)]
+        return [self._queue(part, sum(each.ByteSize() for each in part)) for part in _parts(operations)]
+
+    @property
+    def is_established(self) -> bool:
+        return self._established.is_set() and not self.shard.is_gone
+
+    async def established(self) -> None:
+        """Return once there is a stream; raises `StoreUnavailable` after the deadline."""
+        self._start()
+        self._seeking += 1
+        self._wanted.set()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._established.wait()
+        except TimeoutError:
+            raise self._unavailable() from None
+        finally:
+            self._seeking -= 1
+        self.shard.check()
+
+    async def echo(self) -> int:
+        """Write to the echo key; the version that it got."""
+        (future,) = self.submit([proto.PutRequest(key=ECHO)], len(ECHO))
+        (answer,) = await future
+        return int(answer.version.version_id)
+
+    async def close(self) -> None:
+        """Fail whatever waits."""
+        self._is_closed = True
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        self._fail_waiting(StoreUnavailable("this metadata store is closed: open another one"))
+
+    def _start(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("this metadata store is closed: open another one")
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    def _queue(self, operations: Sequence[Operation], size: int) -> asyncio.Future[list[Any]]:
+        future = self._waiting[-1].add(operations, size) if self._waiting else None
+        if future is None:
+            request = Request(self.shard.number)
+            request.timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, request)
+            self._waiting.append(request)
+            future = request.add(operations, size)
+            assert future is not None
+        self._waiting_bytes += size
+        self._wanted.set()
+        return future
+
+    def _expire(self, request: Request) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
+            self._waiting_bytes -= request.size
+            request.fail(self._unavailable())
+        else:
+            request.fail(self._unknown(None))
+
+    async def _run(self) -> None:
+        pause = PAUSE_SECONDS_MIN
+        while not self.shard.is_gone:
+            await self._wanted.wait()
+            leader = ""
+            try:
+                leader = await self.shard.led()
+                await self._stream(leader)
+                pause = PAUSE_SECONDS_MIN
+            except (AioRpcError, TimeoutError, EOFError, LlogError) as error:
+                self._refusal = error
+            if leader:
+                self._cluster.suspect(leader)
+            if not self._waiting and not self._seeking:
+                self._wanted.clear()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+        self._established.set()  # who waits for a stream finds that the shard is gone
+        self._fail_waiting(StoreUnavailable(f"shard {self.shard.number} of Oxia was replaced by others: try again"))
+
+    async def _stream(self, leader: str) -> None:
+        """One stream, from its first write to its end."""
+        metadata = self._cluster.channels.metadata(
+            ("namespace", self._cluster.namespace), ("shard-id", str(self.shard.number))
+        )
+        call = self._cluster.channels.stub(leader).WriteStream(metadata=metadata)
+        task = asyncio.ensure_future(self._serve(call, leader))
+        self.shard.running.add(task)
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            self.shard.running.discard(task)
+            task.cancel()
+            call.cancel()
+            if self._established.is_set():
+                self._established.clear()
+                self.shard.interrupted()
+            lost, self._sent = self._sent, deque()
+            for request in lost:
+                request.fail(self._unknown(None if task.cancelled() or not task.done() else task.exception()))
+
+    async def _serve(self, call: Any, leader: str) -> None:
+        async with asyncio.timeout(_ESTABLISH_SECONDS):
+            await call.write(proto.WriteRequest(shard=self.shard.number, puts=[proto.PutRequest(key=ECHO)]))
+            if await call.read() is EOF:
+                raise EOFError
+        self._cluster.channels.heard(leader)
+        self._established.set()
+        sending = asyncio.ensure_future(self._send(call, leader))
+        try:
+            while (response := await call.read()) is not EOF:
+                self._cluster.channels.heard(leader)
+                self._sent.popleft().answer(response)
+                self._answered.set()
+            raise EOFError
+        finally:
+            sending.cancel()
+
+    async def _send(self, call: Any, leader: str) -> None:
+        """Send what waits, as it comes, until the stream ends."""
+        while not call.done():
+            if not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+            elif len(self._sent) >= REQUESTS_SENT_MAX:
+                self._answered.clear()
+                await self._answered.wait()
+            else:
+                request = self._waiting.popleft()
+                self._waiting_bytes -= request.size
+                if not self._sent:
+                    asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._doubt, request, leader)
+                self._sent.append(request)
+                try:
+                    await call.write(request.message)
+                except (AioRpcError, asyncio.InvalidStateError):
+                    return  # the stream has ended, and whoever reads its answers finds out why
+
+    def _doubt(self, before: Request, leader: str) -> None:
+        """Look whether another server is in charge if the answer that was awaited a while ago has not come."""
+        if self._sent:
+            if self._sent[0] is before:
+                self._cluster.suspect(leader)
+            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._doubt, self._sent[0], leader)
+
+    def _fail_waiting(self, error: StoreUnavailable) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        for request in waiting:
+            request.fail(error)
+
+    def _unavailable(self) -> StoreUnavailable:
+        return unavailable(
+            f"Oxia's shard {self.shard.number} took no write within {self._seconds:g} s; nothing was changed",
+            self._refusal,
+        )
+
+    def _unknown(self, error: BaseException | None) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"Oxia's shard {self.shard.number} did not acknowledge a write ({describe(error)}): it may have happened"
+        )
+
+
+def _parts(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The operations in order, cut where a request would be too large."""
+    part: list[Operation] = []
+    size = 0
+    for operation in operations:
+        if part and size + operation.ByteSize() > REQUEST_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(operation)
+        size += operation.ByteSize()
+    yield part
