@@ -187,8 +187,9 @@ def _report_stranger(history: PartitionHistory, offset: int, value: int) -> None
         return
     for attempt, hashes in history.hashes.items():
         if value in hashes:
-            row = history.appends.value("row", attempt)
-            history.report("I3", offset, offset, row, " failed, but ", reader, " found its record")
+            row, is_failed = history.appends.value("row", attempt), history.appends.value("outcome", attempt) == _FAILED
+            invariant, how = ("I3", "failed") if is_failed else ("I8", "was acknowledged elsewhere when it was retried")
+            history.report(invariant, offset, offset, row, f" {how}, but ", reader, " found its record")
             return
     history.report("I3", offset, offset, reader, " found a record that nobody appended")
 
