@@ -229,7 +229,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
     Mutation(forget_what_this_writer_appended, "I8"),
     Mutation(answer_before_the_commit, "I3"),
-    Mutation(acknowledge_a_lost_commit_because_a_neighbour_won, "I3"),
+    Mutation(acknowledge_a_lost_commit_because_a_neighbour_won, "I1|I3"),
     Mutation(take_a_request_for_done_because_one_of_its_commits_was, "I3"),
     Mutation(give_all_groups_of_a_call_one_sequence, "I3"),
     Mutation(publish_ones_own_attempt_although_the_record_names_another, "S1|I6"),
