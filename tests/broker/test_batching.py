@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from llog.batch.columns import columns_of
-from llog.broker.batching import BatchingProducer
+from llog.batch.columns import TIMESTAMP_MS_MAX, columns_of
+from llog.broker.arrow import MEDIA_TYPE
+from llog.broker.batching import BatchingProducer, Part
 from llog.broker.metrics import Metrics
 from llog.errors import StoreUnavailable, TopicNotFound
 from llog.model import Record, TopicPartition
+from llog.partition.catalog import Catalog
 from llog.partition.writer import Writer
+from llog.ports import AppendResult
+from llog.stores.meta_memory import MemoryMetaStore
 from llog.stores.meta_sqlite import SqliteMetaStore
 from tests.broker.serving import Served
 
@@ -88,11 +93,14 @@ async def test_a_caller_that_goes_away_takes_neither_its_records_nor_those_of_ot
     await served.produce("t", "first")
     producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
     calls = [
-        asyncio.ensure_future(producer.append(T, columns_of([Record(payload=text)]))) for text in (b"gone", b"stays")
+        asyncio.ensure_future(producer.append([Part(T, columns_of([Record(payload=text)]))]))
+        for text in (b"gone", b"stays")
     ]
     await asyncio.sleep(0)
     calls[0].cancel()
-    assert (await calls[1]).start_offset == 3
+    [result] = await calls[1]
+    assert isinstance(result, AppendResult)
+    assert result.start_offset == 3
     await producer.close()
     assert await _payloads(served) == ["first", "gone", "stays"]
 
@@ -102,18 +110,18 @@ async def test_a_failed_batch_fails_its_own_and_the_next_one_goes_on(served: Ser
     producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
     served.blobs.broken = True
     with pytest.raises(StoreUnavailable):
-        await producer.append(T, columns_of([Record(payload=b"lost")]))
+        await producer.append([Part(T, columns_of([Record(payload=b"lost")]))])
     served.blobs.broken = False
-    assert (await producer.append(T, columns_of([Record(payload=b"kept")]))).start_offset == 2
+    [result] = await producer.append([Part(T, columns_of([Record(payload=b"kept")]))])
+    assert isinstance(result, AppendResult)
+    assert result.start_offset == 2
     await producer.close()
 
 
 async def test_each_of_several_missing_topics_has_an_error_that_names_it(served: Served) -> None:
     producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
     columns = columns_of([Record(payload=b"x")])
-    errors = await asyncio.gather(
-        *(producer.append(TopicPartition(name, 0), columns) for name in ("one", "two")), return_exceptions=True
-    )
+    errors = await producer.append([Part(TopicPartition(name, 0), columns) for name in ("one", "two")])
     assert [type(error) for error in errors] == [TopicNotFound, TopicNotFound]
     assert "'one'" in str(errors[0])
     assert "'two'" in str(errors[1])
@@ -138,3 +146,53 @@ async def test_new_partitions_of_one_request_share_a_blob(tmp_path: Path) -> Non
     assert len(served.blobs.puts) == 3, "one more for the attempt that found the topics deleted"
     await served.close()
     await meta.close()
+
+
+async def test_a_request_of_many_partitions_is_one_blob_and_one_metadata_write(served: Served) -> None:
+    await Catalog(served.log).create("t", 300)
+    meta = served.log.meta
+    assert isinstance(meta, MemoryMetaStore)
+    items = [{"topic": "t", "partition": p, "records": ["x"]} for p in range(300)]
+    for expected in (1, 2):
+        meta.counts.count.clear()
+        served.blobs.puts.clear()
+        answer = (await served.client.post("/produce", json={"topic_partitions": items})).json()["topic_partitions"]
+        assert [(each["partition"], each["start_offset"]) for each in answer] == [(p, expected) for p in range(300)]
+        assert meta.counts.count["put_many"] == 1
+        assert sum(meta.counts.count.values()) < 10
+        assert len(served.blobs.puts) == 1
+
+
+async def test_parts_of_one_partition_share_out_its_offsets_in_their_order(served: Served) -> None:
+    items = [{"topic": "t", "partition": p, "records": ["x"] * n} for p, n in ((0, 2), (1, 1), (0, 3), (0, 1))]
+    answer = (await served.client.post("/produce", json={"topic_partitions": items})).json()["topic_partitions"]
+    offsets = [(each["partition"], each["start_offset"], each["end_offset"]) for each in answer]
+    assert offsets == [(0, 1, 2), (1, 1, 1), (0, 3, 5), (0, 6, 6)]
+
+
+async def test_many_topics_are_looked_up_by_one_request(served: Served) -> None:
+    items = [{"topic": f"t{n}", "partition": 0, "records": ["x"]} for n in range(50)]
+    await served.client.post("/produce", json={"topic_partitions": items})
+    beside = Served(served)
+    meta = served.log.meta
+    assert isinstance(meta, MemoryMetaStore)
+    meta.counts.count.clear()
+    await beside.client.post("/produce", json={"topic_partitions": items})
+    assert sum(meta.counts.count.values()) < 10
+    await beside.close()
+
+
+async def test_a_timestamp_out_of_bounds_fails_nobody_elses_records(served: Served) -> None:
+    await served.produce("t", "first")
+    table = pa.table({"value": pa.array([b"bad"], pa.binary()), "timestamp": pa.array([TIMESTAMP_MS_MAX + 1])})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    bad, good = await asyncio.gather(
+        served.client.post(
+            "/topics/t/partitions/0/records", content=sink.getvalue().to_pybytes(), headers={"content-type": MEDIA_TYPE}
+        ),
+        served.produce("t", "second"),
+    )
+    assert (bad.status_code, bad.json()["code"]) == (400, "invalid_argument")
+    assert good["start_offset"] == 2

@@ -21,7 +21,7 @@ from llog.broker import metrics as counting
 from llog.broker.arrivals import Arrivals
 from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
 from llog.broker.auto_creation import AutoCreation
-from llog.broker.batching import BatchingProducer
+from llog.broker.batching import BatchingProducer, Part
 from llog.broker.bodies import JSON, Bodies
 from llog.broker.consuming import consume
 from llog.broker.cors import cors
@@ -41,7 +41,7 @@ from llog.broker.messages import (
     queried,
 )
 from llog.broker.problems import items_answer, problem, problem_of
-from llog.broker.producing import Part, ProduceService
+from llog.broker.producing import ProduceService
 from llog.broker.sql import Sql
 from llog.broker.tail import SharedTail, Tail, private_directory
 from llog.broker.topic_groups import TopicGroups

@@ -27,6 +27,7 @@ from llog.batch.columns import (
     HEADERS_TYPE,
     Columns,
     byte_size,
+    check_times,
     concat,
     effective_timestamps,
     headers_from_arrow,
@@ -183,7 +184,7 @@ def _columns(table: pa.Table, kinds: dict[str, Any]) -> Columns:
     return Columns(
         values=arrays["value"].cast(pa.binary()),
         keys=None if key is None or key.null_count == len(key) else key.cast(pa.binary()),
-        timestamps=None if timestamp is None or timestamp.null_count == len(timestamp) else _millis(timestamp),
+        timestamps=None if timestamp is None or timestamp.null_count == len(timestamp) else _checked_millis(timestamp),
         headers=None if headers is None else headers_from_arrow(headers),
         append_runs=(),
     )
@@ -191,6 +192,13 @@ def _columns(table: pa.Table, kinds: dict[str, Any]) -> Columns:
 
 def _array(column: pa.ChunkedArray, kind: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([*column.chunks, pa.nulls(0, kind)])
+
+
+def _checked_millis(timestamps: Any) -> pa.Int64Array:
+    """Checked here: in a batch, one that is out of bounds would fail the records of others, too."""
+    millis = _millis(timestamps)
+    check_times(millis)
+    return millis
 
 
 def _millis(timestamps: Any) -> pa.Int64Array:

@@ -25,31 +25,37 @@ class AutoCreation:
 
     async def make(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, LlogError]:
         """Makes those that are missing, all of a topic in one step; returns the errors of those that are missing after it."""
+        wanted: dict[str, set[int]] = {}
+        for tp in tps:
+            wanted.setdefault(tp.topic, set()).add(tp.partition)
+        try:
+            found = await self._catalog.find(sorted(wanted))
+        except LlogError as error:
+            return dict.fromkeys(tps, error)
         refused: dict[TopicPartition, LlogError] = {}
-        for name in sorted({tp.topic for tp in tps}):
-            partitions = {tp.partition for tp in tps if tp.topic == name}
+        for name, partitions in wanted.items():
             try:
-                topic = await self._made(name, partitions)
+                topic = await self._made(name, found[name], partitions)
                 errors = {each: self._missing(topic, each) for each in partitions if each >= topic.partitions}
             except LlogError as error:
                 errors = dict.fromkeys(partitions, error)
             refused |= {TopicPartition(name, partition): error for partition, error in errors.items()}
         return refused
 
-    async def _made(self, name: str, partitions: Collection[int]) -> Topic:
-        """The topic, with those of the partitions that a write may make."""
-        try:
-            topic = await self._catalog.get(name)
-        except TopicNotFound as error:
+    async def _made(self, name: str, found: Topic | LlogError, partitions: Collection[int]) -> Topic:
+        """The topic, with those of the partitions that a write may make. `found`: what the catalog had under its name."""
+        if isinstance(found, TopicNotFound):
             if self._policy == "off":
-                raise TopicNotFound(f"{error}. A write makes none: LLOG_AUTO_CREATE is off") from None
+                raise TopicNotFound(f"{found}. A write makes none: LLOG_AUTO_CREATE is off")
             return await self._created(name, partitions)
+        if isinstance(found, LlogError):
+            raise found
         if self._policy == "lazy":
-            wanted = [each for each in partitions if topic.partitions <= each < _limit(topic.partitions)]
+            wanted = [each for each in partitions if found.partitions <= each < _limit(found.partitions)]
             if wanted:
                 await ensure_partition(self._catalog, name, max(wanted))
                 return await self._catalog.get(name)
-        return topic
+        return found
 
     async def _created(self, name: str, partitions: Collection[int]) -> Topic:
         limit = _limit(0) if self._policy == "lazy" else PARTITIONS_MAX
@@ -62,7 +68,7 @@ class AutoCreation:
         try:
             return await self._catalog.create(name, max(self._partitions_min, max(wanted) + 1))
         except TopicExists:
-            return await self._made(name, partitions)  # somebody else was faster
+            return await self._made(name, await self._catalog.get(name), partitions)  # somebody else was faster
 
     def _missing(self, topic: Topic, partition: int) -> LlogError:
         adds = f"at most {PARTITIONS_AHEAD_MAX} beyond those" if self._policy == "lazy" else "none"

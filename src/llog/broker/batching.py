@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.broker.uploads import Appends
@@ -24,12 +26,24 @@ RECORD_OVERHEAD: Final = 16
 """Bytes that a record counts for besides its own: empty ones must not collect without bound."""
 
 
-class _Item(NamedTuple):
+PARTS_MAX: Final = 20_000
+"""Parts of one batch, unless a single request has more: the header of a blob has room for some 50,000 partitions."""
+
+Outcome = AppendResult | LlogError
+
+
+class Part(NamedTuple):
+    """Records for one partition."""
+
     tp: TopicPartition
     columns: Columns
+
+
+class _Request(NamedTuple):
+    parts: Sequence[Part]
     size: int
     deadline: float
-    answer: asyncio.Future[AppendResult]
+    answer: asyncio.Future[list[Outcome]]
 
 
 class BatchingProducer:
@@ -49,25 +63,28 @@ class BatchingProducer:
         self._max_bytes = max_bytes
         self._max_delay_s = max_delay_s
         self._flushes_max = flushes_max
-        self._waiting: deque[_Item] = deque()
+        self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
         self._flushes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._closing = False
 
-    async def append(self, tp: TopicPartition, columns: Columns) -> AppendResult:
-        """The offsets, once the records are durable. A caller that goes away does not take its records back."""
+    async def append(self, parts: Sequence[Part]) -> list[Outcome]:
+        """The offsets of each part, once its records are durable, or its error. All parts leave in one batch.
+
+        Raises if nothing of that batch was appended. A caller that goes away does not take its records back.
+        """
         if self._closing:
             raise StoreUnavailable("the broker is stopping: nothing was appended")
         loop = asyncio.get_running_loop()
-        size = byte_size(columns) + RECORD_OVERHEAD * columns.count
-        item = _Item(tp, columns, size, loop.time() + self._max_delay_s, loop.create_future())
-        self._waiting.append(item)
+        size = sum(byte_size(part.columns) + RECORD_OVERHEAD * part.columns.count for part in parts)
+        request = _Request(parts, size, loop.time() + self._max_delay_s, loop.create_future())
+        self._waiting.append(request)
         self._waiting_bytes += size
         # Not right here: requests that are read in the same round of the loop go together.
         if len(self._waiting) == 1 or self._waiting_bytes >= self._max_bytes:
             self._look(loop.call_soon(self._flush))
-        return await item.answer
+        return await request.answer
 
     async def close(self) -> None:
         """Flushes what waits and returns when all of it is answered. Appends after it are refused. Idempotent."""
@@ -101,64 +118,69 @@ class BatchingProducer:
         self._metrics.flushes_in_flight = len(self._flushes)
         self._flush()
 
-    def _next_batch(self) -> list[_Item]:
+    def _next_batch(self) -> list[_Request]:
         """At least one, and as many more as fit."""
-        batch: list[_Item] = []
-        size = 0
-        while self._waiting and (not batch or size + self._waiting[0].size <= self._max_bytes):
+        batch: list[_Request] = []
+        size = parts = 0
+        while self._waiting:
+            request = self._waiting[0]
+            size += request.size
+            parts += len(request.parts)
+            if batch and (size > self._max_bytes or parts > PARTS_MAX):
+                break
             batch.append(self._waiting.popleft())
-            size += batch[-1].size
-        self._waiting_bytes -= size
+            self._waiting_bytes -= request.size
         return batch
 
-    async def _append(self, batch: Sequence[_Item]) -> None:
-        parts: dict[TopicPartition, list[_Item]] = {}
-        for item in batch:
-            parts.setdefault(item.tp, []).append(item)
+    async def _append(self, batch: Sequence[_Request]) -> None:
+        columns: dict[TopicPartition, list[Columns]] = {}
+        for request in batch:
+            for tp, part in request.parts:
+                columns.setdefault(tp, []).append(part)
         try:
             groups = [
-                Group(topic=tp.topic, partition=tp.partition, records=concat([item.columns for item in items]))
-                for tp, items in parts.items()
+                Group(topic=tp.topic, partition=tp.partition, records=concat(joined)) for tp, joined in columns.items()
             ]
             results = await self._appended(groups)
         except Exception as error:
-            for item in batch:
-                _fail(item, error)
+            for request in batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             return
-        self._metrics.batch(sum(item.columns.count for item in batch), sum(item.size for item in batch), len(groups))
-        for items, result in zip(parts.values(), results, strict=True):
-            _share_out(items, result)
+        records = sum(part.columns.count for request in batch for part in request.parts)
+        self._metrics.batch(records, sum(request.size for request in batch), len(groups))
+        shares = _Shares(dict(zip(columns, results, strict=True)))
+        for request in batch:
+            outcomes = [shares.take(part) for part in request.parts]
+            if not request.answer.done():
+                request.answer.set_result(outcomes)
 
-    async def _appended(self, groups: Sequence[Group]) -> Sequence[AppendResult | LlogError]:
+    async def _appended(self, groups: Sequence[Group]) -> Sequence[Outcome]:
         try:
             return await self._appends.append(groups)
         except PartitionNotInitialized:
             # None of the partitions is there, and this tells of one of them: each gets an error of its own.
             return await asyncio.gather(*map(self._alone, groups))
 
-    async def _alone(self, group: Group) -> AppendResult | LlogError:
+    async def _alone(self, group: Group) -> Outcome:
         try:
             return (await self._appends.append([group]))[0]
         except LlogError as error:
             return error
 
 
-def _share_out(items: Sequence[_Item], result: AppendResult | LlogError) -> None:
-    """Gives every item its part of the offsets that all of them got together."""
-    if isinstance(result, LlogError):
-        for item in items:
-            _fail(item, result)
-        return
-    start = result.start_offset
-    for item in items:
-        end = start + item.columns.count - 1
-        if not item.answer.done():
-            item.answer.set_result(
-                AppendResult(topic=item.tp.topic, partition=item.tp.partition, start_offset=start, end_offset=end)
-            )
-        start = end + 1
+class _Shares:
+    """Gives every part its offsets of those that all parts of its partition got together, in their order."""
 
+    def __init__(self, outcomes: dict[TopicPartition, Outcome]) -> None:
+        self._outcomes = outcomes
 
-def _fail(item: _Item, error: Exception) -> None:
-    if not item.answer.done():
-        item.answer.set_exception(error)
+    def take(self, part: Part) -> Outcome:
+        outcome = self._outcomes[part.tp]
+        if isinstance(outcome, LlogError):
+            return outcome
+        end = outcome.start_offset + part.columns.count - 1
+        if end == outcome.end_offset:
+            return outcome
+        self._outcomes[part.tp] = msgspec.structs.replace(outcome, start_offset=end + 1)
+        return msgspec.structs.replace(outcome, end_offset=end)

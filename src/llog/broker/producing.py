@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
 
-from llog.batch.columns import Columns, byte_size
+from llog.batch.columns import byte_size
 from llog.broker.auto_creation import AutoCreation
-from llog.broker.batching import BatchingProducer
+from llog.broker.batching import BatchingProducer, Part
 from llog.broker.messages import ProduceItem, columns_in
 from llog.broker.metrics import Metrics
 from llog.broker.problems import error_of
 from llog.errors import LlogError, PartitionNotInitialized
 from llog.model import TopicPartition, check_topic_name
 from llog.ports import AppendResult
-
-
-class Part(NamedTuple):
-    """Records for one partition."""
-
-    tp: TopicPartition
-    columns: Columns
 
 
 class ProduceService:
@@ -65,14 +59,13 @@ class ProduceService:
 
     async def _append(self, parts: Sequence[Part]) -> list[AppendResult | LlogError]:
         refused = await self._make(part.tp for part in parts)
-
-        async def appended(part: Part) -> AppendResult | LlogError:
-            try:
-                return refused.get(part.tp) or await self._producer.append(*part)
-            except LlogError as error:
-                return error
-
-        return await asyncio.gather(*map(appended, parts))
+        going = [part for part in parts if part.tp not in refused] if refused else parts
+        outcomes: Iterator[AppendResult | LlogError]
+        try:
+            outcomes = iter(await self._producer.append(going) if going else ())
+        except LlogError as error:
+            outcomes = repeat(error)
+        return [refused[part.tp] if part.tp in refused else next(outcomes) for part in parts]
 
     async def _make(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, LlogError]:
         """Makes the partitions that are missing; returns the error of each that could not be made."""

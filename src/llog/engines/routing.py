@@ -62,12 +62,24 @@ class _Engines:
 
     async def ask(self, topic: str) -> _Home:
         """As the catalog says now."""
-        self._known.pop(topic, None)
-        found = await self._catalog.get(topic)
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        home = self._known[topic] = _Home(found.engine, found.directory)
+        home = (await self.ask_all([topic]))[topic]
+        if isinstance(home, LlogError):
+            raise home
         return home
+
+    async def ask_all(self, topics: Sequence[str]) -> _Homes:
+        """As `ask`, for all of these in few round trips."""
+        for topic in topics:
+            self._known.pop(topic, None)
+        homes: _Homes = {}
+        for topic, found in (await self._catalog.find(topics)).items():
+            if isinstance(found, LlogError):
+                homes[topic] = found
+                continue
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            homes[topic] = self._known[topic] = _Home(found.engine, found.directory)
+        return homes
 
     async def call(self, topic: str, engines: Mapping[str, E], operation: Callable[[E], Awaitable[R]]) -> R:
         """Calls the topic's engine; once more if that does not know the topic, which was created again by now."""
@@ -154,7 +166,9 @@ class EngineAppender:
             checked(groups, self._append_bytes_max)
         outcome = await self._append(groups)
         again = [place for place, result in enumerate(outcome.results) if isinstance(result, _MOVED)]
-        again = [place for place in again if await self._has_moved(groups[place].topic, outcome.homes)]
+        topics = sorted({groups[place].topic for place in again})
+        moved = {topic for topic in topics if await self._has_moved(topic, outcome.homes)}
+        again = [place for place in again if groups[place].topic in moved]
         if again:
             repeated = await self._append([groups[place] for place in again])
             for place, result in zip(again, repeated.results, strict=True):
@@ -219,13 +233,12 @@ class EngineAppender:
 
     async def _asked(self, topics: Sequence[str]) -> _Homes:
         """Where these topics are, or why they are nowhere."""
-        homes: _Homes = {}
-        for topic in topics:
-            try:
-                homes[topic] = self._engines.known(topic) or await self._engines.ask(topic)
-            except LlogError as error:
-                homes[topic] = error
-        return homes
+        known: _Homes = {topic: home for topic in topics if (home := self._engines.known(topic)) is not None}
+        unknown = [topic for topic in topics if topic not in known]
+        try:
+            return known | await self._engines.ask_all(unknown)
+        except LlogError as error:
+            return known | dict.fromkeys(unknown, error)
 
     async def _has_moved(self, topic: str, homes: _Homes) -> bool:
         """Whether the topic was created again since it was appended to."""
