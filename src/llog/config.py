@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+import socket
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import quote, unquote, urlsplit
@@ -12,14 +15,25 @@ import msgspec
 from msgspec import Meta
 
 from llog.addresses import PostgresAddress
-from llog.errors import ConfigurationError
-from llog.model import PARTITIONS_MAX
+from llog.errors import ConfigurationError, InvalidArgument
+from llog.model import PARTITIONS_MAX, check_topic_name
 from llog.units import format_duration_ms, format_size
 
 PREFIX: Final = "LLOG_"
 # Examples for people, of which some are within the bounds of every setting.
 _DURATIONS: Final = (500, 10_000, 3_600_000)
 _SIZES: Final = (64 << 10, 64 << 20, 1 << 30)
+
+NO_BLOBS: Final = "none"
+"""The value of LLOG_BLOBS for readers without a blob store of their own."""
+OXIA_NAMESPACE: Final = "default"
+_FOR_SERVICE: Final = (
+    "No command of this version starts that service; the upkeep beside a broker looks at all partitions."
+)
+_ROOT_PREFIX_MAX: Final = 128
+_PREFIX_PART: Final = re.compile(r"[A-Za-z0-9._-]+")
+_IDENTIFIER: Final = re.compile(r"[!-~]{1,128}")
+_HOST_AND_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -60,17 +74,65 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, "
             "`postgresql://user@host:port/database?schema=name` (several hosts with commas between them; also `sslmode`, `sslrootcert`, "
             "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), or `memory://` (gone with the process).",
-            extra={"default": "`meta.sqlite` in LLOG_DATA_DIR"},
+            extra={"default": "LLOG_OXIA_SERVICE_ADDRESS, else `meta.sqlite` in LLOG_DATA_DIR"},
         ),
     ] = ""
     blobs: Annotated[
         str,
         Meta(
             description="Blob store: `file:///absolute/dir`, `file://./relative/dir`, `s3://bucket/prefix`, "
-            "`gs://bucket/prefix`, `az://container/prefix`, or `memory://` (gone with the process).",
-            extra={"default": "`blobs/` in LLOG_DATA_DIR"},
+            "`gs://bucket/prefix`, `az://container/prefix`, `memory://` (gone with the process), or `none`: then only readers work, which "
+            "take the address of every blob from the metadata.",
+            extra={
+                "default": "the bucket LLOG_S3_BUCKET; else `none` if metadata is on a server or any LLOG_S3_… is set; else `blobs/` in "
+                "LLOG_DATA_DIR"
+            },
         ),
     ] = ""
+    oxia_service_address: Annotated[
+        str | None,
+        Meta(
+            description="Servers of the Oxia cluster that holds the metadata, `host:port`, several with commas between them: another way "
+            "to write LLOG_META=oxia://host:port/namespace.",
+            extra={"default": "none: LLOG_META names the store"},
+        ),
+    ] = None
+    oxia_namespace: Annotated[
+        str, Meta(description="Namespace of the metadata in Oxia, for LLOG_OXIA_SERVICE_ADDRESS.")
+    ] = OXIA_NAMESPACE
+    oxia_session_timeout_ms: Annotated[
+        int | None,
+        Meta(
+            description="How long Oxia keeps the claims of a process that died.",
+            ge=2000,
+            le=300_000,
+            extra={"unit": "duration", "default": "LLOG_SESSION_TIMEOUT_MS, at least 2s and at most 5m"},
+        ),
+    ] = None
+    s3_bucket: Annotated[
+        str | None,
+        Meta(
+            description="Bucket that holds the blobs, which must be there: another way to write LLOG_BLOBS=s3://bucket. Writers, brokers "
+            "and compactors need one; readers do not.",
+            extra={"default": "none: LLOG_BLOBS names the store"},
+        ),
+    ] = None
+    root_prefix: Annotated[
+        str,
+        Meta(
+            description="What the names of all keys and blobs begin with, before `llog/`: logs with different prefixes share a metadata "
+            "store and a bucket without seeing each other. Letters, digits, `.`, `_`, `-`, and `/` between parts.",
+            extra={"default": "none"},
+        ),
+    ] = ""
+    client_identifier: Annotated[
+        str | None,
+        Meta(
+            description="Name of this process in its claims, in the first lines that a broker logs, and as the user agent of its requests "
+            "to object stores and metadata servers. Up to 128 visible ASCII characters, such as `broker-1`.",
+            extra={"default": "`llog-`, the host's name and the process id"},
+        ),
+    ] = None
     segments_dir: Annotated[
         str | None,
         Meta(
@@ -153,6 +215,79 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     codec: Annotated[
         Literal["none", "lz4", "zstd"], Meta(description="How the records that this process writes are compressed.")
     ] = "none"
+    compactor_id: Annotated[
+        str | None,
+        Meta(
+            description="Name of a compactor in its claims, so that people see which process compacts a partition.",
+            extra={"default": "LLOG_CLIENT_IDENTIFIER"},
+        ),
+    ] = None
+    compactor_idle_sleep_ms: Annotated[
+        int,
+        Meta(
+            description="How long the upkeep beside a broker waits before it looks again for partitions to compact.",
+            ge=1,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 30_000
+    compactor_idle_jitter_ms: Annotated[
+        int,
+        Meta(
+            description="Most time that is added to LLOG_COMPACTOR_IDLE_SLEEP_MS at random, so that many processes do not look at once.",
+            ge=0,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 3000
+    compactor_error_sleep_ms: Annotated[
+        int,
+        Meta(
+            description="How long the upkeep beside a broker waits after a compaction that failed as a whole, for example because a store "
+            "cannot be reached.",
+            ge=1,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 30_000
+    compactor_error_jitter_ms: Annotated[
+        int,
+        Meta(
+            description="Most time that is added to LLOG_COMPACTOR_ERROR_SLEEP_MS at random.",
+            ge=0,
+            le=3_600_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 3000
+    compactor_targets: Annotated[
+        str | None,
+        Meta(
+            description="Partitions that a compactor service looks at before it has discovered any: `topic:partition`, or `topic` for all "
+            "of its partitions, with commas between them. " + _FOR_SERVICE,
+            extra={"default": "none: those that it discovers"},
+        ),
+    ] = None
+    compactor_bind_host: Annotated[
+        str, Meta(description="Address that a compactor service listens on. " + _FOR_SERVICE)
+    ] = "127.0.0.1"
+    compactor_port: Annotated[
+        int,
+        Meta(
+            description="Port that a compactor service listens on; 0 takes a free one. " + _FOR_SERVICE, ge=0, le=65_535
+        ),
+    ] = 8081
+    compactor_workers: Annotated[
+        int, Meta(description="Partitions that a compactor service compacts at once. " + _FOR_SERVICE, ge=1, le=256)
+    ] = 4
+    compactor_discovery_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How often a compactor service looks for new partitions. " + _FOR_SERVICE,
+            ge=100,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 30_000
     compactor_max_offsets_per_run: Annotated[
         int, Meta(description="Most records that one compaction joins into a blob.", ge=1, le=100_000_000)
     ] = 1_000_000
@@ -357,12 +492,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 16 << 10
     role: Annotated[
-        Literal["all", "write", "read"],
+        Literal["both", "all", "write", "read"],
         Meta(
             description="What a broker answers besides health, metrics and what there is: `write` produces and the making of topics, "
-            "`read` consumes, `all` both."
+            "`read` consumes, `both` (or `all`) everything."
         ),
-    ] = "all"
+    ] = "both"
     cors_origins: Annotated[
         str | None,
         Meta(
@@ -371,15 +506,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"default": "none: browsers let no other page read an answer"},
         ),
     ] = None
-    tail_cache_bytes: Annotated[
-        int,
-        Meta(
-            description="Most memory for batches that a broker appended or read a moment ago, so that consuming them asks no blob "
-            "store; 0 for none.",
-            ge=0,
-            extra={"unit": "size"},
-        ),
-    ] = 64 << 20
     tail_cache_dir: Annotated[
         str | None,
         Meta(
@@ -392,12 +518,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tail_cache_max_bytes: Annotated[
         int,
         Meta(
-            description="Most bytes of files in LLOG_TAIL_CACHE_DIR that the brokers of one log have, all of them together; a batch of "
-            "more than an eighth of it is not shared.",
-            ge=1 << 20,
+            description="Most memory for batches that a broker appended or read a moment ago, so that consuming them asks no blob store. "
+            "With LLOG_TAIL_CACHE_DIR also the most bytes of files there that the brokers of one log have, all together; a batch of more "
+            "than an eighth of it is not shared. 0 keeps and shares nothing.",
+            ge=0,
             extra={"unit": "size"},
         ),
-    ] = 1 << 30
+    ] = 512 << 20
     sql_timeout_ms: Annotated[
         int,
         Meta(
@@ -431,17 +558,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for setting in SETTINGS.values():
             check(setting, getattr(self, setting.field))
         directory = Path(self.data_dir).absolute()
+        meta_url = _meta_url(self, directory)
+        meta = parse_address(SETTINGS["meta"], meta_url)
+        prefix = _checked_prefix(self.root_prefix)
         complete = {
             "data_dir": str(directory),
-            "meta": _normal(SETTINGS["meta"], self.meta or f"sqlite://{quote(str(directory / 'meta.sqlite'))}"),
-            "blobs": _normal(SETTINGS["blobs"], self.blobs or f"file://{quote(str(directory / 'blobs'))}"),
+            "meta": meta_url,
+            "blobs": _blobs_url(self, directory, meta),
+            "root_prefix": prefix,
+            "role": "both" if self.role == "all" else self.role,
         }
-        meta = parse_address(SETTINGS["meta"], complete["meta"])
         for field, given in (("segments_dir", self.segments_dir), ("rocksdb_dir", self.rocksdb_dir)):
             if given is not None:
                 complete[field] = str(Path(given).absolute())
             elif meta.scheme == "sqlite":
-                complete[field] = str(Path(meta.path).parent / field.removesuffix("_dir"))
+                complete[field] = str(Path(meta.path).parent / prefix / field.removesuffix("_dir"))
         if self.keyed is not None:
             complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
         if self.postgres_password_file is not None:
@@ -459,6 +590,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "LLOG_POSTGRES_PASSWORD and LLOG_POSTGRES_PASSWORD_FILE are both set: unset one of them"
             )
+        for field in ("client_identifier", "compactor_id"):
+            name = getattr(self, field)
+            if name is not None and not _IDENTIFIER.fullmatch(name):
+                raise ConfigurationError(
+                    f"{SETTINGS[field].variable} is {name[:40]!r}: write 1 to 128 visible ASCII characters without spaces"
+                )
+        parse_targets(self.compactor_targets)
         if self.auto_create not in ("lazy", "off"):
             number = self.auto_create
             if not (number.isascii() and number.isdecimal() and 1 <= int(number[:7]) <= PARTITIONS_MAX):
@@ -473,8 +611,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses_s3(self) -> bool:
-        """Whether any store is in S3."""
-        return any(url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed))
+        """Whether any store is in S3, or may be: without a blob store of its own, a reader gets blobs from where the metadata says."""
+        return self.blobs == NO_BLOBS or any(
+            url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed)
+        )
+
+    @property
+    def client_name(self) -> str:
+        """What this process calls itself: LLOG_CLIENT_IDENTIFIER, or its host and process id."""
+        return self.client_identifier or f"llog-{socket.gethostname()}-{os.getpid()}"
+
+    @property
+    def store_session_timeout_ms(self) -> int:
+        """The session timeout for the metadata store that these settings name."""
+        if not self.meta.startswith("oxia:"):
+            return self.session_timeout_ms
+        bounds = SETTINGS["oxia_session_timeout_ms"]
+        assert bounds.low is not None
+        assert bounds.high is not None
+        return self.oxia_session_timeout_ms or min(max(self.session_timeout_ms, bounds.low), bounds.high)
 
     @property
     def uses_postgres(self) -> bool:
@@ -587,16 +742,12 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 def parse_address(setting: Setting, url: str) -> Address:
     """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
     schemes = {
-        "meta": ("sqlite", "postgresql", "memory"),
+        "meta": ("sqlite", "oxia", "postgresql", "memory"),
         "blobs": ("file", "s3", "gs", "az", "memory"),
         "keyed": ("file", "s3", "memory"),
     }[setting.field]
     scheme, separator, rest = url.partition("://")
     scheme = {"postgres": "postgresql"}.get(scheme, scheme)
-    if scheme == "oxia":
-        raise ConfigurationError(
-            f"{setting.variable} is {_shown(url)!r}, but this version of llog has no Oxia adapter: use sqlite:///path"
-        )
     if not separator or scheme not in schemes:
         raise ConfigurationError(
             f"{setting.variable} is {_shown(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
@@ -627,11 +778,37 @@ def parse_address(setting: Setting, url: str) -> Address:
         return Address(scheme, "", str(located))
     if scheme == "memory":
         return Address(scheme, rest, "")
+    if scheme == "oxia":
+        namespace = path.strip("/") or OXIA_NAMESPACE
+        return Address(scheme, _checked_servers(setting, authority), namespace)
     if not authority:
         raise ConfigurationError(
             f"{setting.variable} is {url!r}, which names no bucket: write {scheme}://bucket/prefix"
         )
     return Address(scheme, authority, path.strip("/"))
+
+
+def superseded(given: Collection[str]) -> set[str]:
+    """The fields that name the same stores as these in another way, and mean nothing beside them."""
+    others = {"meta": {"oxia_service_address", "oxia_namespace", "oxia_session_timeout_ms"}, "blobs": {"s3_bucket"}}
+    return set().union(*(others.get(field, set()) for field in given)) - set(given)
+
+
+def parse_targets(text: str | None) -> list[tuple[str, int | None]]:
+    """The topics and partitions of LLOG_COMPACTOR_TARGETS; None for all partitions of a topic."""
+    targets: list[tuple[str, int | None]] = []
+    for each in filter(None, (text or "").replace(" ", "").split(",")):
+        topic, colon, partition = each.partition(":")
+        is_number = partition.isascii() and partition.isdecimal() and int(partition[:7]) < PARTITIONS_MAX
+        try:
+            if colon and not is_number:
+                raise InvalidArgument(f"{partition[:40]!r} is no partition")
+            targets.append((check_topic_name(topic), int(partition) if colon else None))
+        except InvalidArgument as error:
+            raise ConfigurationError(
+                f"LLOG_COMPACTOR_TARGETS names {each[:80]!r}: write topic:partition or topic, with commas between them ({error})"
+            ) from error
+    return targets
 
 
 def _normal(setting: Setting, url: str) -> str:
@@ -641,6 +818,80 @@ def _normal(setting: Setting, url: str) -> str:
     if scheme in ("sqlite", "file"):
         return f"{scheme}://{quote(path)}"
     return f"{scheme}://{authority}/{path}" if path else f"{scheme}://{authority}"
+
+
+def _meta_url(settings: Settings, directory: Path) -> str:
+    """LLOG_META, else the servers of LLOG_OXIA_SERVICE_ADDRESS, else a file in the directory. `ConfigurationError` if two contradict."""
+    servers, namespace = settings.oxia_service_address, settings.oxia_namespace
+    default = f"sqlite://{quote(str(directory / 'meta.sqlite'))}"
+    if servers is not None:
+        default = f"oxia://{_checked_servers(SETTINGS['oxia_service_address'], servers)}/{namespace}"
+    url = _normal(SETTINGS["meta"], settings.meta or default)
+    meta = parse_address(SETTINGS["meta"], url)
+    if servers is not None and (meta.scheme != "oxia" or {*meta.authority.split(",")} != {*servers.split(",")}):
+        raise ConfigurationError(
+            f"LLOG_META is {_shown(url)} and LLOG_OXIA_SERVICE_ADDRESS is {servers}: they name two metadata stores. Unset one"
+        )
+    if namespace not in (OXIA_NAMESPACE, meta.path if meta.scheme == "oxia" else OXIA_NAMESPACE):
+        raise ConfigurationError(
+            f"LLOG_META is {_shown(url)} and LLOG_OXIA_NAMESPACE is {namespace!r}: they contradict. Name the namespace in one of them"
+        )
+    if settings.oxia_session_timeout_ms is not None and meta.scheme != "oxia":
+        raise ConfigurationError(
+            f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {_shown(url)}: set LLOG_SESSION_TIMEOUT_MS instead"
+        )
+    return url
+
+
+def _checked_servers(setting: Setting, text: str) -> str:
+    for server in text.split(","):
+        found = _HOST_AND_PORT.fullmatch(server)
+        if found is None or not 1 <= int(found[2]) <= 65_535:
+            raise ConfigurationError(
+                f"{setting.variable} names the Oxia server {server[:80]!r}: write host:port, several with commas between them"
+            )
+    return text
+
+
+def _blobs_url(settings: Settings, directory: Path, meta: Address) -> str:
+    """LLOG_BLOBS, else the bucket LLOG_S3_BUCKET, else what goes with the metadata. `ConfigurationError` if two contradict."""
+    setting, bucket = SETTINGS["blobs"], settings.s3_bucket
+    if bucket is not None and not _PREFIX_PART.fullmatch(bucket):
+        raise ConfigurationError(
+            f"LLOG_S3_BUCKET is {bucket[:80]!r}: write the name of a bucket, without s3:// or a path"
+        )
+    if bucket is not None and settings.blobs:
+        named = None if settings.blobs == NO_BLOBS else parse_address(setting, settings.blobs)
+        if named is None or (named.scheme, named.authority) != ("s3", bucket):
+            raise ConfigurationError(
+                f"LLOG_BLOBS is {_shown(settings.blobs)} and LLOG_S3_BUCKET is {bucket}: they name two blob stores. Unset one"
+            )
+    if settings.blobs == NO_BLOBS:
+        return NO_BLOBS
+    if settings.blobs:
+        return _normal(setting, settings.blobs)
+    if bucket is not None:
+        return f"s3://{bucket}"
+    return f"file://{quote(str(directory / 'blobs'))}" if meta.scheme in ("sqlite", "memory") else NO_BLOBS
+
+
+def _checked_prefix(text: str) -> str:
+    """LLOG_ROOT_PREFIX without slashes around it and without the `llog` that follows it anyway."""
+    parts = text.strip("/").split("/") if text.strip("/") else []
+    if parts[-1:] == ["llog"]:
+        parts = parts[:-1]
+    for part in parts:
+        # `llog` and `partitions` have a meaning of their own in keys: a log with such a prefix would lie within another one.
+        if (
+            not _PREFIX_PART.fullmatch(part)
+            or part in (".", "..", "llog", "partitions")
+            or len(text) > _ROOT_PREFIX_MAX
+        ):
+            raise ConfigurationError(
+                f"LLOG_ROOT_PREFIX is {text[:80]!r}: write up to {_ROOT_PREFIX_MAX} letters, digits, '.', '_' and '-', with '/' between "
+                "parts, none of which is '.', '..', 'llog' or 'partitions'"
+            )
+    return "/".join(parts)
 
 
 def _shown(url: str) -> str:

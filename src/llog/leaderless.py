@@ -135,10 +135,10 @@ class LeaderlessLogWriter:
 
 
 class LeaderlessLogReader:
-    """Reads any partition, from any process, while others write."""
+    """Reads any partition, from any process, while others write. It needs no LLOG_BLOBS: the metadata says where the blobs are."""
 
     def __init__(self, settings: Settings) -> None:
-        self._connection = Connection(settings, _ReaderParts.of)
+        self._connection = Connection(settings, _ReaderParts.of, reads_only=True)
 
     @classmethod
     def from_env(cls) -> LeaderlessLogReader:

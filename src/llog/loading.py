@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llog.config import PREFIX, SETTINGS, Secret, Setting, Settings, check
+from llog.config import NO_BLOBS, PREFIX, SETTINGS, Secret, Setting, Settings, check, superseded
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.units import parse_duration_ms, parse_size
 
@@ -47,6 +47,11 @@ def load_settings(
             raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
         if value is not None:
             values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
+    for field in superseded({field for field, value in (overrides or {}).items() if value is not None}):
+        values.pop(field, None)
+    is_in_s3 = any(field.startswith("s3_") for field in values)
+    if is_in_s3 and not {"blobs", "s3_bucket"} & values.keys() and not str(values.get("keyed")).startswith("s3:"):
+        values["blobs"] = NO_BLOBS  # in a local directory, records would silently go elsewhere
     settings = Settings(**(_fallbacks(values, environment) | values))
     _check_s3(settings, values)
     _check_postgres(settings, values)

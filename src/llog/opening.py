@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING
 
 from llog.addresses import PostgresAddress
 from llog.batch.format import Codec
-from llog.config import SETTINGS, Address, Secret, Settings, parse_address
+from llog.config import NO_BLOBS, SETTINGS, Address, Secret, Settings, parse_address
 from llog.engines.rocksdb import OpenRocks
 from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
+from llog.partition.keys import LOG_ID
 from llog.partition.log import Log, check_format, tie_together
 from llog.partition.owners import Owners
 from llog.partition.writer import WriterOptions
 from llog.runtime import Runtime, SystemRuntime
 from llog.segment.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.stores.blobs import BlobStore
+from llog.stores.blobs_by_uri import BlobsByUri
 from llog.stores.meta import MetaStore
+from llog.stores.prefixed import PrefixedMetaStore
 
 if TYPE_CHECKING:
     from llog.stores.blobs_memory import MemoryBlobs
@@ -36,20 +39,31 @@ _memory_blobs: dict[str, MemoryBlobs] = {}
 
 
 async def open_log(
-    settings: Settings, *, runtime: Runtime | None = None, is_broker: bool = False, address: str | None = None
+    settings: Settings,
+    *,
+    runtime: Runtime | None = None,
+    is_broker: bool = False,
+    address: str | None = None,
+    reads_only: bool = False,
 ) -> Log:
     """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
 
-    A broker says so, and at which address others reach it, if they can.
+    A broker says so, and at which address others reach it, if they can. With `reads_only` no blob store need be named: blobs are read
+    from where the metadata says they are.
 
     Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
     """
     meta_address, blobs_address = addresses(settings)
+    if blobs_address is None and not reads_only:
+        raise ConfigurationError(
+            f"LLOG_META is {settings.meta}, and no setting says where its blobs are: set LLOG_S3_BUCKET=bucket or "
+            "LLOG_BLOBS=s3://bucket/prefix. Only readers work without"
+        )
     with _blaming("meta", settings.meta):
         meta = await _open_meta(meta_address, settings)
     try:
         with _blaming("blobs", settings.blobs):
-            blobs = _open_blobs(blobs_address, settings)
+            blobs = _open_blobs(blobs_address, settings) if blobs_address else _blobs_by_uri(settings)
         runtime = runtime or SystemRuntime()
         owners = Owners(
             meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
@@ -59,8 +73,11 @@ async def open_log(
         try:
             with _blaming("meta", settings.meta):
                 await check_format(log)
-            with _blaming("blobs", settings.blobs):
-                await tie_together(log)
+            if blobs_address is None:
+                await _require_begun(log, settings)
+            else:
+                with _blaming("blobs", settings.blobs):
+                    await tie_together(log)
         except BaseException:
             await blobs.close()
             raise
@@ -90,9 +107,14 @@ async def close_log(log: Log) -> None:
 
 @asynccontextmanager
 async def opened_log(
-    settings: Settings, *, runtime: Runtime | None = None, is_broker: bool = False, address: str | None = None
+    settings: Settings,
+    *,
+    runtime: Runtime | None = None,
+    is_broker: bool = False,
+    address: str | None = None,
+    reads_only: bool = False,
 ) -> AsyncIterator[Log]:
-    log = await open_log(settings, runtime=runtime, is_broker=is_broker, address=address)
+    log = await open_log(settings, runtime=runtime, is_broker=is_broker, address=address, reads_only=reads_only)
     try:
         yield log
     finally:
@@ -112,9 +134,18 @@ def log_exists(settings: Settings) -> bool:
 def require_log(settings: Settings) -> None:
     """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
     if not log_exists(settings):
-        raise LogNotFound(
-            f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
-        )
+        raise _log_not_found(settings)
+
+
+async def _require_begun(log: Log, settings: Settings) -> None:
+    if await log.meta.get(LOG_ID) is None:
+        raise _log_not_found(settings)
+
+
+def _log_not_found(settings: Settings) -> LogNotFound:
+    return LogNotFound(
+        f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
+    )
 
 
 def writer_options(settings: Settings) -> WriterOptions:
@@ -138,6 +169,7 @@ def segment_options(settings: Settings) -> SegmentOptions:
 def compactor_options(settings: Settings) -> CompactorOptions:
     return CompactorOptions(
         codec=Codec(settings.codec),
+        holder=settings.compactor_id or settings.client_name,
         max_offsets=settings.compactor_max_offsets_per_run,
         max_bytes=settings.compactor_max_bytes_per_run,
     )
@@ -147,10 +179,15 @@ def collector_options(settings: Settings) -> CollectorOptions:
     return CollectorOptions(grace_ms=settings.collect_grace_ms)
 
 
-def addresses(settings: Settings) -> tuple[Address, Address]:
-    """Where metadata and blobs are; refuses a pair of which one outlives the other, for that loses acknowledged records."""
+def addresses(settings: Settings) -> tuple[Address, Address | None]:
+    """Where metadata and blobs are, the latter below LLOG_ROOT_PREFIX, or None if the metadata is to say.
+
+    Refuses a pair of which one outlives the other, for that loses acknowledged records.
+    """
     meta = parse_address(SETTINGS["meta"], settings.meta)
-    blobs = parse_address(SETTINGS["blobs"], settings.blobs)
+    if settings.blobs == NO_BLOBS:
+        return meta, None
+    blobs = _below(parse_address(SETTINGS["blobs"], settings.blobs), settings.root_prefix)
     if (meta.scheme == "memory") != (blobs.scheme == "memory"):
         raise ConfigurationError(
             f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process and the other "
@@ -159,7 +196,20 @@ def addresses(settings: Settings) -> tuple[Address, Address]:
     return meta, blobs
 
 
+def _below(address: Address, prefix: str) -> Address:
+    if not prefix:
+        return address
+    if address.scheme == "memory":
+        return address._replace(authority=f"{address.authority}/{prefix}")
+    return address._replace(path=f"{address.path}/{prefix}" if address.path else prefix)
+
+
 async def _open_meta(address: Address, settings: Settings) -> MetaStore:
+    store = await _open_whole_meta(address, settings)
+    return PrefixedMetaStore(store, settings.root_prefix + "/") if settings.root_prefix else store
+
+
+async def _open_whole_meta(address: Address, settings: Settings) -> MetaStore:
     if address.scheme == "memory":
         from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
@@ -168,10 +218,12 @@ async def _open_meta(address: Address, settings: Settings) -> MetaStore:
         store = _postgres(settings)
         await store.open()
         return store
+    if address.scheme == "oxia":
+        raise ConfigurationError("this version of llog has no Oxia adapter: use sqlite:///path")
     from llog.stores.meta_sqlite import SqliteMetaStore
 
     return await asyncio.to_thread(
-        SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.session_timeout_ms
+        SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.store_session_timeout_ms
     )
 
 
@@ -192,17 +244,21 @@ def _open_blobs(address: Address, settings: Settings) -> BlobStore:
     if address.scheme == "memory":
         from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
 
-        return MemoryBlobStore(_memory_blobs.setdefault(address.authority, MemoryBlobs()), uri=settings.blobs)
+        return MemoryBlobStore(
+            _memory_blobs.setdefault(address.authority, MemoryBlobs()), uri=f"memory://{address.authority}"
+        )
     if address.scheme == "file":
         from llog.stores.blobs_file import FileBlobStore
 
         return FileBlobStore(Path(address.path))
     from llog.stores.blobs_object import ObjectBlobStore
+    from llog.stores.object_answers import Limits
 
+    limits = Limits(user_agent=settings.client_name)
     if address.scheme == "gs":
-        return ObjectBlobStore.gcs(address.authority, address.path)
+        return ObjectBlobStore.gcs(address.authority, address.path, limits=limits)
     if address.scheme == "az":
-        return ObjectBlobStore.azure(address.authority, address.path)
+        return ObjectBlobStore.azure(address.authority, address.path, limits=limits)
     return ObjectBlobStore.s3(
         address.authority,
         address.path,
@@ -211,7 +267,17 @@ def _open_blobs(address: Address, settings: Settings) -> BlobStore:
         access_key_id=settings.s3_access_key_id,
         secret_access_key=_revealed(settings.s3_secret_access_key),
         session_token=_revealed(settings.s3_session_token),
+        limits=limits,
     )
+
+
+def _blobs_by_uri(settings: Settings) -> BlobsByUri:
+    def open_bucket(url: str) -> BlobStore:
+        if url.partition("://")[0] not in ("s3", "gs", "az"):
+            raise ConfigurationError(f"the metadata names blobs in {url}, which is no store that llog knows")
+        return _open_blobs(parse_address(SETTINGS["blobs"], url), settings)
+
+    return BlobsByUri(open_bucket)
 
 
 def _segments(settings: Settings, runtime: Runtime, owners: Owners) -> OpenSegments | None:

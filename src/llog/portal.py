@@ -40,8 +40,9 @@ class Connection(Generic[T]):
     It may be shared by threads. A failed opening is tried again by the next call.
     """
 
-    def __init__(self, settings: Settings, made: Callable[[Log], T]) -> None:
+    def __init__(self, settings: Settings, made: Callable[[Log], T], *, reads_only: bool = False) -> None:
         self.settings = settings
+        self._reads_only = reads_only
         self._made = made
         self._pid = 0
         self._opening: asyncio.Future[tuple[Log, T]] | None = None
@@ -72,7 +73,7 @@ class Connection(Generic[T]):
         return await operation(made)
 
     async def _open(self) -> tuple[Log, T]:
-        log = await open_log(self.settings)
+        log = await open_log(self.settings, reads_only=self._reads_only)
         return log, self._made(log)
 
     async def _close(self) -> None:

@@ -32,7 +32,7 @@ async def test_what_the_other_role_answers_is_refused_by_name_and_does_nothing(
     await other.close()
 
 
-@pytest.mark.parametrize("role", ["all", "read", "write"])
+@pytest.mark.parametrize("role", ["both", "all", "read", "write"])
 async def test_every_role_tells_its_health_its_metrics_and_what_there_is(served: Served, role: str) -> None:
     await served.produce("t", "a")
     other = Served(beside=served, role=role)

@@ -85,19 +85,18 @@ def test_what_was_trimmed_deleted_or_created_again_is_never_taken_from_it(direct
         assert _blob_gets(reader) == 0
 
 
-def test_a_reading_broker_without_memory_for_it_takes_it_from_the_files(directory: Path) -> None:
-    with (directory / "llog.toml").open("a") as file:
-        file.write("tail_cache_bytes = 0\n")
+def test_a_cap_of_nothing_keeps_and_shares_nothing(directory: Path) -> None:
+    (directory / "llog.toml").write_text('tail_cache_dir = "tail"\ntail_cache_max_bytes = 0\n')
     with (
         running(directory, "serve", "--role", "write") as writer,
-        running(directory, "serve", "--role", "read") as reader,
+        running(directory, "serve", "--role", "both") as both,
     ):
-        for n in range(3):
-            writer.produce(f"{n}")
-        _shared(writer, 3)
-        for _ in range(2):
-            assert _payloads(reader) == ["0", "1", "2"]
-        assert _blob_gets(reader) == 0
+        writer.produce("0")
+        both.produce("1")
+        for asked in (1, 2):
+            assert _payloads(both) == ["0", "1"]
+            assert _blob_gets(both) >= asked
+        assert not (directory / "tail").exists()
 
 
 def test_logs_that_share_a_directory_do_not_share_records(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ async def test_a_compaction_in_between_changes_nothing(served: Served) -> None:
 
 
 async def test_without_a_tail_everything_is_read_from_the_blob_store() -> None:
-    served = Served(tail_cache_bytes=0)
+    served = Served(tail_cache_max_bytes=0)
     await served.produce("t", "a")
     for _ in range(2):
         assert await _payloads(served) == ["a"]
@@ -188,7 +188,7 @@ async def test_a_way_through_the_past_takes_one_page_at_a_time_and_leaves_the_en
 
 
 async def test_what_is_larger_once_it_is_decompressed_still_stays_within_the_bound() -> None:
-    served = Served(codec="zstd", tail_cache_bytes=100_000)
+    served = Served(codec="zstd", tail_cache_max_bytes=100_000)
     for _ in range(20):
         await served.produce("t", "x" * 30_000)
     assert served.broker.metrics.tail_bytes < 20_000

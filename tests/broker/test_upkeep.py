@@ -8,22 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from llog.broker.child import ChildOptions, supervise
 from llog.broker.maintenance import Maintenance, MaintenanceOptions
 from llog.config import Settings
+from llog.errors import StoreUnavailable
 from llog.model import TopicPartition
+from llog.opening import compactor_options
 from llog.partition.catalog import Catalog
 from llog.partition.describe import describe_partition
 from llog.partition.reader import Reader
 from llog.partition.records import Kind
+from llog.runtime import SystemRuntime
 from tests.broker.serving import Served
 
 LIMIT_S = 60
-QUICK = MaintenanceOptions(compact_ms=1, retain_ms=1, collect_ms=1, look_again_ms=0)
+QUICK = MaintenanceOptions(compact_ms=1, compact_error_ms=1, retain_ms=1, collect_ms=1, look_again_ms=0)
 
 
 async def _until(served: Served, done: object) -> None:
@@ -53,6 +58,59 @@ async def test_maintenance_compacts_retains_and_collects(served: Served) -> None
     assert reports == []
     payloads = [each["payload"] for each in (await served.consume("t", 1))["records"]]
     assert payloads == ["first", *(f"{n}" for n in range(20))]
+
+
+class _Hurried(SystemRuntime):
+    """Time that passes in sleeps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    async def sleep(self, seconds: float) -> None:
+        self.ms += max(1, round(seconds * 1000))
+        await asyncio.sleep(0)
+
+
+async def test_compaction_pauses_as_the_settings_say_longer_after_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = _Hurried()
+    settings = Settings(
+        compactor_idle_sleep_ms=1000,
+        compactor_idle_jitter_ms=500,
+        compactor_error_sleep_ms=10_000,
+        compactor_error_jitter_ms=0,
+    )
+    times: list[int] = []
+    reports: list[str] = []
+    maintenance = Maintenance(served.log._replace(runtime=runtime), settings, reports.append)
+
+    async def compact() -> None:
+        times.append(runtime.ms)
+        if len(times) == 10:
+            raise StoreUnavailable("out of order")
+
+    monkeypatch.setattr(maintenance, "compact", compact)
+    running = asyncio.ensure_future(maintenance.run())
+    async with asyncio.timeout(LIMIT_S):
+        while len(times) < 20:
+            await asyncio.sleep(0)
+    running.cancel()
+    pauses = [late - early for early, late in pairwise(times[:20])]
+    assert 10_000 <= pauses.pop(9) < 11_000  # sleeps are no longer than the shortest pause
+    assert all(1000 <= pause < 2500 for pause in pauses)
+    assert len(set(pauses)) > 1
+    assert [report for report in reports if "compaction failed" in report]
+
+
+async def test_the_compactors_claims_have_its_name() -> None:
+    assert compactor_options(Settings(compactor_id="c-1", client_identifier="b-1")).holder == "c-1"
+    assert compactor_options(Settings(client_identifier="b-1")).holder == "b-1"
+    assert compactor_options(Settings()).holder == Settings().client_name
 
 
 async def test_maintenance_reports_a_failing_store_and_goes_on_once_it_is_back(served: Served) -> None:

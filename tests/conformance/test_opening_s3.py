@@ -10,11 +10,14 @@ import pytest
 from devtools.servers.weed import S3Server
 from llog.cli.doctor import examine
 from llog.config import Secret, Settings
-from llog.errors import LlogError
+from llog.errors import ConfigurationError, LlogError
+from llog.loading import load_settings
 from llog.model import Record, TopicPartition
 from llog.opening import open_log, opened_log
 from llog.partition.catalog import Catalog
+from llog.partition.compactor import Compactor
 from llog.partition.reader import Reader
+from llog.partition.verify import verify
 from llog.partition.writer import Writer
 from llog.ports import Group
 
@@ -53,6 +56,34 @@ async def test_a_missing_bucket_is_blamed_on_its_setting(settings: Settings) -> 
 
 async def test_a_wrong_secret_is_blamed_on_its_setting_and_not_shown(settings: Settings) -> None:
     await _refused(msgspec.structs.replace(settings, s3_secret_access_key=Secret("not-the-secret")), settings)
+
+
+async def test_a_reader_needs_no_bucket_but_only_a_way_to_the_server(
+    settings: Settings, s3_server: S3Server, tmp_path: Path
+) -> None:
+    async with opened_log(settings) as log:
+        await Catalog(log).create("t")
+        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"x")])])
+        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"y")])])
+        await Compactor(log).compact_once(TopicPartition("t", 0), force=True)
+        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"z")])])
+    environment = {
+        "LLOG_META": settings.meta,
+        "LLOG_S3_ENDPOINT_URL": s3_server.endpoint,
+        "AWS_REGION": s3_server.region,
+        "AWS_ACCESS_KEY_ID": s3_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
+    }
+    without = load_settings(environment=environment)
+    async with opened_log(without, reads_only=True) as log:
+        found = [(await Reader(log).read_offset(TopicPartition("t", 0), offset)).payload for offset in (1, 2, 3)]
+        assert found == [b"x", b"y", b"z"]
+        assert getattr(log.blobs, "counts").count["get"] >= 2  # noqa: B009 (no part of the port)
+        assert (await verify(log, TopicPartition("t", 0))).problems == []
+        with pytest.raises(ConfigurationError, match="set LLOG_S3_BUCKET or LLOG_BLOBS"):
+            await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"!")])])
+    with pytest.raises(ConfigurationError, match=r"LLOG_S3_BUCKET=.*LLOG_BLOBS="):
+        await open_log(without)
 
 
 async def _refused(wrong: Settings, right: Settings) -> None:

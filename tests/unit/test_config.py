@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devtools import docs
-from llog.config import SETTINGS, Secret, Settings
+from llog.config import NO_BLOBS, SETTINGS, Secret, Settings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.loading import load_settings
 from llog.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
@@ -76,7 +76,17 @@ def test_a_named_file_goes_before_the_one_in_the_current_directory(tmp_path: Pat
         ({"LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN": "-1"}, "LLOG_COMPACTOR_MAX_OFFSETS_PER_RUN"),
         ({"LLOG_SEGMENT_FSYNC": "never"}, "always, interval or os"),
         ({"LLOG_SEGMENT_BYTES": "10"}, "a size such as 64KiB or 64MiB or 1GiB, from 1KiB to 4GiB"),
-        ({"LLOG_META": "oxia://host:6648"}, "no Oxia adapter"),
+        ({"LLOG_META": "oxia://host"}, "LLOG_META names the Oxia server 'host': write host:port"),
+        ({"LLOG_OXIA_SERVICE_ADDRESS": "a:1,b:70000"}, "LLOG_OXIA_SERVICE_ADDRESS names the Oxia server 'b:70000'"),
+        ({"LLOG_OXIA_SESSION_TIMEOUT_MS": "1s", "LLOG_OXIA_SERVICE_ADDRESS": "a:1"}, "from 2s to 5m"),
+        ({"LLOG_OXIA_SESSION_TIMEOUT_MS": "20s"}, "LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is sqlite:"),
+        ({"LLOG_S3_BUCKET": "s3://bucket"}, "LLOG_S3_BUCKET is 's3://bucket': write the name of a bucket"),
+        ({"LLOG_CLIENT_IDENTIFIER": "two words"}, "LLOG_CLIENT_IDENTIFIER is 'two words'"),
+        ({"LLOG_COMPACTOR_ID": "x" * 129}, "LLOG_COMPACTOR_ID"),
+        ({"LLOG_COMPACTOR_PORT": "65536"}, "LLOG_COMPACTOR_PORT"),
+        ({"LLOG_COMPACTOR_WORKERS": "0"}, "LLOG_COMPACTOR_WORKERS"),
+        ({"LLOG_COMPACTOR_TARGETS": "orders:x"}, "LLOG_COMPACTOR_TARGETS names 'orders:x'"),
+        ({"LLOG_ROLE": "none"}, "both, all, write or read"),
         ({"LLOG_META": "postgres://x"}, "LLOG_META"),
         ({"LLOG_META": "sqlite://host/path"}, "sqlite:///absolute/path"),
         ({"LLOG_META": "sqlite://"}, "sqlite:///absolute/path"),
@@ -285,14 +295,21 @@ def test_a_misspelt_setting_is_named_with_the_nearest_one(variable: str, meant: 
     assert len(str(raised.value)) < 200
 
 
-def test_settings_of_s3_without_a_bucket_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"LLOG_S3_ENDPOINT_URL is set, but LLOG_BLOBS is file:.*s3://bucket"):
-        load_settings(environment={"LLOG_S3_ENDPOINT_URL": "http://127.0.0.1:1"})
+def test_settings_of_s3_without_a_bucket_leave_only_readers() -> None:
+    settings = load_settings(environment={"LLOG_S3_ENDPOINT_URL": "http://127.0.0.1:1"})
+    assert settings.blobs == NO_BLOBS
+    assert load_settings(environment=settings.as_environment()) == settings
+    for local in ("LLOG_BLOBS", "LLOG_KEYED"):
+        environment = {"LLOG_BLOBS": "file:///blobs", "LLOG_S3_REGION_NAME": "eu-west-1", local: "file:///elsewhere"}
+        with pytest.raises(
+            ConfigurationError, match=r"LLOG_S3_REGION_NAME is set, but LLOG_BLOBS is file:.*s3://bucket"
+        ):
+            load_settings(environment=environment)
     for variable in ("LLOG_BLOBS", "LLOG_KEYED"):
         load_settings(environment={"LLOG_S3_REGION_NAME": "eu-west-1", variable: "s3://bucket/prefix"})
     machine = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hush", "AWS_REGION": "eu-west-1"}
-    local = load_settings(environment=machine)
-    assert load_settings(environment=local.as_environment()).blobs == local.blobs
+    local_log = load_settings(environment=machine)
+    assert load_settings(environment=local_log.as_environment()).blobs == local_log.blobs
 
 
 def test_examples_in_errors_are_within_the_bounds_beside_them() -> None:

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from llog.config import Settings
-from llog.errors import ConfigurationError, LlogError, StoreUnavailable, WrongStore
+from llog.config import NO_BLOBS, Settings
+from llog.errors import ConfigurationError, LlogError, LogNotFound, StoreUnavailable, WrongStore
+from llog.leaderless import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.model import Record, TopicPartition
 from llog.opening import close_log, open_log, opened_log
 from llog.partition.catalog import Catalog
+from llog.partition.collector import Collector, CollectorOptions
+from llog.partition.compactor import Compactor
 from llog.partition.keys import LOG_FORMAT
 from llog.partition.reader import Reader
 from llog.partition.records import LogFormat, decode
+from llog.partition.verify import verify
 from llog.partition.writer import Writer
 from llog.ports import Group
 from llog.stores.meta_sqlite import SqliteMetaStore
@@ -136,3 +140,49 @@ async def test_closing_twice_is_no_error(tmp_path: Path) -> None:
     log = await open_log(Settings(data_dir=str(tmp_path)))
     await close_log(log)
     await close_log(log)
+
+
+async def test_logs_with_other_prefixes_share_both_stores_without_seeing_each_other(tmp_path: Path) -> None:
+    every = [Settings(data_dir=str(tmp_path), root_prefix=prefix) for prefix in ("", "a", "a/b", "a-b")]
+    for number, settings in enumerate(every):
+        async with opened_log(settings) as log:
+            assert await Catalog(log).topics() == []
+            await Catalog(log).create("t")
+            for payload in (b"x", b"y", b"%d" % number):
+                await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=payload)])])
+    for number, settings in enumerate(every):
+        async with opened_log(settings) as log:
+            assert [topic.name for topic in await Catalog(log).topics()] == ["t"]
+            await Compactor(log).compact_once(TopicPartition("t", 0), force=True)
+            await Collector(log, CollectorOptions(grace_ms=0)).collect_once()
+            await Catalog(log).create(f"t{number}")
+    for number, settings in enumerate(every):
+        async with opened_log(settings) as log:
+            assert [topic.name for topic in await Catalog(log).topics()] == ["t", f"t{number}"]
+            assert (await Reader(log).read_offset(TopicPartition("t", 0), 3)).payload == b"%d" % number
+            assert (await verify(log, TopicPartition("t", 0))).problems == []
+            await Catalog(log).delete("t")
+            await Collector(log, CollectorOptions(grace_ms=0)).collect_once()
+
+
+def test_whoever_writes_needs_a_blob_store(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path), blobs=NO_BLOBS)
+    needed = r"LLOG_S3_BUCKET=.*LLOG_BLOBS="
+    with LeaderlessLogWriter(settings) as writer, pytest.raises(ConfigurationError, match=needed):
+        writer.initialize_partition("t", 0)
+    with LeaderlessLogCompactor(settings) as compactor, pytest.raises(ConfigurationError, match=needed):
+        compactor.compact_once("t", 0)
+    assert not (tmp_path / "meta.sqlite").exists()
+
+
+def test_a_reader_without_a_blob_store_makes_no_log_and_says_which_blob_it_cannot_find(tmp_path: Path) -> None:
+    local = Settings(data_dir=str(tmp_path))
+    with LeaderlessLogReader(Settings(data_dir=str(tmp_path), blobs=NO_BLOBS)) as reader:
+        with pytest.raises(LogNotFound, match="there is no log"):
+            reader.topics()
+        with LeaderlessLogWriter(local) as writer:
+            writer.initialize_partition("t", 0)
+            writer.append_shared([SharedAppendGroup(topic="t", partition=0, payloads=["x"])])
+        assert reader.bounds("t", 0) == (1, 2)
+        with pytest.raises(ConfigurationError, match=r"names the blob 'llog/wal-shared/.* set LLOG_BLOBS"):
+            reader.read_offset("t", 0, 1)

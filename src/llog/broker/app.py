@@ -82,7 +82,7 @@ class Broker:
         self._settings = settings
         self._catalog = Catalog(log)
         self._reader = EngineReader(log)
-        self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_bytes, self.metrics)
+        self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_max_bytes, self.metrics)
         appender = EngineAppender(log._replace(blobs=SeenBlobs(log.blobs)), writer_options(settings))
         self._producer = BatchingProducer(
             SeenAppends(appender, self._tail.keep_appended),
@@ -109,7 +109,9 @@ class Broker:
         """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
         have other records."""
         settings, runtime = self._settings, self._log.runtime
-        directory = None if settings.tail_cache_dir is None else private_directory(Path(settings.tail_cache_dir))
+        directory = None
+        if settings.tail_cache_dir is not None and settings.tail_cache_max_bytes:
+            directory = private_directory(Path(settings.tail_cache_dir))
         await self._sql.start()
         found = await self._log.meta.get(LOG_ID)
         if directory is not None and found is not None:
@@ -158,13 +160,13 @@ class Broker:
 
     def _as_role(self, role: str, handler: Handler) -> Handler:
         """The handler itself, or a refusal if this broker's role is the other one."""
-        if "all" in (role, self._settings.role) or role == self._settings.role:
+        if role in ("all", self._settings.role) or self._settings.role == "both":
             return handler
 
         async def refused(request: Request) -> Response:
             raise WrongRole(
                 f"this broker has the role {self._settings.role!r} and does not answer {request.method} {request.url.path[:200]}: "
-                f"ask one with the role {role!r} or 'all' (--role, LLOG_ROLE)"
+                f"ask one with the role {role!r} or 'both' (--role, LLOG_ROLE)"
             )
 
         return refused

@@ -24,6 +24,11 @@ _PASSES_MAX: Final = 100
 
 class MaintenanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     compact_ms: int = 30_000
+    compact_jitter_ms: int = 0
+    """Most that is added to `compact_ms`, at random."""
+    compact_error_ms: int = 30_000
+    """Instead of `compact_ms` after a compaction that failed as a whole."""
+    compact_error_jitter_ms: int = 0
     clean_ms: int = 60_000
     retain_ms: int = 60_000
     collect_ms: int = 600_000
@@ -31,10 +36,25 @@ class MaintenanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A partition that had nothing to compact and has not grown is left alone for so long."""
 
 
+def maintenance_options(settings: Settings) -> MaintenanceOptions:
+    return MaintenanceOptions(
+        compact_ms=settings.compactor_idle_sleep_ms,
+        compact_jitter_ms=settings.compactor_idle_jitter_ms,
+        compact_error_ms=settings.compactor_error_sleep_ms,
+        compact_error_jitter_ms=settings.compactor_error_jitter_ms,
+    )
+
+
+class _Pause(NamedTuple):
+    ms: int
+    jitter_ms: int = 0
+
+
 class _Step(NamedTuple):
     name: str
-    every_ms: int
+    pause: _Pause
     do: Callable[[], Awaitable[None]]
+    pause_after_error: _Pause | None = None
 
 
 class _Idle(NamedTuple):
@@ -50,7 +70,7 @@ class Maintenance:
     ) -> None:
         self._log = log
         self._report = report
-        self._options = options or MaintenanceOptions()
+        self._options = options or maintenance_options(settings)
         self._compactor = Compactor(log, compactor_options(settings))
         self._collector = Collector(log, collector_options(settings))
         self._appender = EngineAppender(log)
@@ -61,10 +81,15 @@ class Maintenance:
         options = self._options
         await self._repeat(
             [
-                _Step("compaction", options.compact_ms, self.compact),
-                _Step("key compaction", options.clean_ms, self.clean),
-                _Step("retention", options.retain_ms, self.retain),
-                _Step("collection", options.collect_ms, self.collect),
+                _Step(
+                    "compaction",
+                    _Pause(options.compact_ms, options.compact_jitter_ms),
+                    self.compact,
+                    _Pause(options.compact_error_ms, options.compact_error_jitter_ms),
+                ),
+                _Step("key compaction", _Pause(options.clean_ms), self.clean),
+                _Step("retention", _Pause(options.retain_ms), self.retain),
+                _Step("collection", _Pause(options.collect_ms), self.collect),
             ]
         )
 
@@ -73,26 +98,33 @@ class Maintenance:
         options = self._options
         await self._repeat(
             [
-                _Step("key compaction", options.clean_ms, self.clean),
-                _Step("retention", options.retain_ms, self.retain_owned),
+                _Step("key compaction", _Pause(options.clean_ms), self.clean),
+                _Step("retention", _Pause(options.retain_ms), self.retain_owned),
             ]
         )
 
     async def _repeat(self, steps: Sequence[_Step]) -> None:
         runtime = self._log.runtime
-        due = [runtime.now_ms() + step.every_ms for step in steps]
-        longest_ms = min(step.every_ms for step in steps)
+        due = [self._end_of(step.pause) for step in steps]
+        longest_ms = min(step.pause.ms for step in steps)
         while True:
             # Bounded, for the clock may be set back.
             await runtime.sleep(min(max(0, min(due) - runtime.now_ms()), longest_ms) / 1000)
-            for place, (name, every, step) in enumerate(steps):
+            for place, step in enumerate(steps):
                 if runtime.now_ms() >= due[place]:
+                    pause = step.pause
                     try:
-                        await step()
+                        await step.do()
                     except Exception as error:  # even a bug in it must not take the broker along
                         kind = "" if isinstance(error, LlogError) else f"{type(error).__name__}: "
-                        self._report(f"{name} failed, and is tried again later: {kind}{error}")
-                    due[place] = runtime.now_ms() + every
+                        self._report(f"{step.name} failed, and is tried again later: {kind}{error}")
+                        pause = step.pause_after_error or pause
+                    due[place] = self._end_of(pause)
+
+    def _end_of(self, pause: _Pause) -> int:
+        """When a pause that begins now is over."""
+        runtime = self._log.runtime
+        return runtime.now_ms() + pause.ms + runtime.random().randint(0, pause.jitter_ms)
 
     async def compact(self) -> None:
         """Compacts what lags, until nothing is left that is worth it."""

@@ -111,7 +111,9 @@ class Server(uvicorn.Server):
 async def _serve(
     settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Beside]
 ) -> None:
-    async with opened_log(settings, is_broker=True, address=advertised(settings, listener)) as log:
+    async with opened_log(
+        settings, is_broker=True, address=advertised(settings, listener), reads_only=settings.role == "read"
+    ) as log:
         broker = Broker(log, settings)
         await broker.start()
         server = Server(broker, settings, allowed_files(), lambda: ready(_address(listener)))

@@ -84,7 +84,7 @@ class Sql:
     async def start(self) -> None:
         """Takes up tables that are there: events in their outbox must not wait for somebody to ask."""
         rocks = self._log.rocks
-        if self._settings.role == "all" and rocks is not None and rocks.directory.is_dir():
+        if self._settings.role == "both" and rocks is not None and rocks.directory.is_dir():
             try:
                 await self._opened()
             except (MissingExtra, OwnerUnavailable) as error:
@@ -134,10 +134,10 @@ class Sql:
         return Response(msgspec.json.encode(names._asdict()), media_type=_JSON)
 
     def _check_role(self) -> None:
-        if self._settings.role != "all":
+        if self._settings.role != "both":
             raise WrongRole(
                 f"this broker has the role {self._settings.role!r}, and SQL both reads and writes, in the one process that owns the "
-                "tables: ask a broker with the role 'all' (--role, LLOG_ROLE)"
+                "tables: ask a broker with the role 'both' (--role, LLOG_ROLE)"
             )
 
     async def _asked(self, request: Request) -> SqlRequest:

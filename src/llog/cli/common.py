@@ -38,8 +38,17 @@ class Invocation(msgspec.Struct, frozen=True):
         return load_settings(dict(self.overrides), config_file=self.config_file)
 
 
-def with_log(invocation: Invocation, operation: Callable[[Log, Settings], Awaitable[R]], *, create: bool = False) -> R:
-    """Open the log that the settings name for as long as the operation runs; only with `create` may it be a new one."""
+def with_log(
+    invocation: Invocation,
+    operation: Callable[[Log, Settings], Awaitable[R]],
+    *,
+    create: bool = False,
+    reads_only: bool = False,
+) -> R:
+    """Open the log that the settings name for as long as the operation runs; only with `create` may it be a new one.
+
+    `reads_only` is that of `open_log`.
+    """
     from llog.opening import opened_log, require_log
 
     async def opened() -> R:
@@ -48,7 +57,7 @@ def with_log(invocation: Invocation, operation: Callable[[Log, Settings], Awaita
             note_new_log(settings)
         else:
             require_log(settings)
-        async with opened_log(settings) as log:
+        async with opened_log(settings, reads_only=reads_only) as log:
             return await operation(log, settings)
 
     return asyncio.run(opened())

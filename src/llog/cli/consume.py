@@ -112,7 +112,7 @@ def consume(
             where = "earliest"  # of partitions that are added while it follows, everything is new
             await printer.any_more(positions)
 
-    with_log(invocation, consumed)
+    with_log(invocation, consumed, reads_only=True)
 
 
 async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int:

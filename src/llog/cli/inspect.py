@@ -107,7 +107,7 @@ def _show(partition: PartitionDescription) -> None:
         run = partition.compaction
         click.echo(f"  compaction  {run.state}, offsets {run.start_offset} to {run.end_offset}, blob {run.blob}")
     if partition.claim is not None:
-        click.echo("  claim       a compactor is at it")
+        click.echo(f"  claim       held by {partition.claim.holder or 'a compactor'}")
     if control.producers:
         click.echo(f"  producers   {len(control.producers)}")
     if partition.entries:

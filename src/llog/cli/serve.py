@@ -22,8 +22,8 @@ def listen_options(command: F) -> F:
     )
     role = click.option(
         "--role",
-        type=click.Choice(["all", "write", "read"]),
-        help="What to answer: write produces and makes topics, read consumes, all does both (LLOG_ROLE; default all).",
+        type=click.Choice(["both", "write", "read", "all"]),
+        help="What to answer: write produces and makes topics, read consumes, both (or all) does everything (LLOG_ROLE; default both).",
     )
     return host(port(role(command)))
 
@@ -31,6 +31,11 @@ def listen_options(command: F) -> F:
 def listen_settings(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> Settings:
     chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port), "role": role}
     return msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
+
+
+def listening_line(settings: Settings, address: str) -> str:
+    name = f" as {settings.client_identifier}" if settings.client_identifier else ""
+    return f"listening on {address}{name}"
 
 
 def warn_if_open(settings: Settings) -> None:
@@ -70,7 +75,7 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
 
     def ready(address: str) -> None:
         note_new_log()
-        note(f"llog: listening on {address}")
+        note(f"llog: {listening_line(settings, address)}")
 
     run(
         settings,

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from llog.cli.common import DURATION, Invocation, note, noting_new_log
-from llog.cli.serve import listen_options, listen_settings, warn_if_open
+from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
 from llog.config import Settings
 from llog.errors import JavaNotFound, MissingExtra
 from llog.units import format_duration_ms
@@ -29,10 +29,19 @@ if TYPE_CHECKING:
     default=None,
     help="Keep the log in order by `llog pipeline run`, on Spark, in a process of its own. Default: if Spark is installed.",
 )
-@click.option("--interval", type=DURATION, default="30s", show_default=True, help="From one compaction to the next.")
+@click.option(
+    "--interval",
+    type=DURATION,
+    help="From one compaction to the next (LLOG_COMPACTOR_IDLE_SLEEP_MS; default 30s).",
+)
 @click.pass_obj
 def up(
-    invocation: Invocation, host: str | None, port: int | None, role: str | None, pipeline: bool | None, interval: int
+    invocation: Invocation,
+    host: str | None,
+    port: int | None,
+    role: str | None,
+    pipeline: bool | None,
+    interval: int | None,
 ) -> None:
     """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
 
@@ -46,22 +55,25 @@ def up(
     from llog.broker.server import run
 
     settings = listen_settings(invocation, host, port, role)
+    if interval is not None:
+        settings = msgspec.structs.replace(
+            settings, compactor_idle_sleep_ms=max(interval, 1), compactor_idle_jitter_ms=0
+        )
     on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
     note_new_log = noting_new_log(settings)
 
     async def upkeep(log: Log) -> None:
-        from llog.broker.maintenance import Maintenance, MaintenanceOptions
+        from llog.broker.maintenance import Maintenance
 
         if on_spark:
-            await _pipeline(settings, interval)
+            await _pipeline(settings)
             note("llog: the pipeline cannot run as things are (see above): the upkeep goes on without Spark")
-        options = msgspec.structs.replace(MaintenanceOptions(), compact_ms=max(interval, 1))
-        await Maintenance(log, settings, _report, options).run()
+        await Maintenance(log, settings, _report).run()
 
     def ready(address: str) -> None:
         note_new_log()
-        _tell(settings, address, on_spark, interval)
+        _tell(settings, address, on_spark)
 
     run(settings, ready=ready, beside=[upkeep])
 
@@ -84,9 +96,10 @@ def _is_on_spark(wanted: bool | None) -> bool:
     return True
 
 
-async def _pipeline(settings: Settings, interval: int) -> None:
+async def _pipeline(settings: Settings) -> None:
     from llog.broker.child import supervise
 
+    interval = settings.compactor_idle_sleep_ms
     command = [sys.executable, "-m", "llog.cli.main", "pipeline", "run", "--interval", f"{interval}ms"]
     others = {name: value for name, value in os.environ.items() if not name.startswith("LLOG_")}
     await supervise("the pipeline", command, others | settings.as_environment(), _report)
@@ -96,7 +109,7 @@ def _report(message: str) -> None:
     note(f"llog: {' '.join(message.split())}")
 
 
-def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> None:
+def _tell(settings: Settings, address: str, on_spark: bool) -> None:
     local = Settings(data_dir=settings.data_dir)
     if (local.meta, local.blobs) == (settings.meta, settings.blobs):
         where, options = f"in {settings.data_dir}", f"--data-dir {quote(settings.data_dir)}"
@@ -114,9 +127,9 @@ def _tell(settings: Settings, address: str, on_spark: bool, interval: int) -> No
         tries.insert(0, post % ("produce", '"records": ["hello"]'))
     shown = "\n  ".join(tries)
     note(
-        f"""llog: listening on {address}
+        f"""llog: {listening_line(settings, address)}
   data    {where}
-  upkeep  by {upkeep}, every {format_duration_ms(interval)}
+  upkeep  by {upkeep}, every {format_duration_ms(settings.compactor_idle_sleep_ms)}
 try:
   {shown}
 end it with Ctrl-C"""

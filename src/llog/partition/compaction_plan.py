@@ -44,6 +44,8 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 32
     memory_bytes_max: int = 384 << 20
     """Slices that one pass over many partitions holds at a time."""
+    holder: str = ""
+    """Name of this compactor in its claims, for people."""
     idle_ms: int = 60_000
     """A partition without an append for so long has its `pending` cleared, which would keep a shared blob alive."""
 

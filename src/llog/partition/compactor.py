@@ -20,7 +20,7 @@ from llog.partition.compaction import Again, Done, Job, Slice, begin, fetch, fin
 from llog.partition.compaction_plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.partition.keys import PartitionKeys
 from llog.partition.log import Log
-from llog.partition.records import Control, Cursor, IndexEntry, decode
+from llog.partition.records import CompactorClaim, Control, Cursor, IndexEntry, decode, encode
 from llog.stores.meta import ABSENT, after
 
 __all__ = ["CompactionResult", "Compactor", "CompactorOptions", "Lag", "Lagging", "claimed", "lagging"]
@@ -207,7 +207,7 @@ class Compactor:
     async def _choose(self, task: _Task, claim: bool) -> None:
         task.keys = await self._catalog.partition(task.tp)
         if claim:
-            task.claim = await _claim(self._log, task.keys)
+            task.claim = await _claim(self._log, task.keys, self._options.holder)
             if task.claim is None:
                 return
         task.plan = await choose(self._log, self._options, task.tp, task.keys)
@@ -244,9 +244,9 @@ class Compactor:
 
 
 @asynccontextmanager
-async def claimed(log: Log, keys: PartitionKeys) -> AsyncIterator[bool]:
+async def claimed(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncIterator[bool]:
     """Claims the partition's compaction for the block; False if somebody else has it. It ends with the session, too."""
-    version = await _claim(log, keys)
+    version = await _claim(log, keys, holder)
     try:
         yield version is not None
     finally:
@@ -287,9 +287,9 @@ async def _lag_of(log: Log, tp: TopicPartition, keys: PartitionKeys) -> _Offsets
     return _Offsets(cursor, max(0, control.sequence_counter - cursor), keys.compaction in found)
 
 
-async def _claim(log: Log, keys: PartitionKeys) -> int | None:
+async def _claim(log: Log, keys: PartitionKeys, holder: str) -> int | None:
     try:
-        return await log.meta.put(keys.claim, b"{}", expected=ABSENT, ephemeral=True)
+        return await log.meta.put(keys.claim, encode(CompactorClaim(holder=holder)), expected=ABSENT, ephemeral=True)
     except VersionMismatch:
         return None
 

@@ -12,7 +12,7 @@ from llog.model import TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import end_offset_of
 from llog.partition.log import Log
-from llog.partition.records import Compaction, Control, Cursor, IndexEntry, decode
+from llog.partition.records import Compaction, CompactorClaim, Control, Cursor, IndexEntry, decode
 from llog.stores.meta import after
 
 
@@ -33,7 +33,7 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     control_version: int
     cursor: int | None
     compaction: Compaction | None
-    claim: str | None
+    claim: CompactorClaim | None
     """Who compacts it now."""
     entries: tuple[EntryDescription, ...]
     more_from: int | None
@@ -78,7 +78,7 @@ async def describe_partition(
         control_version=control.version,
         cursor=None if cursor is None else decode(Cursor, cursor.value, cursor.key).offset,
         compaction=None if compaction is None else decode(Compaction, compaction.value, compaction.key),
-        claim=None if claim is None else claim.value.decode(errors="replace"),
+        claim=None if claim is None else decode(CompactorClaim, claim.value, keys.claim),
         entries=tuple(entries),
         more_from=entries[-1].end_offset + 1 if len(found) > max_entries else None,
     )

@@ -9,7 +9,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `{dir}/partitions/{p:010}/index/{end:020}` | `IndexEntry` | writers, compactors | while the offsets are kept |
 | `{dir}/partitions/{p:010}/meta/compaction-cursor` | `Cursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
 | `{dir}/partitions/{p:010}/meta/compaction` | `Compaction`: breadcrumb of a running compaction | compactors | while one runs |
-| `{dir}/partitions/{p:010}/meta/compactor-claim` | ephemeral: who compacts now | compactors | while they do |
+| `{dir}/partitions/{p:010}/meta/compactor-claim` | `CompactorClaim`, ephemeral: who compacts now | compactors | while they do |
 | `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
 | `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
 | `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `topics/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |

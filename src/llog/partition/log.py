@@ -72,8 +72,8 @@ class Log(NamedTuple):
         return f"{self.blobs.uri}/{blob}" if is_remote(self.blobs.uri) else blob
 
     def blob_name(self, data_uri: str) -> str:
-        """The blob's name in this log's blob store."""
-        if "://" not in data_uri:
+        """The blob's name in this log's blob store, which is its address if that store is rooted nowhere."""
+        if "://" not in data_uri or not self.blobs.uri:
             return data_uri
         root = self.blobs.uri + "/"
         if not data_uri.startswith(root):

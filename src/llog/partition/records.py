@@ -107,6 +107,12 @@ class Cursor(msgspec.Struct, frozen=True):
     offset: int
 
 
+class CompactorClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of a compactor's claim, which excludes others by being there."""
+
+    holder: str = ""
+
+
 class CompactionState(StrEnum):
     WRITING_BLOB = "WRITING_BLOB"
     WRITING_COMPACTED_INDEX = "WRITING_COMPACTED_INDEX"

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from llog.config import Settings
+from llog.config import SETTINGS, Settings, superseded
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.loading import load_settings
 from llog.model import TopicPartition, check_topic_name
@@ -196,9 +196,14 @@ def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[
     return {spelled[name.lower()]: value for name, value in options.items() if not _is_ignored(name)}
 
 
+def _replaced(settings: Settings, stores: Mapping[str, str]) -> Settings:
+    defaults = {field: SETTINGS[field].default for field in superseded(stores)}
+    return msgspec.structs.replace(settings, **defaults, **stores)
+
+
 def _settings(given: Mapping[str, str], settings: Settings | None) -> Settings:
     stores = {name: given[name] for name in _STORES if name in given}
-    settings = load_settings(stores) if settings is None else msgspec.structs.replace(settings, **stores)
+    settings = load_settings(stores) if settings is None else _replaced(settings, stores)
     if "broker" not in given and addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
             f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the options meta and blobs"

@@ -36,15 +36,18 @@ class Limits(NamedTuple):
     backoff_s_max: float = 5.0
     retry_s: float = 60.0
     """No attempt of a read begins later than this after the first."""
+    user_agent: str | None = None
+    """What requests call this process; None: what obstore calls itself."""
 
     def backoff(self, attempt: int) -> float:
         return min(self.backoff_s_max, self.backoff_s * 2.0 ** (attempt - 1))
 
     def client(self) -> ClientConfig:
-        return {
+        config: ClientConfig = {
             "timeout": timedelta(seconds=self.timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, self.timeout_s)),
         }
+        return config if self.user_agent is None else {**config, "user_agent": self.user_agent}
 
     def retry(self) -> RetryConfig:
         return {

@@ -8,7 +8,7 @@ from llog.model import TopicPartition
 from llog.partition.compactor import Compactor, claimed
 from llog.partition.describe import describe_blob, describe_partition
 from llog.partition.keys import WAL
-from llog.partition.records import Kind
+from llog.partition.records import CompactorClaim, Kind
 from tests.unit.partition.world import TP, World
 
 
@@ -16,13 +16,13 @@ async def test_a_partition_is_described_as_it_is_stored(world: World) -> None:
     for number in range(4):
         await world.append(f"a{number}", f"b{number}")
     await Compactor(world.log).compact_once(TP)
-    async with claimed(world.log, await world.keys()):
+    async with claimed(world.log, await world.keys(), "compactor-1"):
         described = await describe_partition(world.log, TP)
     assert (described.topic, described.partition, described.directory) == ("orders", 0, "orders")
     assert described.control == await world.control()
     assert described.cursor == 7
     assert described.compaction is None
-    assert described.claim is not None
+    assert described.claim == CompactorClaim(holder="compactor-1")
     assert [(entry.start_offset, entry.end_offset, entry.entry.kind) for entry in described.entries] == [
         (1, 6, Kind.COMPACTED),
         (7, 8, Kind.WAL),

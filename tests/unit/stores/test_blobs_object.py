@@ -345,3 +345,28 @@ def test_near_ranges_become_one_request_and_far_ones_do_not() -> None:
     runs = merged([(100, 10), (0, 10), (5, 2), (20, 0), (121, 1)], gap=10)
     assert [(run.start, run.end, run.members) for run in runs] == [(0, 10, [1, 2]), (100, 110, [0]), (121, 122, [4])]
     assert [(run.start, run.end) for run in merged([(100, 10), (0, 10), (121, 1)], gap=90)] == [(0, 122)]
+
+
+async def test_requests_carry_the_name_of_the_process() -> None:
+    seen: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        seen.extend(line.partition(": ")[2] for line in head.split("\r\n") if line.startswith("user-agent:"))
+        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        store = ObjectBlobStore.s3(
+            "bucket",
+            endpoint=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            access_key_id="key",
+            secret_access_key="secret",
+            limits=Limits(user_agent="broker-1"),
+        )
+        with pytest.raises(StoreUnavailable, match="does not exist"):
+            await store.head("blob")
+        await store.close()
+    assert {*seen} == {"broker-1"}

@@ -1,0 +1,71 @@
+"""A metadata store below a prefix of another one: its users see no key but their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llog.errors import VersionMismatch
+from llog.stores.blobs import OperationCounts
+from llog.stores.meta import Entry, MetaStore, Put, Reads, Watch
+
+
+class PrefixedMetaStore:
+    """Every key of `store` that begins with `prefix`, without it. The order of keys stays, and so does the shard of a partition.
+
+    `prefix` ends in "/" and has no part named `partitions`.
+    """
+
+    def __init__(self, store: MetaStore, prefix: str) -> None:
+        self.counts: OperationCounts | None = getattr(store, "counts", None)
+        self._store = store
+        self._prefix = prefix
+
+    async def get(self, key: str) -> Entry | None:
+        return self._own(await self._store.get(self._prefix + key))
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        return [self._own(entry) for entry in await self._store.get_many([self._prefix + key for key in keys])]
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        return await self._store.put(self._prefix + key, value, expected=expected, ephemeral=ephemeral)
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        return await self._store.put_many([Put(self._prefix + put.key, put.value, put.expected) for put in puts])
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        return await self._store.delete(self._prefix + key, expected=expected)
+
+    async def delete_range(self, start: str, end: str) -> None:
+        await self._store.delete_range(self._prefix + start, self._prefix + end)
+
+    async def floor(self, key: str) -> Entry | None:
+        return self._own(await self._store.floor(self._prefix + key))
+
+    async def ceiling(self, key: str) -> Entry | None:
+        return self._own(await self._store.ceiling(self._prefix + key))
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        found = await self._store.range(self._prefix + start, self._prefix + end, limit)
+        return [Entry(entry.key[len(self._prefix) :], entry.value, entry.version) for entry in found]
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        found = await self._store.keys(self._prefix + start, self._prefix + end, limit)
+        return [key[len(self._prefix) :] for key in found]
+
+    async def begin_reads(self) -> Reads:
+        return await self._store.begin_reads()
+
+    def watch(self, prefix: str) -> Watch:
+        return self._store.watch(self._prefix + prefix)
+
+    async def check(self) -> None:
+        await self._store.check()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    def _own(self, entry: Entry | None) -> Entry | None:
+        """The entry under its key here; None if it belongs to somebody else, as a neighbour of the first and last key may."""
+        if entry is None or not entry.key.startswith(self._prefix):
+            return None
+        return Entry(entry.key[len(self._prefix) :], entry.value, entry.version)
