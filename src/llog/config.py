@@ -26,6 +26,7 @@ _SIZES: Final = (64 << 10, 64 << 20, 1 << 30)
 
 NO_BLOBS: Final = "none"
 """The value of LLOG_BLOBS for readers without a blob store of their own."""
+OXIA_SCHEMES: Final = ("oxia", "oxias")
 OXIA_NAMESPACE: Final = "default"
 _FOR_SERVICE: Final = (
     "No command of this version starts that service; the upkeep beside a broker looks at all partitions."
@@ -73,7 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, "
             "`postgresql://user@host:port/database?schema=name` (several hosts with commas between them; also `sslmode`, `sslrootcert`, "
-            "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), or `memory://` (gone with the process).",
+            "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), `oxia://host:port/namespace` (several servers with commas "
+            "between them; `oxias://` for TLS), or `memory://` (gone with the process).",
             extra={"default": "LLOG_OXIA_SERVICE_ADDRESS, else `meta.sqlite` in LLOG_DATA_DIR"},
         ),
     ] = ""
@@ -201,6 +203,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="File that holds that password and nothing else, instead of LLOG_POSTGRES_PASSWORD. It is read again for every "
             "connection, so that it can be replaced.",
             extra={"default": "none"},
+        ),
+    ] = None
+    oxia_token: Annotated[
+        Secret | None,
+        Meta(
+            description="Token that this process shows to Oxia, where Oxia asks for one; never shown to anybody else."
+        ),
+    ] = None
+    oxia_token_file: Annotated[
+        str | None,
+        Meta(
+            description="File that holds that token and nothing else, instead of LLOG_OXIA_TOKEN. It is read again every few seconds, so "
+            "that it can be replaced.",
+            extra={"default": "none"},
+        ),
+    ] = None
+    oxia_ca_file: Annotated[
+        str | None,
+        Meta(
+            description="File with the certificates, in PEM, of the authorities that an `oxias://` server's certificate may come from.",
+            extra={"default": "the authorities that gRPC trusts"},
         ),
     ] = None
     session_timeout_ms: Annotated[
@@ -575,8 +598,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 complete[field] = str(Path(meta.path).parent / prefix / field.removesuffix("_dir"))
         if self.keyed is not None:
             complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
-        if self.postgres_password_file is not None:
-            complete["postgres_password_file"] = str(Path(self.postgres_password_file).absolute())
+        for field in ("postgres_password_file", "oxia_token_file", "oxia_ca_file"):
+            if (given := getattr(self, field)) is not None:
+                complete[field] = str(Path(given).absolute())
         if self.tail_cache_dir is not None:
             complete["tail_cache_dir"] = str(Path(self.tail_cache_dir).absolute())
         for field, value in complete.items():
@@ -590,6 +614,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "LLOG_POSTGRES_PASSWORD and LLOG_POSTGRES_PASSWORD_FILE are both set: unset one of them"
             )
+        if self.oxia_token is not None and self.oxia_token_file is not None:
+            raise ConfigurationError("LLOG_OXIA_TOKEN and LLOG_OXIA_TOKEN_FILE are both set: unset one of them")
         for field in ("client_identifier", "compactor_id"):
             name = getattr(self, field)
             if name is not None and not _IDENTIFIER.fullmatch(name):
@@ -624,7 +650,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def store_session_timeout_ms(self) -> int:
         """The session timeout for the metadata store that these settings name."""
-        if not self.meta.startswith("oxia:"):
+        if not self.uses_oxia:
             return self.session_timeout_ms
         bounds = SETTINGS["oxia_session_timeout_ms"]
         assert bounds.low is not None
@@ -636,12 +662,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the metadata store is a PostgreSQL database."""
         return self.meta.startswith("postgresql://")
 
+    @property
+    def uses_oxia(self) -> bool:
+        """Whether the metadata store is Oxia."""
+        return self.meta.partition("://")[0] in OXIA_SCHEMES
+
     def as_environment(self) -> dict[str, str]:
         """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them.
 
         Credentials that no store needs are left out.
         """
-        used = {"s3_": self.uses_s3, "postgres_": self.uses_postgres}
+        used = {"s3_": self.uses_s3, "postgres_": self.uses_postgres, "oxia_": self.uses_oxia}
         unused = tuple(prefix for prefix, is_used in used.items() if not is_used)
         values = {
             setting: getattr(self, setting.field)
@@ -742,7 +773,7 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 def parse_address(setting: Setting, url: str) -> Address:
     """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
     schemes = {
-        "meta": ("sqlite", "oxia", "postgresql", "memory"),
+        "meta": ("sqlite", "postgresql", *OXIA_SCHEMES, "memory"),
         "blobs": ("file", "s3", "gs", "az", "memory"),
         "keyed": ("file", "s3", "memory"),
     }[setting.field]
@@ -778,8 +809,8 @@ def parse_address(setting: Setting, url: str) -> Address:
         return Address(scheme, "", str(located))
     if scheme == "memory":
         return Address(scheme, rest, "")
-    if scheme == "oxia":
-        namespace = path.strip("/") or OXIA_NAMESPACE
+    if scheme in OXIA_SCHEMES:
+        namespace = unquote(path.strip("/")) or OXIA_NAMESPACE
         return Address(scheme, _checked_servers(setting, authority), namespace)
     if not authority:
         raise ConfigurationError(
@@ -828,15 +859,17 @@ def _meta_url(settings: Settings, directory: Path) -> str:
         default = f"oxia://{_checked_servers(SETTINGS['oxia_service_address'], servers)}/{namespace}"
     url = _normal(SETTINGS["meta"], settings.meta or default)
     meta = parse_address(SETTINGS["meta"], url)
-    if servers is not None and (meta.scheme != "oxia" or {*meta.authority.split(",")} != {*servers.split(",")}):
+    if servers is not None and (
+        meta.scheme not in OXIA_SCHEMES or {*meta.authority.split(",")} != {*servers.split(",")}
+    ):
         raise ConfigurationError(
             f"LLOG_META is {_shown(url)} and LLOG_OXIA_SERVICE_ADDRESS is {servers}: they name two metadata stores. Unset one"
         )
-    if namespace not in (OXIA_NAMESPACE, meta.path if meta.scheme == "oxia" else OXIA_NAMESPACE):
+    if namespace not in (OXIA_NAMESPACE, meta.path if meta.scheme in OXIA_SCHEMES else OXIA_NAMESPACE):
         raise ConfigurationError(
             f"LLOG_META is {_shown(url)} and LLOG_OXIA_NAMESPACE is {namespace!r}: they contradict. Name the namespace in one of them"
         )
-    if settings.oxia_session_timeout_ms is not None and meta.scheme != "oxia":
+    if settings.oxia_session_timeout_ms is not None and meta.scheme not in OXIA_SCHEMES:
         raise ConfigurationError(
             f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {_shown(url)}: set LLOG_SESSION_TIMEOUT_MS instead"
         )

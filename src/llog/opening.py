@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llog.addresses import PostgresAddress
 from llog.batch.format import Codec
-from llog.config import NO_BLOBS, SETTINGS, Address, Secret, Settings, parse_address
+from llog.config import NO_BLOBS, OXIA_SCHEMES, SETTINGS, Address, Secret, Settings, parse_address
 from llog.engines.rocksdb import OpenRocks
 from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
@@ -31,6 +31,7 @@ from llog.stores.prefixed import PrefixedMetaStore
 if TYPE_CHECKING:
     from llog.stores.blobs_memory import MemoryBlobs
     from llog.stores.meta_memory import MemoryMeta
+    from llog.stores.oxia import OxiaMetaStore
     from llog.stores.postgres import PostgresMetaStore
 
 # Stores in memory live as long as the process, so that whoever opens the same name there meets the same log.
@@ -128,6 +129,9 @@ def log_exists(settings: Settings) -> bool:
         with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
             # In a thread of its own, for the caller may be running an event loop.
             return thread.submit(asyncio.run, _postgres(settings).exists()).result()
+    if meta.scheme in OXIA_SCHEMES:
+        with _blaming("meta", settings.meta):
+            return _oxia(meta, settings).has_key(f"{settings.root_prefix}/{LOG_ID}".lstrip("/"))
     return meta.scheme != "sqlite" or Path(meta.path).exists()
 
 
@@ -218,8 +222,8 @@ async def _open_whole_meta(address: Address, settings: Settings) -> MetaStore:
         store = _postgres(settings)
         await store.open()
         return store
-    if address.scheme == "oxia":
-        raise ConfigurationError("this version of llog has no Oxia adapter: use sqlite:///path")
+    if address.scheme in OXIA_SCHEMES:
+        return await _oxia(address, settings).connected()
     from llog.stores.meta_sqlite import SqliteMetaStore
 
     return await asyncio.to_thread(
@@ -237,6 +241,25 @@ def _postgres(settings: Settings) -> PostgresMetaStore:
         password=_revealed(settings.postgres_password),
         password_file=settings.postgres_password_file,
         session_timeout_ms=settings.session_timeout_ms,
+    )
+
+
+def _oxia(address: Address, settings: Settings) -> OxiaMetaStore:
+    try:
+        from llog.stores.oxia import OxiaMetaStore, Security
+    except ImportError as error:
+        raise ConfigurationError(f"Oxia needs {error.name}: pip install 'leaderless-log[oxia]'") from error
+    return OxiaMetaStore(
+        address.authority.split(","),
+        address.path,
+        session_timeout_ms=settings.store_session_timeout_ms,
+        identity=settings.client_name,
+        security=Security(
+            tls=address.scheme == "oxias",
+            ca_file=settings.oxia_ca_file,
+            token=_revealed(settings.oxia_token),
+            token_file=settings.oxia_token_file,
+        ),
     )
 
 

@@ -36,7 +36,7 @@ from llog.stores.meta import (
 )
 from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.stores.meta_sqlite import SqliteMetaStore
-from llog.stores.oxia.store import OxiaMetaStore
+from llog.stores.oxia import OxiaMetaStore
 from llog.stores.postgres import PostgresMetaStore
 
 SESSION_TIMEOUT_MS = 1000
@@ -81,7 +81,7 @@ class MemoryAdapter:
 _HOLDER = """
 import asyncio, sys
 from llog.stores.meta_sqlite import SqliteMetaStore
-from llog.stores.oxia.store import OxiaMetaStore
+from llog.stores.oxia import OxiaMetaStore
 async def main():
     store = SqliteMetaStore.open(sys.argv[1], session_timeout_ms=int(sys.argv[3]))
     await store.put(sys.argv[2], b"held", ephemeral=True)
@@ -118,7 +118,7 @@ asyncio.run(main())
 
 _OXIA_HOLDER = """
 import asyncio, sys
-from llog.stores.oxia.store import OxiaMetaStore
+from llog.stores.oxia import OxiaMetaStore
 async def main():
     store = OxiaMetaStore(sys.argv[1].split(","), sys.argv[2], session_timeout_ms=int(sys.argv[4]))
     await store.put(sys.argv[3], b"held", ephemeral=True)

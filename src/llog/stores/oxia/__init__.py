@@ -1,4 +1,4 @@
-"""The metadata store on Oxia, a sharded and replicated key-value store, over its gRPC protocol.
+"""The metadata store on Oxia, a sharded and replicated key-value store, over its gRPC protocol."""
 
-Only `llog.opening` and the tests import from here; the packages of the extra `oxia` are needed.
-"""
+from llog.stores.oxia.channels import Security as Security
+from llog.stores.oxia.store import OxiaMetaStore as OxiaMetaStore

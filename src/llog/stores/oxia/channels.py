@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Final
 
-import grpc
 import msgspec
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it prints every failed handshake; what failed is in our errors
+
+import grpc
 from grpc.aio import Channel, insecure_channel, secure_channel
 
 from llog.errors import ConfigurationError
@@ -32,11 +36,25 @@ class Security(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Security(tls={self.tls})"
 
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None for a connection that is not encrypted."""
+        if not self.tls:
+            return None
+        roots = None if self.ca_file is None else _read("LLOG_OXIA_CA_FILE", self.ca_file)
+        return grpc.ssl_channel_credentials(root_certificates=roots)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The header that shows the token, if there is one."""
+        token = self.token
+        if self.token_file is not None:
+            token = _read("LLOG_OXIA_TOKEN_FILE", self.token_file).decode(errors="replace").strip()
+        return () if token is None else (("authorization", f"Bearer {token}"),)
+
 
 class Channels:
     def __init__(self, security: Security, identity: str) -> None:
         self._security = security
-        self._credentials = _credentials(security)
+        self._credentials = security.credentials()
         self._options = (
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
@@ -48,7 +66,8 @@ class Channels:
         )
         self._channels: dict[str, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._token: tuple[float, str] | None = None
+        self._token: tuple[tuple[str, str], ...] = security.metadata()
+        self._token_s = time.monotonic()
 
     def stub(self, address: str) -> OxiaClientStub:
         connection = self._channels.get(address)
@@ -57,9 +76,11 @@ class Channels:
         return connection.stub
 
     def metadata(self, *pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-        """These headers and the one that names the token, if there is one."""
-        token = self._current_token()
-        return pairs if token is None else (*pairs, ("authorization", f"Bearer {token}"))
+        """These headers and the one that shows the token, if there is one."""
+        now = time.monotonic()
+        if self._security.token_file is not None and now - self._token_s > _TOKEN_SECONDS:
+            self._token, self._token_s = self._security.metadata(), now
+        return (*pairs, *self._token)
 
     def heard(self, address: str) -> None:
         """Something came back from this server."""
@@ -91,14 +112,6 @@ class Channels:
             return insecure_channel(address, options=self._options)
         return secure_channel(address, self._credentials, options=self._options)
 
-    def _current_token(self) -> str | None:
-        if self._security.token_file is None:
-            return self._security.token
-        now = time.monotonic()
-        if self._token is None or now - self._token[0] > _TOKEN_SECONDS:
-            self._token = now, _read("LLOG_OXIA_TOKEN_FILE", self._security.token_file).decode().strip()
-        return self._token[1]
-
 
 class _Connection:
     def __init__(self, channel: Channel) -> None:
@@ -106,13 +119,6 @@ class _Connection:
         self.stub = OxiaClientStub(channel)
         self.doubted_s: float | None = None
         """When the first call began to wait of those that have had no answer since."""
-
-
-def _credentials(security: Security) -> grpc.ChannelCredentials | None:
-    if not security.tls:
-        return None
-    roots = None if security.ca_file is None else _read("LLOG_OXIA_CA_FILE", security.ca_file)
-    return grpc.ssl_channel_credentials(root_certificates=roots)
 
 
 def _read(variable: str, path: str) -> bytes:

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from llog.errors import LlogError, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch, WrongStore
+from llog.errors import (
+    LlogError,
+    OutcomeUnknown,
+    StaleReads,
+    StoreUnavailable,
+    StoreUnreachable,
+    VersionMismatch,
+    WrongStore,
+)
 from llog.stores.blobs import OperationCounts
 from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch, partition_prefix
 from llog.stores.oxia.channels import Channels, Security
 from llog.stores.oxia.cluster import Cluster, Shard
 from llog.stores.oxia.keys import ECHO, SORTING_BOUND, SORTING_PROBE, encode, hash_of, partition_of
+from llog.stores.oxia.looking import has_key
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.reads import Lookups, entry_of, scan_entries, scan_keys
 from llog.stores.oxia.sessions import Session
@@ -35,7 +45,7 @@ R = TypeVar("R")
 
 
 class OxiaMetaStore:
-    """`connect` finds out whether the servers are what the settings say; without it, the first call connects."""
+    """`connected` finds out whether the servers are what the settings say; without it, the first call connects."""
 
     def __init__(
         self,
@@ -43,7 +53,7 @@ class OxiaMetaStore:
         namespace: str,
         *,
         session_timeout_ms: int = 10_000,
-        identity: str = "llog",
+        identity: str | None = None,
         security: Security | None = None,
         seconds: float = OPERATION_SECONDS,
     ) -> None:
@@ -51,7 +61,7 @@ class OxiaMetaStore:
         self._servers = tuple(servers)
         self._namespace = namespace
         self._session_timeout_ms = session_timeout_ms
-        self._identity = identity
+        self._identity = identity or f"llog-{socket.gethostname()}-{os.getpid()}"
         self._security = security or Security()
         self._seconds = seconds
         self._cluster: Cluster | None = None
@@ -62,12 +72,26 @@ class OxiaMetaStore:
         self._is_closed = False
         self._pid = os.getpid()
 
-    async def connect(self) -> None:
-        """Raise what is wrong with the address, once: `ConfigurationError`, `WrongStore`, or `StoreUnavailable` if nobody answers."""
-        cluster = self._start()
-        await cluster.ready(OPEN_SECONDS)
-        async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
-            await self._check_sorting(cluster)
+    async def connected(self) -> OxiaMetaStore:
+        """This store, once a server has shown that it is what the address says.
+
+        Raises `ConfigurationError`, `WrongStore`, or `StoreUnreachable` if nobody answers; the store is closed then.
+        """
+        try:
+            cluster = self._start()
+            await cluster.ready(OPEN_SECONDS)
+            async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
+                await self._check_sorting(cluster)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, StoreUnavailable):
+                raise StoreUnreachable(str(error)) from error
+            raise
+        return self
+
+    def has_key(self, key: str) -> bool:
+        """Look for one key, blocking and without an event loop. Raises as `connected` does."""
+        return has_key(self._servers, self._namespace, key, security=self._security, seconds=OPEN_SECONDS)
 
     # --- reads
 
@@ -99,7 +123,7 @@ class OxiaMetaStore:
         return await self._counted("keys", self._keys(start, end, limit), lambda _: 0)
 
     async def begin_reads(self) -> OxiaReads:
-        cluster = await self._connected()
+        cluster = await self._ready()
         async with _deadline(self._seconds, "Oxia's shards took no write"):
             while True:
                 clients = self._all_clients(cluster)
@@ -178,7 +202,7 @@ class OxiaMetaStore:
             self._cluster.on_change = self._shards_changed
         return self._cluster
 
-    async def _connected(self) -> Cluster:
+    async def _ready(self) -> Cluster:
         """With shards. The check for them comes without a turn of the event loop, so that writes keep the order of their calls."""
         cluster = self._start()
         if not cluster.shards:
@@ -215,12 +239,12 @@ class OxiaMetaStore:
     async def _notify(self) -> None:
         """Begin the notifications of every shard that has none yet."""
         with suppress(LlogError):  # the next watch tries again, and so does a change of the shards
-            for client in self._all_clients(await self._connected()):
+            for client in self._all_clients(await self._ready()):
                 client.notify(self._watches)
             self._watches.wake_all()
 
     async def _deliver(self) -> None:
-        clients = self._all_clients(await self._connected())
+        clients = self._all_clients(await self._ready())
         await asyncio.gather(*(client.notify(self._watches).delivered() for client in clients))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -248,14 +272,14 @@ class OxiaMetaStore:
     # --- how each call is done
 
     async def _get(self, key: str) -> Entry | None:
-        cluster = await self._connected()
+        cluster = await self._ready()
         stored = encode(key)
         request = proto.GetRequest(key=stored, include_value=True)
         (answer,) = await self._client_of(cluster, key).lookups.submit([request])
         return entry_of(answer, stored)
 
     async def _get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        cluster = await self._connected()
+        cluster = await self._ready()
         places: dict[_Client, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(self._client_of(cluster, key), []).append(place)
@@ -273,7 +297,7 @@ class OxiaMetaStore:
         return found
 
     async def _nearest(self, key: str, comparison: Any, choose: Callable[..., Entry]) -> Entry | None:
-        cluster = await self._connected()
+        cluster = await self._ready()
         found = await self._lookup(self._clients_of(cluster, partition_prefix(key)), encode(key), comparison)
         return choose(found, key=lambda entry: entry.key) if found else None
 
@@ -285,14 +309,14 @@ class OxiaMetaStore:
         return [entry for (answer,) in answers if (entry := entry_of(answer, stored)) is not None]
 
     async def _range(self, start: str, end: str, limit: int) -> list[Entry]:
-        cluster = await self._connected()
+        cluster = await self._ready()
         if start >= end:
             return []
         shards = [client.shard for client in self._clients_of(cluster, partition_of(start, end))]
         return await scan_entries(cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _keys(self, start: str, end: str, limit: int) -> list[str]:
-        cluster = await self._connected()
+        cluster = await self._ready()
         if start >= end:
             return []
         clients = self._clients_of(cluster, partition_of(start, end))
@@ -304,13 +328,13 @@ class OxiaMetaStore:
         return await scan_keys(cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _put(self, key: str, value: bytes, expected: int | None) -> int:
-        cluster = await self._connected()
+        cluster = await self._ready()
         request = _put_request(key, value, expected)
         (answer,) = await _answers(self._client_of(cluster, key).writes.submit([request], request.ByteSize()))
         return _version(answer, key, expected)
 
     async def _put_ephemeral(self, key: str, value: bytes, expected: int | None) -> int:
-        client = self._client_of(await self._connected(), key)
+        client = self._client_of(await self._ready(), key)
         for _ in range(2):
             number = client.session.number
             if number is None:
@@ -325,7 +349,7 @@ class OxiaMetaStore:
         raise StoreUnavailable(f"Oxia ended the session of {key!r} twice at once: raise LLOG_SESSION_TIMEOUT_MS")
 
     async def _put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        cluster = await self._connected()
+        cluster = await self._ready()
         places: dict[_Client, list[int]] = {}
         for place, put in enumerate(puts):
             places.setdefault(self._client_of(cluster, put.key), []).append(place)
@@ -344,7 +368,7 @@ class OxiaMetaStore:
         return results
 
     async def _delete(self, key: str, expected: int | None) -> bool:
-        client = self._client_of(await self._connected(), key)
+        client = self._client_of(await self._ready(), key)
         if expected != ABSENT:
             request = proto.DeleteRequest(
                 key=encode(key), expected_version_id=expected, partition_key=partition_prefix(key)
@@ -360,7 +384,7 @@ class OxiaMetaStore:
         raise mismatch(key, expected, found.version)
 
     async def _delete_range(self, start: str, end: str) -> None:
-        cluster = await self._connected()
+        cluster = await self._ready()
         if start >= end:
             return
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
