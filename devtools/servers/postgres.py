@@ -176,6 +176,28 @@ class PostgresServer:
                     raise
         self.sql(f"CREATE DATABASE {self.database}", database="postgres")
 
+    @contextmanager
+    def standby(self) -> Iterator[PostgresServer]:
+        """A copy of this server that follows it and answers reads; `promote` makes it the one in charge."""
+        directory = self.directory / f"standby-{secrets.token_hex(4)}"
+        directory.mkdir()
+        _give(directory)
+        copy = PostgresServer(self._binaries, directory)
+        copy.password = self.password
+        self._run(
+            *("pg_basebackup", f"--pgdata={copy._data}", f"--host={self.host}", f"--port={self.port}"),
+            *(f"--username={self.user}", "--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+        )
+        copy.port = _free_port()
+        copy.start()
+        try:
+            yield copy
+        finally:
+            copy.discard()
+
+    def promote(self) -> None:
+        self.sql("SELECT pg_promote()")
+
     def _command(self) -> list[str]:
         options = {
             "listen_addresses": self.host,
@@ -201,7 +223,8 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         command = _unprivileged([str(self._binaries / program), *arguments])
-        result = subprocess.run(command, cwd=self.directory, env=_environment(), capture_output=True, text=True)
+        environment = _environment() | {"PGPASSWORD": self.password}
+        result = subprocess.run(command, cwd=self.directory, env=environment, capture_output=True, text=True)
         if result.returncode:
             raise ServerError(f"{program} ended with code {result.returncode}: {result.stderr.strip()[-500:]}")
 

@@ -8,11 +8,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from uuid import uuid4
 
+import msgspec
 import pytest
 
+from devtools.servers.postgres import PostgresServer
 from llog.batch.columns import records_of
-from llog.config import Settings
+from llog.config import Secret, Settings
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import retain_all
 from llog.errors import (
@@ -39,8 +42,8 @@ from llog.runtime import SystemRuntime
 
 START_MS = 1_700_000_000_000
 TP = TopicPartition("orders", 0)
-ENGINES = ["object on sqlite", "object in memory", "disk", "rocksdb"]
-SHARED = ["object on sqlite", "disk"]
+ENGINES = ["object on sqlite", "object on postgres", "object in memory", "disk", "rocksdb"]
+SHARED = ["object on sqlite", "object on postgres", "disk"]
 """Those that other processes can see."""
 
 
@@ -58,11 +61,16 @@ class Clock(SystemRuntime):
 class World:
     """One log with a topic of four partitions, and as many others on it as a test wants."""
 
-    def __init__(self, kind: str, directory: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, kind: str, directory: Path, stack: AsyncExitStack, postgres: PostgresServer | None) -> None:
         self.engine = kind.split()[0]
         store = f"memory://{directory}" if "memory" in kind else ""
         self.settings = Settings(
-            data_dir=str(directory), meta=store, blobs=store, segment_bytes=1024, segment_index_bytes=64
+            data_dir=str(directory),
+            meta=store if postgres is None else postgres.url(f"s_{uuid4().hex}"),
+            blobs=store,
+            postgres_password=None if postgres is None else Secret(postgres.password),
+            segment_bytes=1024,
+            segment_index_bytes=64,
         )
         self.clock = Clock()
         self._stack = stack
@@ -139,7 +147,8 @@ def pick(kinds: list[str]) -> pytest.MarkDecorator:
 @pytest.fixture(params=ENGINES)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        made = World(request.param, tmp_path, stack)
+        postgres = request.getfixturevalue("postgres") if "postgres" in request.param else None
+        made = World(request.param, tmp_path, stack, postgres)
         await made.start()
         yield made
 
@@ -557,9 +566,8 @@ async def test_a_topic_that_is_created_again_begins_anew(world: World) -> None:
 
 async def test_a_topic_that_is_created_again_on_another_engine_is_found_there(world: World) -> None:
     if world.log.segments is None:
-        world.settings = Settings(
-            meta=world.settings.meta,
-            blobs=world.settings.blobs,
+        world.settings = msgspec.structs.replace(
+            world.settings,
             segments_dir=f"{world.settings.data_dir}/segments",
             rocksdb_dir=f"{world.settings.data_dir}/rocksdb",
         )
@@ -616,7 +624,7 @@ async def retain_all_of(log: Log) -> dict[TopicPartition, RetentionResult | Llog
     return await retain_all(log, EngineAppender(log))
 
 
-@pick(["object on sqlite", "object in memory"])
+@pick(["object on sqlite", "object on postgres", "object in memory"])
 async def test_several_writers_append_to_one_partition(world: World) -> None:
     writers = [EngineAppender(await world.opened()) for _ in range(4)]
 

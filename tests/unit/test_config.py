@@ -323,3 +323,37 @@ def test_examples_in_errors_are_within_the_bounds_beside_them() -> None:
 def test_an_address_that_needs_no_credentials_is_not_told_where_to_put_them() -> None:
     with pytest.raises(ConfigurationError, match="leave them out"):
         load_settings(environment={"LLOG_META": "sqlite://user@host/file"})
+
+
+def test_the_password_of_postgresql_is_carried_only_where_it_is_needed(tmp_path: Path) -> None:
+    meta = "postgresql://llog@db/llog?schema=x"
+    given = load_settings(environment={"LLOG_META": meta, "LLOG_POSTGRES_PASSWORD": "hush", "PGPASSWORD": "other"})
+    assert given.meta == "postgresql://llog@db:5432/llog?schema=x"
+    assert given.postgres_password == Secret("hush")
+    assert given.as_environment()["LLOG_POSTGRES_PASSWORD"] == "hush"
+    assert "hush" not in repr(given)
+    assert load_settings(environment={"LLOG_META": meta, "PGPASSWORD": "hush"}).postgres_password == Secret("hush")
+    of_file = load_settings(environment={"LLOG_META": meta, "PGPASSWORD": "hush", "LLOG_POSTGRES_PASSWORD_FILE": "f"})
+    assert (of_file.postgres_password, of_file.postgres_password_file) == (None, f"{tmp_path}/f")
+    for settings in (given, of_file):
+        assert load_settings(environment=settings.as_environment()) == settings
+        assert pickle.loads(pickle.dumps(settings)) == settings
+    local = load_settings(environment={"PGPASSWORD": "hush"})
+    assert "LLOG_POSTGRES_PASSWORD" not in local.as_environment()
+
+
+def test_a_password_of_postgresql_without_its_address_or_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="LLOG_POSTGRES_PASSWORD is set, but LLOG_META is sqlite"):
+        load_settings(environment={"LLOG_POSTGRES_PASSWORD": "hush"})
+    both = {"LLOG_POSTGRES_PASSWORD": "hush", "LLOG_POSTGRES_PASSWORD_FILE": "f", "LLOG_META": "postgresql://u@h/d"}
+    with pytest.raises(ConfigurationError, match="LLOG_POSTGRES_PASSWORD and LLOG_POSTGRES_PASSWORD_FILE"):
+        load_settings(environment=both)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:hush@h/d", "postgres://u:hush@h/d", "postgresql://u@h/d?password=hush"]
+)
+def test_a_password_in_the_address_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="LLOG_META is") as caught:
+        Settings(meta=url)
+    assert "hush" not in str(caught.value)
