@@ -37,25 +37,27 @@ class OffsetTable:
 
     def acknowledge(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
         """Notes that this append has these offsets. Returns those that another append has, or where a read found other records."""
-        clashes = []
+        clashes: list[Clash] = []
         for at, page, part, new in self._pieces(start, hashes):
-            taken = page.appends[part] != NOBODY
-            differs = (page.hashes[part] != 0) & (page.hashes[part] != new)
-            clashes += _clashes(at, taken, page.appends[part])
-            clashes += _clashes(at, differs & ~taken, page.reads[part])
-            page.hashes[part] = np.where(page.hashes[part] == 0, new, page.hashes[part])
-            page.appends[part] = np.where(taken, page.appends[part], row)
+            known, appends = page.hashes[part], page.appends[part]
+            if known.any():  # else nothing was said about any of them
+                taken = appends != NOBODY
+                clashes += _clashes(at, taken, appends)
+                clashes += _clashes(at, (known != 0) & (known != new) & ~taken, page.reads[part])
+            known[known == 0] = new[known == 0]
+            appends[appends == NOBODY] = row
         return clashes
 
     def find(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
         """Notes that this read found these records. Returns the offsets where an append or an earlier read says otherwise."""
-        clashes = []
+        clashes: list[Clash] = []
         for at, page, part, new in self._pieces(start, hashes):
-            differs = (page.hashes[part] != 0) & (page.hashes[part] != new)
-            witnesses = np.where(page.appends[part] != NOBODY, page.appends[part], page.reads[part])
-            clashes += _clashes(at, differs, witnesses)
-            page.hashes[part] = np.where(page.hashes[part] == 0, new, page.hashes[part])
-            page.reads[part] = np.where(page.reads[part] == NOBODY, row, page.reads[part])
+            known, appends, reads = page.hashes[part], page.appends[part], page.reads[part]
+            if not (known == new).all():
+                differs = (known != 0) & (known != new)
+                clashes += _clashes(at, differs, np.where(appends != NOBODY, appends, reads))
+                known[known == 0] = new[known == 0]
+            reads[reads == NOBODY] = row
         return clashes
 
     def hash_at(self, offset: int) -> int:
