@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.broker.test_process import LIMIT_S, Load, Running, running
+from llog.history.recorder import HistoryRecorder
+from tests.broker.test_process import LIMIT_S, Load, Running, read_recorded, running
 
 
 @pytest.fixture
@@ -131,22 +132,24 @@ def test_two_writing_brokers_share_with_one_that_reads_within_the_bound(director
 
 
 def test_a_writer_killed_under_load_leaves_nothing_wrong_and_nothing_behind(directory: Path) -> None:
-    with running(directory, "serve", "--role", "read") as reader:
+    with (
+        HistoryRecorder(directory / "history.jsonl") as recorder,
+        running(directory, "serve", "--role", "read") as reader,
+    ):
         with running(directory, "serve", "--role", "write") as writer:
-            load = Load(writer)
+            load = Load(writer, recorder)
             load.wait_for(300)
             writer.end(signal.SIGKILL)
             load.join()
         left = _files(directory)
         assert left
-        found = {each["offset"]: each["payload"] for each in reader.consume()}
-        assert {offset: found.get(offset) for offset in load.acknowledged} == load.acknowledged
+        found = read_recorded(reader, recorder)
         assert _counted(reader)["llog_tail_shared_errors_total"] == 0
         with running(directory, "serve", "--role", "write") as writer:
             writer.produce("one more")
             _shared(writer, 1)
             assert not any(path.exists() for path in left)
-            assert _payloads(reader, max(found) + 1) == ["one more"]
+            assert _payloads(reader, found + 1) == ["one more"]
 
 
 def test_a_tail_that_cannot_be_is_one_line_and_no_error(directory: Path) -> None:
