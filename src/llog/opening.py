@@ -73,10 +73,10 @@ async def open_log(
         log = Log(meta, blobs, runtime, segments, rocks, owners)
         try:
             with _blaming("meta", settings.meta):
+                if blobs_address is None and await meta.get(LOG_ID) is None:
+                    raise _log_not_found(settings)
                 await check_format(log)
-            if blobs_address is None:
-                await _require_begun(log, settings)
-            else:
+            if blobs_address is not None:
                 with _blaming("blobs", settings.blobs):
                     await tie_together(log)
         except BaseException:
@@ -123,26 +123,32 @@ async def opened_log(
 
 
 def log_exists(settings: Settings) -> bool:
-    """Whether there is a metadata store already; opening the log would make one otherwise. May block for a moment."""
+    """Whether there is such a log already; opening it would make one otherwise. May block for a moment."""
     meta, _ = addresses(settings)
-    if meta.scheme == "postgresql":
-        with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
-            # In a thread of its own, for the caller may be running an event loop.
-            return thread.submit(asyncio.run, _postgres(settings).exists()).result()
     if meta.scheme in OXIA_SCHEMES:
         with _blaming("meta", settings.meta):
             return _oxia(meta, settings).has_key(f"{settings.root_prefix}/{LOG_ID}".lstrip("/"))
-    return meta.scheme != "sqlite" or Path(meta.path).exists()
+    if meta.scheme == "sqlite" and not Path(meta.path).exists():
+        return False
+    with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
+        # In a thread of its own, for the caller may be running an event loop.
+        if meta.scheme == "postgresql" and not thread.submit(asyncio.run, _postgres(settings).exists()).result():
+            return False
+        return not settings.root_prefix or thread.submit(asyncio.run, _has_log_id(meta, settings)).result()
+
+
+async def _has_log_id(address: Address, settings: Settings) -> bool:
+    """Whether the store, which is there, has a log with this prefix among others."""
+    meta = await _open_meta(address, settings)
+    try:
+        return await meta.get(LOG_ID) is not None
+    finally:
+        await meta.close()
 
 
 def require_log(settings: Settings) -> None:
     """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
     if not log_exists(settings):
-        raise _log_not_found(settings)
-
-
-async def _require_begun(log: Log, settings: Settings) -> None:
-    if await log.meta.get(LOG_ID) is None:
         raise _log_not_found(settings)
 
 
@@ -241,6 +247,7 @@ def _postgres(settings: Settings) -> PostgresMetaStore:
         password=_revealed(settings.postgres_password),
         password_file=settings.postgres_password_file,
         session_timeout_ms=settings.session_timeout_ms,
+        client_name=settings.client_name,
     )
 
 

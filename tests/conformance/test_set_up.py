@@ -22,6 +22,8 @@ from devtools.docs import example_environment
 from devtools.servers.oxia import OxiaServer
 from devtools.servers.postgres import PostgresServer
 from devtools.servers.weed import S3Server
+from llog.loading import load_settings
+from llog.opening import opened_log
 
 LLOG = [sys.executable, "-m", "llog.cli.main"]
 LIMIT_S = 300
@@ -172,6 +174,8 @@ def test_the_python_example_runs(environment: dict[str, str], tmp_path: Path) ->
     assert second.startswith("CompactionResult(")
     without_bucket = {name: value for name, value in environment.items() if name != "LLOG_S3_BUCKET"}
     assert _ran([*LLOG, "consume", "orders", "--from", "earliest"], without_bucket, tmp_path).split() == ["a", "b", "c"]
+    for shows in (["topics", "list"], ["topics", "describe", "orders"], ["inspect", "orders"]):
+        assert "orders" in _ran([*LLOG, *shows], without_bucket, tmp_path)
     assert _ran([*LLOG, "verify"], environment, tmp_path)
 
 
@@ -199,6 +203,16 @@ def test_a_broker_set_up_by_the_example_file_answers_the_examples(environment: d
 def _check_consumed(consumed: list[dict[str, Any]]) -> None:
     assert [[record["payload"] for record in each["records"]] for each in consumed] == [["alpha", "beta"], ["\x00\x01"]]
     assert [(each["high_watermark"], each["next_fetch_offset"]) for each in consumed] == [(2, 3), (1, 2)]
+
+
+async def test_a_database_shows_who_is_connected(postgres: PostgresServer, tmp_path: Path) -> None:
+    environment = postgres.environment("who") | {
+        "LLOG_BLOBS": f"file://{tmp_path}",
+        "LLOG_CLIENT_IDENTIFIER": "b" * 100,
+    }
+    async with opened_log(load_settings(environment=environment)):
+        names = postgres.sql("SELECT DISTINCT application_name FROM pg_stat_activity").split()
+    assert "b" * 63 in names
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["compact"], ["produce", "orders"]])

@@ -12,7 +12,7 @@ from llog.config import NO_BLOBS, Settings
 from llog.errors import ConfigurationError, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.leaderless import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.model import Record, TopicPartition
-from llog.opening import close_log, open_log, opened_log
+from llog.opening import close_log, log_exists, open_log, opened_log
 from llog.partition.catalog import Catalog
 from llog.partition.collector import Collector, CollectorOptions
 from llog.partition.compactor import Compactor
@@ -145,7 +145,9 @@ async def test_closing_twice_is_no_error(tmp_path: Path) -> None:
 async def test_logs_with_other_prefixes_share_both_stores_without_seeing_each_other(tmp_path: Path) -> None:
     every = [Settings(data_dir=str(tmp_path), root_prefix=prefix) for prefix in ("", "a", "a/b", "a-b")]
     for number, settings in enumerate(every):
+        assert not log_exists(settings)
         async with opened_log(settings) as log:
+            assert log_exists(settings)
             assert await Catalog(log).topics() == []
             await Catalog(log).create("t")
             for payload in (b"x", b"y", b"%d" % number):

@@ -43,7 +43,7 @@ def list_groups(invocation: Invocation, as_json: bool, url: str | None) -> None:
         _tell_what_is_missing(await listing.unreachable())
         return {name: await listing.describe(name) for name in await listing.names()}
 
-    shares_of = with_log(invocation, found) if url is None else _listed(url)
+    shares_of = with_log(invocation, found, reads_only=True) if url is None else _listed(url)
     rows = [_summary(name, shares) for name, shares in shares_of.items()]
     if as_json:
         print_json(rows)
@@ -74,7 +74,7 @@ def describe(invocation: Invocation, group: str, as_json: bool, url: str | None)
             await listing.check_there(group)
         return shares
 
-    shares = with_log(invocation, found) if url is None else _listed(url, group)[group]
+    shares = with_log(invocation, found, reads_only=True) if url is None else _listed(url, group)[group]
     if as_json:
         print_json(shares)
         return

@@ -74,7 +74,7 @@ def inspect(
 
     from llog.engines.describe import DiskDescription, RocksDescription
 
-    described = with_log(invocation, found)
+    described = with_log(invocation, found, reads_only=True)
     if as_json:
         print_json(described)
         return

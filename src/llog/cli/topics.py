@@ -117,7 +117,7 @@ def list_topics(invocation: Invocation, as_json: bool) -> None:
     async def found(log: Log, _: Settings) -> list[Topic]:
         return await Catalog(log).topics()
 
-    every = with_log(invocation, found)
+    every = with_log(invocation, found, reads_only=True)
     if as_json:
         print_json([_as_dict(topic) for topic in every])
         return
@@ -156,7 +156,7 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
         topic = await Catalog(log).get(name)
         return topic, await EngineReader(log).topic_bounds(topic)
 
-    topic, bounds = with_log(invocation, found)
+    topic, bounds = with_log(invocation, found, reads_only=True)
     if as_json:
         partitions = [{"partition": p, **each._asdict()} for p, each in enumerate(bounds)]
         print_json({**_as_dict(topic), "bounds": partitions})

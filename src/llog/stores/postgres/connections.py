@@ -29,6 +29,7 @@ PAUSE_SECONDS_MIN: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 0.5
 CLOSE_SECONDS: Final = 1.0
 VERSION_MIN: Final = 13
+APPLICATION_NAME_MAX: Final = 63
 
 _SETUP: Final = f"""
 SET default_transaction_isolation = 'read committed';
@@ -121,8 +122,9 @@ class Link(NamedTuple):
 class Server:
     """Where a store's database is, and how to get in. The first connection of a store settles which store that is."""
 
-    def __init__(self, address: PostgresAddress, credentials: Credentials) -> None:
+    def __init__(self, address: PostgresAddress, credentials: Credentials, client_name: str) -> None:
         self.address = address
+        self._client_name = client_name
         self._credentials = credentials
         self._store: str | None = None
 
@@ -211,7 +213,7 @@ class Server:
             password=self._credentials.reveal(),
             target_session_attrs="read-write",
             max_cached_statement_lifetime=0,
-            server_settings={"application_name": "llog"},
+            server_settings={"application_name": self._client_name[:APPLICATION_NAME_MAX]},
         )
 
     async def _prepared(self, connection: Any) -> Identity:

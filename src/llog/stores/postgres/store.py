@@ -36,11 +36,13 @@ class PostgresMetaStore:
         password: str | None = None,
         password_file: str | None = None,
         session_timeout_ms: int = 10_000,
+        client_name: str = "llog",
     ) -> None:
         if session_timeout_ms < 1:
             raise InvalidArgument(f"session_timeout_ms is {session_timeout_ms}: it must be 1 or more")
         self.counts = OperationCounts()
-        self._server = Server(address, Credentials(None if password is None else Secret(password), password_file))
+        credentials = Credentials(None if password is None else Secret(password), password_file)
+        self._server = Server(address, credentials, client_name)
         self._session_timeout_ms = session_timeout_ms
         self._process: _Process | None = None
         self._is_closed = False
