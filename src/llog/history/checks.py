@@ -16,7 +16,7 @@ from llog.history.offsets import NOBODY, Hashes
 from llog.history.operations import NEVER, OUTCOMES, UNSAID, Column, PartitionHistory
 from llog.model import FIRST_OFFSET
 
-_OK, _UNKNOWN, _FAILED = (OUTCOMES[each] for each in (Outcome.OK, Outcome.UNKNOWN, Outcome.FAILED))
+_OK, _FAILED = OUTCOMES[Outcome.OK], OUTCOMES[Outcome.FAILED]
 
 
 class Times(NamedTuple):
@@ -231,7 +231,7 @@ def _check_producers(history: PartitionHistory, located: Appends) -> None:
 
 
 class _Floor(NamedTuple):
-    """The highest value that was known at any time, and the row that shows it."""
+    """The highest value that was known at any time, and the row that showed it first."""
 
     times: Column
     values: Column
@@ -240,19 +240,14 @@ class _Floor(NamedTuple):
     @classmethod
     def of(cls, times: Column, values: Column, rows: Column) -> _Floor:
         order = np.argsort(times, kind="stable")
-        values = values[order]
-        highest = np.maximum.accumulate(values) if len(values) else values
-        which = np.maximum.accumulate(np.where(values >= highest, np.arange(len(values)), 0)) if len(values) else values
-        return cls(times[order], highest, rows[order][which])
+        highest = np.maximum.accumulate(values[order])
+        rises = np.diff(highest, prepend=NOBODY) > 0
+        return cls(times[order][rises], highest[rises], rows[order][rises])
 
     def before(self, times: Column, lowest: int) -> tuple[Column, Column]:
         """What was known before each of these times, `lowest` if nothing was, and by which row."""
-        place = np.searchsorted(self.times, times, side="left") - 1
-        known = place >= 0
-        place = np.maximum(place, 0)
-        if not len(self.times):
-            return np.full(len(times), lowest, np.int64), np.full(len(times), NOBODY, np.int64)
-        return np.where(known, self.values[place], lowest), np.where(known, self.rows[place], NOBODY)
+        place = np.searchsorted(self.times, times, side="left")
+        return np.concatenate([[lowest], self.values])[place], np.concatenate([[NOBODY], self.rows])[place]
 
 
 def _check_real_time(history: PartitionHistory, times: Times, located: Appends) -> None:
