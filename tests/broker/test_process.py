@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +30,21 @@ LIMIT_S = 300
 
 
 class Running:
-    def __init__(self, directory: Path, *arguments: str, files_max: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        files_max: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._errors = directory / f"stderr-{time.monotonic_ns()}"
         with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen([*LLOG, *arguments, "--port", "0"], cwd=directory, stderr=errors)
+            self.process = subprocess.Popen(
+                [*LLOG, *arguments, "--port", "0"],
+                cwd=directory,
+                stderr=errors,
+                env={**os.environ, **(environment or {})},
+            )
             if files_max is not None:
                 resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (files_max, files_max))
         self.client = httpx.Client(base_url=self._address(), timeout=LIMIT_S)
@@ -76,8 +87,10 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str, files_max: int | None = None) -> Iterator[Running]:
-    started = Running(directory, *arguments, files_max=files_max)
+def running(
+    directory: Path, *arguments: str, files_max: int | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    started = Running(directory, *arguments, files_max=files_max, environment=environment)
     try:
         yield started
     finally:

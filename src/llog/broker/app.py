@@ -6,6 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +27,13 @@ from llog.broker.bodies import JSON, Bodies
 from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
+from llog.broker.forwarding import Forwarding
 from llog.broker.groups import GroupRoutes
 from llog.broker.health import Health
 from llog.broker.hosts import host_check
 from llog.broker.keyed import Keyed
 from llog.broker.messages import (
+    WAIT_MS_MAX,
     ConsumeRequest,
     FetchQuery,
     Partition,
@@ -47,14 +50,28 @@ from llog.broker.tail import SharedTail, Tail, private_directory
 from llog.broker.topic_groups import TopicGroups
 from llog.broker.uploads import SeenAppends, SeenBlobs
 from llog.config import Settings
+from llog.engines.rocksdb import OpenRocks
 from llog.engines.routing import EngineAppender, EngineReader
+from llog.engines.segments import OpenSegments
 from llog.engines.upkeep import let_go_of_deleted
-from llog.errors import InvalidArgument, LlogError, RequestTimeout, RequestTooLarge, WrongRole
+from llog.errors import (
+    InvalidArgument,
+    LlogError,
+    LogOwned,
+    MissingExtra,
+    OwnerUnavailable,
+    RequestTimeout,
+    RequestTooLarge,
+    StoreUnavailable,
+    WrongRole,
+)
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import writer_options
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, ROCKSDB, Catalog
+from llog.partition.directories import rocks_of
 from llog.partition.keys import LOG_ID
 from llog.partition.log import Log
+from llog.partition.owners import disk_of
 from llog.partition.records import Topic
 from llog.runtime import uuid7
 from llog.topics.consuming import Consuming
@@ -64,6 +81,11 @@ from llog.topics.groups import Groups
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
+_WAITING: Final = frozenset({_RECORDS, "/topics/consume", "/keyed/tail"})
+"""Where requests say how long they wait for records."""
+_OF_SQL: Final = frozenset({"/sql", "/sql/insert", "/sql/names"})
+_OF_GROUPS: Final = frozenset({"/groups/list", "/groups/delete"})
+"""What works on the groups of every topic, those in RocksDB beside the tables included."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -78,6 +100,7 @@ class Broker:
     def __init__(self, log: Log, settings: Settings) -> None:
         self.metrics = counting.Metrics()
         self.stopping = asyncio.Event()
+        self._taking_up: asyncio.Future[None] | None = None
         self._log = log
         self._settings = settings
         self._catalog = Catalog(log)
@@ -97,7 +120,9 @@ class Broker:
         self._fetching = FetchService(
             self._reader, self._catalog, self._tail, self.metrics, self._arrivals, self.stopping
         )
-        self._body = Bodies(settings, self.metrics).read
+        bodies = Bodies(settings, self.metrics)
+        self._body = bodies.read
+        self._forwarding = Forwarding(settings, bodies, self.metrics, self.stopping)
         consuming = Consuming(log, self._reader, appender, waits=self._arrivals, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
@@ -106,18 +131,29 @@ class Broker:
         self._health = Health(log, self.stopping, {"keyed log": self._keyed.check})
 
     async def start(self) -> None:
-        """Opens the tables, if there are some, and the shared tail, if there is to be one: in a directory of this log's own, for others
-        have other records."""
+        """Takes up tables and disk topics, if there are some, and opens the shared tail, if there is to be one: in a directory of this
+        log's own, for others have other records."""
         settings, runtime = self._settings, self._log.runtime
         directory = None
         if settings.tail_cache_dir is not None and settings.tail_cache_max_bytes:
             directory = private_directory(Path(settings.tail_cache_dir))
         await self._sql.start()
+        self._taking_up = asyncio.ensure_future(self._take_up())
         found = await self._log.meta.get(LOG_ID)
         if directory is not None and found is not None:
             writer = None if settings.role == "read" else uuid7(runtime.now_ms(), runtime.random())
             root = directory / found.value.decode()
             self._tail.share(SharedTail(root, writer, settings.tail_cache_max_bytes, self.metrics))
+
+    async def _take_up(self) -> None:
+        """Own what is in the directories of this machine, now or once the process that does has ended: other brokers look for an owner."""
+        segments = self._log.segments
+        steps = [self._sql.take_up, *([segments.take_up] if isinstance(segments, OpenSegments) else [])]
+        while True:
+            for step in steps:
+                with suppress(LlogError):  # another process has them, or a store is out of order, which `/health` says
+                    await step()
+            await self._log.runtime.sleep(self._settings.session_timeout_ms / 1000)
 
     def app(self) -> Starlette:
         routes = [
@@ -140,7 +176,7 @@ class Broker:
         ]
         app = Starlette(
             routes=[
-                Route(path, self._answering(path, self._as_role(role, handler)), methods=[verb])
+                Route(path, self._answering(path, self._as_role(role, self._by_owner(path, handler))), methods=[verb])
                 for role, verb, path, handler in routes
             ],
             exception_handlers={HTTPException: self._no_route},
@@ -152,11 +188,15 @@ class Broker:
     async def close(self) -> None:
         """Ends waits and appends what was accepted; returns when all of it is answered."""
         self.stopping.set()
+        if self._taking_up is not None:
+            self._taking_up.cancel()
+            await asyncio.gather(self._taking_up, return_exceptions=True)
         await self._producer.close()
         await self._arrivals.close()
         await self._tail.close()
         await self._keyed.close()
         await self._sql.close()
+        await self._forwarding.close()
 
     def _as_role(self, role: str, handler: Handler) -> Handler:
         """The handler itself, or a refusal if this broker's role is the other one."""
@@ -170,6 +210,34 @@ class Broker:
             )
 
         return refused
+
+    def _by_owner(self, path: str, handler: Handler) -> Handler:
+        """The handler, with its requests sent on to the broker that owns what they ask for, if that is another one."""
+        if path in _OF_SQL:
+            is_answered = self._settings.role == "both"
+            return (
+                self._forwarding.to_owner(self._tables_owner, handler, self._settings.sql_timeout_ms)
+                if is_answered
+                else handler
+            )
+        if path in _OF_GROUPS:
+            return self._forwarding.to_owner(self._tables_owner, handler)
+        return self._forwarding.or_owner(handler, WAIT_MS_MAX if path in _WAITING else 0)
+
+    async def _tables_owner(self) -> str | None:
+        """The address of the broker that owns the tables, unless this one does, or no broker does yet."""
+        owners, rocks = self._log.owners, self._log.rocks
+        if owners is None or (isinstance(rocks, OpenRocks) and rocks.known is not None):
+            return None
+        if await owners.home(ROCKSDB) is None:
+            return None
+        try:
+            await (await rocks_of(self._log, "SQL")).hold()
+        except LogOwned as error:
+            return error.address
+        except (OwnerUnavailable, StoreUnavailable, MissingExtra):
+            pass  # what needs no tables works without them, and what does says so
+        return None
 
     def _answering(self, path: str, handler: Handler) -> Handler:
         """The handler with its failures made into answers, and counted."""
@@ -213,12 +281,18 @@ class Broker:
         async with self._body(request) as body:
             asked = decoded(ProduceRequest, body)
             body.clear()
-            return items_answer(await self._producing.produce(asked.topic_partitions))
+            answers = await self._producing.produce(asked.topic_partitions)
+            return items_answer(await self._forwarding.produce(request, asked, answers))
 
     async def _consume(self, request: Request) -> Response:
         async with self._body(request) as body:
             asked = decoded(ConsumeRequest, body)
-        return items_answer(await consume(self._fetching, asked, self.metrics))
+        answers = await consume(self._fetching, asked, self.metrics)
+        return items_answer(
+            await self._forwarding.consume(
+                request, asked, answers, lambda part: consume(self._fetching, part, self.metrics)
+            )
+        )
 
     async def _produce_arrow(self, request: Request) -> Response:
         tp = _partition_of(request)
@@ -272,7 +346,17 @@ class Broker:
     async def _topic(self, request: Request) -> Response:
         topic = await self._catalog.get(request.path_params["name"])
         bounds = enumerate(await self._reader.topic_bounds(topic))
-        return _json({**_shown(topic), "bounds": [{"partition": p, **each._asdict()} for p, each in bounds]})
+        shown: dict[str, Any] = {"bounds": [{"partition": p, **each._asdict()} for p, each in bounds]}
+        if topic.engine != OBJECT:
+            shown["owner"] = await self._owner(topic)
+        return _json({**_shown(topic), **shown})
+
+    async def _owner(self, topic: Topic) -> dict[str, Any] | None:
+        """The process that owns a topic of this engine; None if none has taken it up."""
+        owners = self._log.owners
+        what = ROCKSDB if topic.engine == ROCKSDB else disk_of(topic.home)
+        lease = None if owners is None else await owners.find(what)
+        return None if lease is None else {"address": lease.address, "host": lease.host, "pid": lease.process.pid}
 
     async def _delete_topic(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])

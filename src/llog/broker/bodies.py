@@ -14,6 +14,8 @@ from llog.config import Settings
 from llog.errors import InvalidArgument, Overloaded, RequestTimeout, RequestTooLarge
 
 JSON: Final = "application/json"
+BODY: Final = "llog.body"
+"""Where the scope of a request has its body, once it was read: for those who send the request on."""
 
 
 class Pace(NamedTuple):
@@ -85,10 +87,12 @@ class Bodies:
         )
 
     @asynccontextmanager
-    async def read(self, request: Request, wanted: str = JSON) -> AsyncIterator[bytearray]:
-        """Yield the body, which counts as held until the block ends."""
+    async def read(self, request: Request, wanted: str | None = JSON) -> AsyncIterator[bytearray]:
+        """Yield the body, of this content type or of any, which counts as held until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != wanted:  # what writes wants a type that no web page can send here behind its visitor's back
+        if (
+            wanted is not None and kind != wanted
+        ):  # what writes wants a type that no web page can send here behind its visitor's back
             raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
         declared = request.headers.get("content-length", "")
         with self._buffer.share() as share:
@@ -96,7 +100,15 @@ class Bodies:
                 # Too much is refused before it is sent; nothing counts as held before it has arrived.
                 self._check_size(int(declared[:20]))
                 share.check(int(declared[:20]))
-            yield await self._received(request, share)
+            body = request.scope[BODY] = await self._received(request, share)
+            yield body
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Count `size` bytes of a body that was read before as held until the block ends."""
+        with self._buffer.share() as share:
+            share.grow(size)
+            yield
 
     async def _received(self, request: Request, share: Share) -> bytearray:
         body = bytearray()

@@ -37,6 +37,8 @@ class Metrics:
         self.connections = 0
         self.connections_refused = 0
         self.waiting = 0
+        self.forwarded = 0
+        self.forward_errors = 0
         self.produced_records = 0
         self.produced_bytes = 0
         self.consumed_records = 0
@@ -82,6 +84,8 @@ class Metrics:
             ("llog_connections", "gauge", "Connections that are open.", self.connections),
             ("llog_connections_refused_total", "counter", "Requests beyond the limit.", self.connections_refused),
             ("llog_waiting_requests", "gauge", "Requests that wait for records.", self.waiting),
+            ("llog_forwarded_requests_total", "counter", "Requests sent on to the owner.", self.forwarded),
+            ("llog_forward_errors_total", "counter", "Those that it did not answer.", self.forward_errors),
             ("llog_produced_records_total", "counter", "Records appended.", self.produced_records),
             ("llog_produced_bytes_total", "counter", "Bytes appended.", self.produced_bytes),
             ("llog_consumed_records_total", "counter", "Records handed out.", self.consumed_records),

@@ -93,6 +93,11 @@ class Sql:
                 logger.warning("the tables in %s cannot be opened yet: %s", rocks.directory, error)
                 self._retrying = asyncio.ensure_future(self._open_later(rocks.directory))
 
+    async def take_up(self) -> None:
+        """Take up the tables that another process of this machine has left."""
+        if self._database is not None and self._settings.role == "both":
+            await self._database.start()
+
     async def close(self) -> None:
         """After this, the log may be closed."""
         if self._retrying is not None:

@@ -83,13 +83,25 @@ class OpenSegments:
     def directory(self) -> Path:
         return self._directory
 
-    async def identity(self, *, make: bool = False) -> str | None:
+    async def identity(self) -> str | None:
         if self._identity is None:
-            if make and self._owners is not None:
-                self._identity = await self._owners.identity(self._directory)
-            else:
-                self._identity = await asyncio.to_thread(directory_id, self._directory)
+            self._identity = await asyncio.to_thread(directory_id, self._directory)
         return self._identity
+
+    async def hold(self) -> str | None:
+        """Programs other than brokers answer nobody: the locks of the partitions that they append to are enough."""
+        owners = self._owners
+        if owners is None:
+            return None
+        self._identity = await owners.identity(self._directory)
+        if owners.is_broker and self._ownership is None:
+            await asyncio.shield(asyncio.ensure_future(self._own(owners, disk_of(self._identity))))
+        return self._identity
+
+    async def take_up(self) -> None:
+        """As `hold`, if there are topics in the directory."""
+        if self._ownership is None and await self.identity() is not None:
+            await self.hold()
 
     def held(self, path: Path) -> SegmentLog | None:
         """The writer of this partition, if it is kept here."""
@@ -212,7 +224,7 @@ class OpenSegments:
     async def _open(self, path: Path, tp: TopicPartition) -> _Owned:
         self._check_open()
         try:
-            await self._own()
+            await self.hold()
             log = await asyncio.to_thread(SegmentLog.open, path, self._options, self._runtime, what=str(tp))
         except LogOwned as error:
             error.address = error.address or self._broker_with(path)
@@ -227,22 +239,13 @@ class OpenSegments:
         self._writers[path] = owned
         return owned
 
-    async def _own(self) -> None:
-        """Make this broker the one that answers for the directory; `LogOwned` if another broker does.
-
-        Programs other than brokers answer nobody: the locks of the partitions that they append to are enough.
-        """
-        owners = self._owners
-        if owners is None or not owners.is_broker:
-            return
+    async def _own(self, owners: Owners, what: str) -> None:
         async with self._owning:
-            if self._ownership is not None:
-                return
-            identity = await self.identity(make=True)
-            assert identity is not None
-            await owners.check_machine(disk_of(identity), "disk topics")
-            self._ownership = await asyncio.to_thread(self._take_ownership, owners.address)
-            await owners.publish(disk_of(identity))
+            self._check_open()
+            if self._ownership is None:
+                await owners.check_machine(what, "disk topics")
+                self._ownership = await asyncio.to_thread(self._take_ownership, owners.address)
+                await owners.publish(what)
 
     def _take_ownership(self, address: str | None) -> int:
         with explained("lock", self._directory):

@@ -88,7 +88,7 @@ class Catalog:
             created_ms=self._log.runtime.now_ms(),
         )
         if engine == DISK and self._log.segments is not None:
-            topic = msgspec.structs.replace(topic, home=await self._log.segments.identity(make=True) or "")
+            topic = msgspec.structs.replace(topic, home=await self._log.segments.hold() or "")
         try:
             await self._initialize(topic, range(partitions), new=True)
         except WrongStore:

@@ -23,8 +23,12 @@ class Segments(Protocol):
     @property
     def directory(self) -> Path: ...
 
-    async def identity(self, *, make: bool = False) -> str | None:
-        """The id of the directory; None if it has none, and none is to be made."""
+    async def identity(self) -> str | None:
+        """The id of the directory; None if no topic was made in it yet."""
+        ...
+
+    async def hold(self) -> str | None:
+        """Return the id of the directory, which is made if need be. A broker answers for it from now on: `LogOwned` if another one does."""
         ...
 
     async def check(self) -> None:

@@ -202,7 +202,12 @@ class Owners:
             return OwnerUnavailable(
                 f"{named}: the lease of a process that ended at this broker's own address, {lease.address}, has not ended yet: try again"
             )
-        refusal = LogOwned(f"{named} can only be used through {lease}, which owns it: ask there, or stop it")
+        hint = (
+            ""
+            if lease.address
+            else ". If it is a broker, set LLOG_BROKER_ADVERTISED_ADDRESS there, so that others reach it"
+        )
+        refusal = LogOwned(f"{named} can only be used through {lease}, which owns it: ask there, or stop it{hint}")
         refusal.address = lease.address
         return refusal
 

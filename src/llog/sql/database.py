@@ -82,7 +82,7 @@ class Database:
         return isinstance(rocks, OpenRocks) and rocks.directory.is_dir()
 
     async def start(self) -> None:
-        """Opens RocksDB if there is one already, unless another process has it."""
+        """Opens RocksDB if there is one already, unless another process has it. Idempotent."""
         if self.may_have_tables:
             try:
                 await self.held()
