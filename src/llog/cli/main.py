@@ -132,7 +132,11 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="leaderless-log", prog_name="llog")
 @click.option("--data-dir", metavar="DIR", help="Directory of a local log (LLOG_DATA_DIR; default ./llog-data).")
-@click.option("--meta", metavar="URL", help="Metadata store, e.g. sqlite:///var/llog/meta.sqlite (LLOG_META).")
+@click.option(
+    "--meta",
+    metavar="URL",
+    help="Metadata store: sqlite:///path, postgresql://user@host/database or oxia://host:port/namespace (LLOG_META).",
+)
 @click.option(
     "--blobs", metavar="URL", help="Blob store, e.g. s3://bucket/prefix or file:///var/llog/blobs (LLOG_BLOBS)."
 )
