@@ -53,11 +53,12 @@ def with_log(
 
     async def opened() -> R:
         settings = invocation.settings()
-        if create:
-            note_new_log(settings)
-        else:
+        if not create:
             require_log(settings)
+        note_new = noting_new_log(settings) if create else None
         async with opened_log(settings, reads_only=reads_only) as log:
+            if note_new is not None:
+                note_new()
             return await operation(log, settings)
 
     return asyncio.run(opened())

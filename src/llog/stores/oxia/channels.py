@@ -15,13 +15,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it prints every failed h
 import grpc
 from grpc.aio import Channel, insecure_channel, secure_channel
 
-from llog.errors import ConfigurationError
+from llog.errors import ConfigurationError, StoreUnavailable
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
 
 SILENCE_SECONDS: Final = 10.0
 """A connection on which calls have waited for as long, and nothing came back, may be dead without having been closed."""
 _TOKEN_SECONDS: Final = 10.0
 """A token's file is read again after as long: tokens of Kubernetes change every hour."""
+
+_LAST_EVENTS_SECONDS: Final = 0.02
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -65,11 +67,14 @@ class Channels:
             ("grpc.primary_user_agent", identity),
         )
         self._channels: dict[str, _Connection] = {}
+        self._is_closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._token: tuple[tuple[str, str], ...] = security.metadata()
         self._token_s = time.monotonic()
 
     def stub(self, address: str) -> OxiaClientStub:
+        if self._is_closed:
+            raise StoreUnavailable("this metadata store is closed: open another one")
         connection = self._channels.get(address)
         if connection is None:
             connection = self._channels[address] = _Connection(self._channel(address))
@@ -102,10 +107,13 @@ class Channels:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
+        self._is_closed = True
         channels, self._channels = self._channels, {}
         await asyncio.gather(
             *self._closing, *(each.channel.close() for each in channels.values()), return_exceptions=True
         )
+        # What was cancelled still comes back from gRPC's thread, which complains aloud if this event loop has been closed by then.
+        await asyncio.sleep(_LAST_EVENTS_SECONDS)
 
     def _channel(self, address: str) -> Channel:
         if self._credentials is None:

@@ -7,8 +7,8 @@ hang, or be cut off from the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final, TypeVar
 
@@ -79,6 +79,12 @@ class Shard:
             await self._changed.wait()
         self.check()
         return self.leader
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until another leader is named."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     def check(self) -> None:
         if self.is_gone:
@@ -154,7 +160,7 @@ class Cluster:
                             raise StoreUnavailable(str(found)) from error
                         for leader in leaders:
                             self.suspect(leader)
-                        await asyncio.sleep(pause)
+                        await shards[0].pause(pause)
                         pause = min(pause * 2, PAUSE_SECONDS_MAX)
                         continue
                     except _Moved:
@@ -172,10 +178,10 @@ class Cluster:
         assert isinstance(task, asyncio.Task)
         for shard in shards:
             shard.running.add(task)
-        slow = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._slow, task, leaders)
         try:
-            answer: R = await task
-            return answer
+            with self.impatient(leaders):
+                answer: R = await task
+                return answer
         except asyncio.CancelledError:
             current = asyncio.current_task()
             assert current is not None
@@ -184,15 +190,26 @@ class Cluster:
                 raise
             raise _Moved from None  # by the shard, or with the connection
         finally:
-            slow.cancel()
             for shard in shards:
                 shard.running.discard(task)
 
-    def _slow(self, task: asyncio.Task[object], leaders: Iterable[str]) -> None:
-        if not task.done():
+    @contextmanager
+    def impatient(self, leaders: Sequence[str]) -> Iterator[None]:
+        """Suspect these servers while what is within waits for them."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def suspect() -> None:
+            nonlocal timer
             for leader in leaders:
                 self.suspect(leader)
-            asyncio.get_running_loop().call_later(PAUSE_SECONDS_MAX, self._slow, task, leaders)
+            timer = loop.call_later(PAUSE_SECONDS_MAX, suspect)
+
+        timer = loop.call_later(PATIENCE_SECONDS, suspect)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def close(self) -> None:
         self._following.cancel()

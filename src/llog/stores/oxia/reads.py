@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from grpc.aio import EOF
 
-from llog.errors import LlogError
+from llog.errors import LlogError, StoreUnavailable
 from llog.stores.meta import Entry
 from llog.stores.oxia.cluster import Cluster, Shard
 from llog.stores.oxia.keys import decode
@@ -75,19 +75,22 @@ class Lookups:
         try:
             answers = await self._cluster.read([self._shard], attempt, self._seconds)
         except LlogError as error:
-            for _, future in calls:
-                if not future.done():
-                    future.set_exception(type(error)(str(error)))
+            _fail(calls, error)
             return
         except asyncio.CancelledError:
-            for _, future in calls:
-                future.cancel()
+            _fail(calls, StoreUnavailable("this metadata store is closed: open another one"))
             raise
         position = 0
         for gets, future in calls:
             if not future.done():
                 future.set_result(answers[position : position + len(gets)])
             position += len(gets)
+
+
+def _fail(calls: Iterable[tuple[object, asyncio.Future[list[proto.GetResponse]]]], error: LlogError) -> None:
+    for _, future in calls:
+        if not future.done():
+            future.set_exception(type(error)(str(error)))
 
 
 def entry_of(answer: proto.GetResponse, asked: str) -> Entry | None:

@@ -48,7 +48,7 @@ class Notifications:
             async with asyncio.timeout(self._seconds):
                 await self._begun.wait()
                 self._shard.check()
-                version = await self._writes.echo()
+                version = await self._echo()
                 while self._echoed < version:
                     self._shard.check()
                     await self._progress.wait()
@@ -57,13 +57,18 @@ class Notifications:
                 f"Oxia's shard {self._shard.number} notified nobody of a write within {self._seconds:g} s: check that its namespace has "
                 "notifications enabled"
             ) from None
-        except OutcomeUnknown as error:
-            raise StoreUnavailable(str(error)) from error
 
     async def close(self) -> None:
         self._echoing.cancel()
         self._running.cancel()
         await asyncio.wait([self._echoing, self._running])
+
+    async def _echo(self) -> int:
+        while True:
+            try:
+                return await self._writes.echo()
+            except OutcomeUnknown:  # it means nothing that it may be written twice
+                await self._shard.pause(PAUSE_SECONDS_MIN)
 
     async def _echo_once(self) -> None:
         """Have the echo key notified once.
@@ -74,9 +79,9 @@ class Notifications:
         await self._begun.wait()
         while self._echoed < 0 and not self._shard.is_gone:
             try:
-                await self._writes.echo()
+                await self._echo()
                 return
-            except (StoreUnavailable, OutcomeUnknown):
+            except StoreUnavailable:
                 await asyncio.sleep(PAUSE_SECONDS_MAX)
 
     async def _run(self) -> None:
@@ -98,7 +103,7 @@ class Notifications:
             except (AioRpcError, EOFError, LlogError):
                 if leader:
                     self._cluster.suspect(leader)
-            await asyncio.sleep(pause)
+            await self._shard.pause(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
         self._begun.set()
         self._progressed()

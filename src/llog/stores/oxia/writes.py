@@ -24,7 +24,6 @@ REQUEST_BYTES_MAX: Final = 16 << 20
 REQUESTS_SENT_MAX: Final = 256
 """Requests without an answer on one stream; more wait, and are joined."""
 WAITING_BYTES_MAX: Final = 256 << 20
-_ESTABLISH_SECONDS: Final = 5.0
 
 Operation = proto.PutRequest | proto.DeleteRequest | proto.DeleteRangeRequest
 _FIELDS: Final = {proto.PutRequest: "puts", proto.DeleteRequest: "deletes", proto.DeleteRangeRequest: "delete_ranges"}
@@ -176,7 +175,7 @@ class Writes:
                 self._cluster.suspect(leader)
             if not self._waiting and not self._seeking:
                 self._wanted.clear()
-            await asyncio.sleep(pause)
+            await self.shard.pause(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
         self._established.set()  # who waits for a stream finds that the shard is gone
         self._fail_waiting(StoreUnavailable(f"shard {self.shard.number} of Oxia was replaced by others: try again"))
@@ -205,7 +204,7 @@ class Writes:
                 request.fail(self._unknown(None if task.cancelled() or not task.done() else task.exception()))
 
     async def _serve(self, call: Any, leader: str) -> None:
-        async with asyncio.timeout(_ESTABLISH_SECONDS):
+        with self._cluster.impatient([leader]):
             await call.write(proto.WriteRequest(shard=self.shard.number, puts=[proto.PutRequest(key=ECHO)]))
             if await call.read() is EOF:
                 raise EOFError
