@@ -40,7 +40,8 @@ Metadata and blobs belong together: a log writes one id into both stores when it
 not match. `memory://` is for tests, and goes with `memory://` only. Google Cloud Storage and Azure take their credentials from the
 variables that their own tools use (`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`).
 
-`llog doctor` opens both stores and tries out what the log needs from them.
+`llog doctor` opens both stores and tries out what the log needs from them. It also shows the version and the clock of a metadata
+server, and warns if that server is set up to promise less than it could.
 """
 
 

@@ -125,15 +125,16 @@ async def opened_log(
 def log_exists(settings: Settings) -> bool:
     """Whether there is such a log already; opening it would make one otherwise. May block for a moment."""
     meta, _ = addresses(settings)
+    log_id = f"{settings.root_prefix}/{LOG_ID}".lstrip("/")
     if meta.scheme in OXIA_SCHEMES:
         with _blaming("meta", settings.meta):
-            return _oxia(meta, settings).has_key(f"{settings.root_prefix}/{LOG_ID}".lstrip("/"))
+            return _oxia(meta, settings).has_key(log_id)
     if meta.scheme == "sqlite" and not Path(meta.path).exists():
         return False
     with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
         # In a thread of its own, for the caller may be running an event loop.
-        if meta.scheme == "postgresql" and not thread.submit(asyncio.run, _postgres(settings).exists()).result():
-            return False
+        if meta.scheme == "postgresql":
+            return thread.submit(asyncio.run, _postgres(settings).has_key(log_id)).result()
         return not settings.root_prefix or thread.submit(asyncio.run, _has_log_id(meta, settings)).result()
 
 
@@ -246,8 +247,8 @@ def _postgres(settings: Settings) -> PostgresMetaStore:
         PostgresAddress.parse(settings.meta),
         password=_revealed(settings.postgres_password),
         password_file=settings.postgres_password_file,
-        session_timeout_ms=settings.session_timeout_ms,
         client_name=settings.client_name,
+        session_timeout_ms=settings.store_session_timeout_ms,
     )
 
 

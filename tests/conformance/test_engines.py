@@ -67,7 +67,7 @@ class World:
         self.settings = Settings(
             data_dir=str(directory),
             meta=store if postgres is None else postgres.url(f"s_{uuid4().hex}"),
-            blobs=store,
+            blobs=store if postgres is None else f"file://{directory}/blobs",
             postgres_password=None if postgres is None else Secret(postgres.password),
             segment_bytes=1024,
             segment_index_bytes=64,

@@ -12,17 +12,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from devtools.servers.postgres import PostgresServer
 from llog.addresses import PostgresAddress
+from llog.cli.doctor import Finding, examine
 from llog.cli.main import main
 from llog.config import Secret, Settings
 from llog.errors import ConfigurationError, StoreUnavailable, VersionMismatch
 from llog.loading import load_settings
 from llog.opening import open_log, opened_log
 from llog.partition.catalog import Catalog
+from llog.stores.diagnosis import clock
 from llog.stores.meta import ABSENT, Put
 from llog.stores.postgres import PostgresMetaStore
 from llog.stores.postgres.watches import Watches
@@ -53,7 +56,9 @@ async def open_store(postgres: PostgresServer, schema: str) -> AsyncIterator[Ope
 
 @pytest.fixture
 def settings(postgres: PostgresServer, schema: str, tmp_path: Path) -> Settings:
-    return Settings(data_dir=str(tmp_path), meta=postgres.url(schema), postgres_password=Secret(postgres.password))
+    return Settings(
+        blobs=f"file://{tmp_path}/blobs", meta=postgres.url(schema), postgres_password=Secret(postgres.password)
+    )
 
 
 # --- writers beside one another
@@ -258,7 +263,7 @@ async def test_a_password_is_read_from_its_file_for_every_connection(
 ) -> None:
     file = tmp_path / "password"
     file.write_text("not yet\n")
-    changed = Settings(data_dir=str(tmp_path), meta=settings.meta, postgres_password_file=str(file))
+    changed = msgspec.structs.replace(settings, postgres_password=None, postgres_password_file=str(file))
     with pytest.raises(ConfigurationError, match="LLOG_POSTGRES_PASSWORD_FILE"):
         await open_log(changed)
     file.write_text(f"{postgres.password}\n")
@@ -276,7 +281,7 @@ async def test_postgresqls_own_password_file_is_looked_at(
     file.write_text(f"*:*:*:{postgres.user}:{postgres.password}\n")
     file.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(file))
-    async with opened_log(Settings(data_dir=str(tmp_path), meta=settings.meta)) as log:
+    async with opened_log(msgspec.structs.replace(settings, postgres_password=None)) as log:
         await log.meta.check()
 
 
@@ -284,9 +289,7 @@ async def test_a_unix_socket_is_a_host(
     settings: Settings, postgres: PostgresServer, schema: str, tmp_path: Path
 ) -> None:
     meta = f"postgresql://llog@/llog?schema={schema}&host={postgres.directory}&port={postgres.port}"
-    async with opened_log(
-        Settings(data_dir=str(tmp_path), meta=meta, postgres_password=settings.postgres_password)
-    ) as log:
+    async with opened_log(msgspec.structs.replace(settings, meta=meta)) as log:
         await log.meta.check()
 
 
@@ -296,7 +299,7 @@ async def test_a_user_without_any_privilege_but_its_schema_is_enough(
     role = f"r_{uuid4().hex}"
     postgres.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{postgres.password}'")
     meta = settings.meta.replace("llog@", f"{role}@")
-    own = Settings(data_dir=str(tmp_path), meta=meta, postgres_password=settings.postgres_password)
+    own = msgspec.structs.replace(settings, meta=meta)
     with pytest.raises(ConfigurationError, match="GRANT"):
         await open_log(own)
     postgres.sql(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
@@ -335,7 +338,7 @@ def test_what_is_wrong_is_one_line_with_the_setting_and_the_remedy(
     wrong: str, command: tuple[str, ...], postgres: PostgresServer, schema: str, tmp_path: Path
 ) -> None:
     change, remedy = WRONG[wrong]
-    code, said = _run(change(postgres.environment(schema)) | {"LLOG_DATA_DIR": str(tmp_path)}, *command)
+    code, said = _run(change(postgres.environment(schema)) | {"LLOG_BLOBS": f"file://{tmp_path}/blobs"}, *command)
     assert code == 2, said
     assert said.count("\n") == 1
     assert "LLOG_META is " in said
@@ -345,7 +348,7 @@ def test_what_is_wrong_is_one_line_with_the_setting_and_the_remedy(
 
 
 def test_reading_a_log_that_is_not_there_makes_none(postgres: PostgresServer, schema: str, tmp_path: Path) -> None:
-    environment = postgres.environment(schema) | {"LLOG_DATA_DIR": str(tmp_path)}
+    environment = postgres.environment(schema) | {"LLOG_BLOBS": f"file://{tmp_path}/blobs"}
     code, said = _run(environment, "topics", "list")
     assert (code, "there is no log" in said) == (2, True)
     assert postgres.sql(f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'") == "0"
@@ -359,7 +362,7 @@ async def test_a_schema_of_a_newer_version_is_refused(
     async with opened_log(settings):
         pass
     postgres.sql(f"UPDATE {schema}.llog_state SET format = 99")
-    environment = postgres.environment(schema) | {"LLOG_DATA_DIR": str(tmp_path)}
+    environment = postgres.environment(schema) | {"LLOG_BLOBS": f"file://{tmp_path}/blobs"}
     code, said = await asyncio.to_thread(_run, environment, "topics", "list")
     assert code == 2
     assert "LLOG_META is " in said
@@ -372,7 +375,7 @@ async def test_a_database_that_takes_no_writes_is_refused(settings: Settings, po
     postgres.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     meta = settings.meta.replace("/llog?", f"/{name}?")
     with pytest.raises(ConfigurationError, match=r"LLOG_META is .* is read-only"):
-        await open_log(Settings(meta=meta, postgres_password=settings.postgres_password))
+        await open_log(msgspec.structs.replace(settings, meta=meta))
 
 
 async def test_a_schema_that_was_dropped_is_not_made_again(
@@ -408,3 +411,54 @@ async def test_the_password_is_shown_nowhere(
         await failing(log.meta.put("a", b""))
         await failing(log.meta.get("a"))
     assert postgres.password not in "".join(errors) + caplog.text
+
+
+# --- the doctor
+
+
+async def _diagnosed(settings: Settings) -> dict[str, Finding]:
+    async with opened_log(settings) as log:
+        return {finding.check: finding for finding in await examine(log) if finding.store == "meta"}
+
+
+async def test_the_doctor_shows_version_clock_latency_and_durability(settings: Settings) -> None:
+    for prefix in ("", "root"):
+        found = await _diagnosed(msgspec.structs.replace(settings, root_prefix=prefix))
+        assert [finding for finding in found.values() if not finding.ok or finding.warning] == []
+        assert found["version"].detail.startswith("PostgreSQL 1")
+        assert found["compare and swap"].detail.endswith(" ms")
+        assert found["its clock is near ours"].detail.endswith(" s")
+        assert found["commits are durable"].detail == "fsync on, synchronous_commit on"
+
+
+async def test_the_doctor_warns_of_commits_that_are_not_durable_and_llog_makes_its_own_so(
+    settings: Settings, postgres: PostgresServer
+) -> None:
+    name = f"d_{uuid4().hex}"
+    postgres.sql(f"CREATE DATABASE {name}")
+    postgres.sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    other = msgspec.structs.replace(settings, meta=settings.meta.replace("/llog?", f"/{name}?"))
+    found = await _diagnosed(other)
+    assert found["commits are durable"].ok
+    assert found["commits are durable"].warning
+    assert "synchronous_commit is off" in found["commits are durable"].detail
+    store = PostgresMetaStore(PostgresAddress.parse(other.meta), password=postgres.password)
+    assert await store._here().reader.rows("SHOW synchronous_commit") == [("on",)]
+    await store.close()
+    postgres.sql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf()")
+    try:
+        async with asyncio.timeout(60):
+            while "Set fsync = on" not in found["commits are durable"].detail:  # a reload takes its time
+                found = await _diagnosed(other)
+        assert found["commits are durable"].warning
+    finally:
+        postgres.sql("ALTER SYSTEM RESET fsync; SELECT pg_reload_conf()")
+
+
+def test_a_clock_that_is_far_off_is_warned_of() -> None:
+    assert clock(1500).verdict == "ok"
+    assert clock(-61_000) == (
+        "its clock is near ours",
+        "-61.0 s: set the clock of this machine or of the server",
+        "warning",
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llog.errors import VersionMismatch
 from llog.stores.blobs import OperationCounts
+from llog.stores.diagnosis import Diagnosis, diagnose
 from llog.stores.meta import Entry, MetaStore, Put, Reads, Watch
 
 
@@ -60,6 +61,9 @@ class PrefixedMetaStore:
 
     async def check(self) -> None:
         await self._store.check()
+
+    async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
+        return await diagnose(self._store, now_ms)
 
     async def close(self) -> None:
         await self._store.close()

@@ -132,13 +132,16 @@ class Server:
     def name(self) -> str:
         return f"database {self.address.database!r} at {self.address.places}"
 
-    async def exists(self) -> bool:
-        """Whether the schema is there; creates nothing."""
+    async def has_key(self, key: str) -> bool:
+        """Whether the schema is there and has the key; creates nothing."""
         deadline = asyncio.get_running_loop().time() + OPERATION_SECONDS
         connection = await self._connection(deadline, patient=False)
         try:
             async with asyncio.timeout_at(deadline):
-                return bool(await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", self._state_table))
+                if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", self._state_table):
+                    return False
+                entries = f"{self.address.schema}.llog_entries"
+                return bool(await connection.fetchval(f"SELECT count(*) FROM {entries} WHERE key = $1", key.encode()))
         except FAILURES as error:
             raise self._refusal(error, patient=False) from error
         finally:

@@ -17,8 +17,10 @@ from llog.addresses import PostgresAddress
 from llog.config import Secret
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.stores.blobs import OperationCounts
+from llog.stores.diagnosis import Diagnosis
 from llog.stores.meta import Entry, Put, check, check_bounds
 from llog.stores.postgres.connections import Credentials, Identity, Server
+from llog.stores.postgres.diagnosis import diagnose
 from llog.stores.postgres.reader import Reader
 from llog.stores.postgres.watches import Watch, Watches
 from llog.stores.postgres.writer import Operation, Writer, delete, delete_range, outcome, put
@@ -35,8 +37,8 @@ class PostgresMetaStore:
         *,
         password: str | None = None,
         password_file: str | None = None,
-        session_timeout_ms: int = 10_000,
         client_name: str = "llog",
+        session_timeout_ms: int = 10_000,
     ) -> None:
         if session_timeout_ms < 1:
             raise InvalidArgument(f"session_timeout_ms is {session_timeout_ms}: it must be 1 or more")
@@ -55,9 +57,9 @@ class PostgresMetaStore:
         """
         await self._server.open()
 
-    async def exists(self) -> bool:
-        """Whether the schema is there; raises as `open` does, and creates nothing."""
-        return await self._server.exists()
+    async def has_key(self, key: str) -> bool:
+        """Whether the schema is there and has the key; raises as `open` does, and creates nothing."""
+        return await self._server.has_key(key)
 
     async def get(self, key: str) -> Entry | None:
         check(key)
@@ -119,6 +121,9 @@ class PostgresMetaStore:
 
     async def check(self) -> None:
         await self._write("check", [])
+
+    async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
+        return await diagnose(self._here().reader, now_ms)
 
     async def close(self) -> None:
         self._is_closed = True
