@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+
+import pytest
 
 from llog.config import Settings
 from llog.engines.routing import EngineReader
@@ -20,23 +22,23 @@ from llog.history.recorder import HistoryRecorder
 from llog.loading import load_settings
 from llog.model import TopicPartition
 from llog.opening import opened_log
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import OBJECT, Catalog
 from llog.partition.compactor import Compactor
 from tests.faults.recorded_writer import PARTITIONS, TOPIC
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT_S = 300
-_WRITERS = 2
 _KILLS = 5
 _GROWTH_BYTES = 40_000
 """Of a writer's history between two kills: some hundred operations."""
 
 
 @contextmanager
-def writer(directory: Path, name: str, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    stores = {"LLOG_META": settings.meta, "LLOG_BLOBS": settings.blobs}
+def writer(directory: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.recorded_writer", str(directory), name], cwd=_ROOT, env=os.environ | stores
+        [sys.executable, "-m", "tests.faults.recorded_writer", str(directory), name],
+        cwd=_ROOT,
+        env=os.environ | {"LLOG_DATA_DIR": str(directory / "log")},
     )
     try:
         yield process
@@ -73,22 +75,25 @@ async def grown(process: subprocess.Popen[bytes], history: Path) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_writers_that_are_killed_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "writers"), [("object", 2), ("disk", 1)])
+async def test_writers_that_are_killed_lose_nothing_and_double_nothing(
+    tmp_path: Path, engine: str, writers: int
+) -> None:
     settings = load_settings({"data_dir": str(tmp_path / "log")})
     chance = random.Random(5)
     async with asyncio.timeout(_LIMIT_S), opened_log(settings) as log:
-        await Catalog(log).create(TOPIC, PARTITIONS)
+        await Catalog(log).create(TOPIC, PARTITIONS, engine=engine)
         with ExitStack() as stack:
-            names = [f"writer-{number}" for number in range(_WRITERS)]
-            processes = {name: stack.enter_context(writer(tmp_path, name, settings)) for name in names}
-            async with compacted(settings):
+            names = [f"writer-{number}" for number in range(writers)]
+            processes = {name: stack.enter_context(writer(tmp_path, name)) for name in names}
+            async with compacted(settings) if engine == OBJECT else nullcontext():
                 for kill in range(_KILLS):
-                    name = names[kill % _WRITERS]
+                    name = names[kill % writers]
                     await grown(processes[name], tmp_path / f"{name}.jsonl")
                     await asyncio.sleep(chance.uniform(0, 0.05))
                     processes[name].kill()
                     assert processes[name].wait() == -signal.SIGKILL
-                    processes[name] = stack.enter_context(writer(tmp_path, name, settings))
+                    processes[name] = stack.enter_context(writer(tmp_path, name))
                 for name, process in processes.items():
                     await grown(process, tmp_path / f"{name}.jsonl")
         with HistoryRecorder(tmp_path / "reader.jsonl") as recorder:
