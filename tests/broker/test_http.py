@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from llog.broker.problems import error_of, items_answer, problem_of
+from llog.errors import StoreUnavailable
 from llog.model import TopicPartition
 from llog.partition.fencing import fence
 from llog.stores.meta_memory import MemoryMetaStore
@@ -235,3 +237,10 @@ async def test_a_topic_of_many_partitions_is_described_in_few_reads(served: Serv
     assert sum(served.log.meta.counts.count.values()) - before < 10
     assert [each["partition"] for each in bounds] == list(range(1000))
     assert [each["next_offset"] for each in bounds] == [1] * 999 + [2]
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailable, *StoreUnavailable.__subclasses__()])
+def test_a_store_that_is_away_is_503_whatever_its_error_is_called(kind: type[StoreUnavailable]) -> None:
+    for answer in (problem_of(kind("away")), items_answer([{"error": error_of(kind("away"))}])):
+        assert answer.status_code == 503
+        assert "retry-after" in answer.headers

@@ -35,8 +35,10 @@ from llog.errors import (
     SqlMemoryExceeded,
     SqlWorkerEnded,
     StaleMember,
+    StaleReads,
     StatementTimeout,
     StoreUnavailable,
+    StoreUnreachable,
     TableExists,
     TableNotFound,
     TooManyClaims,
@@ -95,6 +97,8 @@ _STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
     OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
     NotSeenYet: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    StoreUnreachable: HTTPStatus.SERVICE_UNAVAILABLE,
+    StaleReads: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 _PASSING: Final = {error.code for error, status in _STATUS.items() if status is HTTPStatus.SERVICE_UNAVAILABLE}
