@@ -52,6 +52,7 @@ class _Lookup(_Query):
                 continue
             if error is not None:
                 future.set_exception(error)
+                future.exception()  # callers that are gone do not ask for it, and asyncio would complain of that
             else:
                 row = found.get(key.encode())
                 future.set_result(None if row is None else entry(row))
