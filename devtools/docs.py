@@ -36,6 +36,10 @@ empty variable counts as not set. Durations are written `500ms`, `10s`, `15m`, `
 | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
+`LLOG_META` and `LLOG_BLOBS` may be written in other ways: `LLOG_OXIA_SERVICE_ADDRESS` and `LLOG_OXIA_NAMESPACE` are `LLOG_META=oxia://…`,
+`LLOG_S3_BUCKET` is `LLOG_BLOBS=s3://…`. Where both are set they must agree, or the error names both; an explicit override of one replaces
+whatever names that store in the environment or the file. [deploy.md](deploy.md) says which store to take.
+
 Metadata and blobs belong together: a log writes one id into both stores when it is first opened, and refuses to open a pair that does
 not match. `memory://` is for tests, and goes with `memory://` only. Google Cloud Storage and Azure take their credentials from the
 variables that their own tools use (`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`).

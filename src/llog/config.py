@@ -6,16 +6,26 @@ import math
 import os
 import re
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from llog.addresses import PostgresAddress
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.locations import (
+    NO_BLOBS,
+    OXIA_NAMESPACE,
+    OXIA_SCHEMES,
+    blobs_url,
+    checked_prefix,
+    meta_url,
+    normal_url,
+    parse_address,
+    shown,
+)
 from llog.model import PARTITIONS_MAX, check_topic_name
 from llog.units import format_duration_ms, format_size
 
@@ -24,17 +34,10 @@ PREFIX: Final = "LLOG_"
 _DURATIONS: Final = (500, 10_000, 3_600_000)
 _SIZES: Final = (64 << 10, 64 << 20, 1 << 30)
 
-NO_BLOBS: Final = "none"
-"""The value of LLOG_BLOBS for readers without a blob store of their own."""
-OXIA_SCHEMES: Final = ("oxia", "oxias")
-OXIA_NAMESPACE: Final = "default"
 _FOR_SERVICE: Final = (
     "No command of this version starts that service; the upkeep beside a broker looks at all partitions."
 )
-_ROOT_PREFIX_MAX: Final = 128
-_PREFIX_PART: Final = re.compile(r"[A-Za-z0-9._-]+")
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}")
-_HOST_AND_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -46,14 +49,6 @@ class Secret(msgspec.Struct, frozen=True):
         return "Secret('***')"
 
     __str__ = __repr__
-
-
-class Address(NamedTuple):
-    """A store's URL, taken apart. `authority` is the bucket, container or name; `path` the file, directory or prefix."""
-
-    scheme: str
-    authority: str
-    path: str
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -581,13 +576,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for setting in SETTINGS.values():
             check(setting, getattr(self, setting.field))
         directory = Path(self.data_dir).absolute()
-        meta_url = _meta_url(self, directory)
-        meta = parse_address(SETTINGS["meta"], meta_url)
-        prefix = _checked_prefix(self.root_prefix)
+        url = meta_url(self.meta, self.oxia_service_address, self.oxia_namespace, directory)
+        meta = parse_address("meta", url)
+        is_local = meta.scheme in ("sqlite", "memory")
+        prefix = checked_prefix(self.root_prefix)
         complete = {
             "data_dir": str(directory),
-            "meta": meta_url,
-            "blobs": _blobs_url(self, directory, meta),
+            "meta": url,
+            "blobs": blobs_url(self.blobs, self.s3_bucket, directory, is_local=is_local),
             "root_prefix": prefix,
             "role": "both" if self.role == "all" else self.role,
         }
@@ -597,7 +593,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             elif meta.scheme == "sqlite":
                 complete[field] = str(Path(meta.path).parent / prefix / field.removesuffix("_dir"))
         if self.keyed is not None:
-            complete["keyed"] = _normal(SETTINGS["keyed"], self.keyed)
+            complete["keyed"] = normal_url("keyed", self.keyed)
         for field in ("postgres_password_file", "oxia_token_file", "oxia_ca_file"):
             if (given := getattr(self, field)) is not None:
                 complete[field] = str(Path(given).absolute())
@@ -616,6 +612,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.oxia_token is not None and self.oxia_token_file is not None:
             raise ConfigurationError("LLOG_OXIA_TOKEN and LLOG_OXIA_TOKEN_FILE are both set: unset one of them")
+        if self.oxia_session_timeout_ms is not None and meta.scheme not in OXIA_SCHEMES:
+            raise ConfigurationError(
+                f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {shown(url)}: set LLOG_SESSION_TIMEOUT_MS instead"
+            )
         for field in ("client_identifier", "compactor_id"):
             name = getattr(self, field)
             if name is not None and not _IDENTIFIER.fullmatch(name):
@@ -770,61 +770,6 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 """By field name, in the order of declaration."""
 
 
-def parse_address(setting: Setting, url: str) -> Address:
-    """The parts of a store's URL; a `ConfigurationError` that names the setting if it is none that it may be."""
-    schemes = {
-        "meta": ("sqlite", "postgresql", *OXIA_SCHEMES, "memory"),
-        "blobs": ("file", "s3", "gs", "az", "memory"),
-        "keyed": ("file", "s3", "memory"),
-    }[setting.field]
-    scheme, separator, rest = url.partition("://")
-    scheme = {"postgres": "postgresql"}.get(scheme, scheme)
-    if not separator or scheme not in schemes:
-        raise ConfigurationError(
-            f"{setting.variable} is {_shown(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
-        )
-    if scheme == "postgresql":
-        try:
-            database = PostgresAddress.parse(url)
-        except ValueError as error:
-            raise ConfigurationError(f"{setting.variable} is {_shown(url)!r}: {error}") from None
-        return Address(scheme, database.places, database.database)
-    authority, slash, path = rest.partition("/")
-    if "@" in authority:
-        where = (
-            "put them into LLOG_S3_ACCESS_KEY_ID and LLOG_S3_SECRET_ACCESS_KEY" if scheme == "s3" else "leave them out"
-        )
-        raise ConfigurationError(f"{setting.variable} is {_shown(url)!r}, with credentials in it: {where}")
-    if scheme not in ("sqlite", "file") and "?" in rest:
-        raise ConfigurationError(
-            f"{setting.variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and credentials "
-            "go into the store's own variables"
-        )
-    if scheme in ("sqlite", "file"):
-        if authority not in ("", ".") or not slash or not path.strip("/"):
-            raise ConfigurationError(
-                f"{setting.variable} is {url!r}: write {scheme}:///absolute/path or {scheme}://./relative/path"
-            )
-        located = Path("/" if not authority else ".", unquote(path).lstrip("/")).absolute()
-        return Address(scheme, "", str(located))
-    if scheme == "memory":
-        return Address(scheme, rest, "")
-    if scheme in OXIA_SCHEMES:
-        namespace = unquote(path.strip("/")) or OXIA_NAMESPACE
-        return Address(scheme, _checked_servers(setting, authority), namespace)
-    if not authority:
-        raise ConfigurationError(
-            f"{setting.variable} is {url!r}, which names no bucket: write {scheme}://bucket/prefix"
-        )
-    return Address(scheme, authority, path.strip("/"))
-
-
-def superseded(given: Collection[str]) -> set[str]:
-    """The fields that name the same stores as these in another way, and mean nothing beside them."""
-    others = {"meta": {"oxia_service_address", "oxia_namespace", "oxia_session_timeout_ms"}, "blobs": {"s3_bucket"}}
-    return set().union(*(others.get(field, set()) for field in given)) - set(given)
-
-
 def parse_targets(text: str | None) -> list[tuple[str, int | None]]:
     """The topics and partitions of LLOG_COMPACTOR_TARGETS; None for all partitions of a topic."""
     targets: list[tuple[str, int | None]] = []
@@ -842,97 +787,6 @@ def parse_targets(text: str | None) -> list[tuple[str, int | None]]:
     return targets
 
 
-def _normal(setting: Setting, url: str) -> str:
-    scheme, authority, path = parse_address(setting, url)
-    if scheme == "postgresql":
-        return str(PostgresAddress.parse(url))
-    if scheme in ("sqlite", "file"):
-        return f"{scheme}://{quote(path)}"
-    return f"{scheme}://{authority}/{path}" if path else f"{scheme}://{authority}"
-
-
-def _meta_url(settings: Settings, directory: Path) -> str:
-    """LLOG_META, else the servers of LLOG_OXIA_SERVICE_ADDRESS, else a file in the directory. `ConfigurationError` if two contradict."""
-    servers, namespace = settings.oxia_service_address, settings.oxia_namespace
-    default = f"sqlite://{quote(str(directory / 'meta.sqlite'))}"
-    if servers is not None:
-        default = f"oxia://{_checked_servers(SETTINGS['oxia_service_address'], servers)}/{namespace}"
-    url = _normal(SETTINGS["meta"], settings.meta or default)
-    meta = parse_address(SETTINGS["meta"], url)
-    if servers is not None and (
-        meta.scheme not in OXIA_SCHEMES or {*meta.authority.split(",")} != {*servers.split(",")}
-    ):
-        raise ConfigurationError(
-            f"LLOG_META is {_shown(url)} and LLOG_OXIA_SERVICE_ADDRESS is {servers}: they name two metadata stores. Unset one"
-        )
-    if namespace not in (OXIA_NAMESPACE, meta.path if meta.scheme in OXIA_SCHEMES else OXIA_NAMESPACE):
-        raise ConfigurationError(
-            f"LLOG_META is {_shown(url)} and LLOG_OXIA_NAMESPACE is {namespace!r}: they contradict. Name the namespace in one of them"
-        )
-    if settings.oxia_session_timeout_ms is not None and meta.scheme not in OXIA_SCHEMES:
-        raise ConfigurationError(
-            f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {_shown(url)}: set LLOG_SESSION_TIMEOUT_MS instead"
-        )
-    return url
-
-
-def _checked_servers(setting: Setting, text: str) -> str:
-    for server in text.split(","):
-        found = _HOST_AND_PORT.fullmatch(server)
-        if found is None or not 1 <= int(found[2]) <= 65_535:
-            raise ConfigurationError(
-                f"{setting.variable} names the Oxia server {server[:80]!r}: write host:port, several with commas between them"
-            )
-    return text
-
-
-def _blobs_url(settings: Settings, directory: Path, meta: Address) -> str:
-    """LLOG_BLOBS, else the bucket LLOG_S3_BUCKET, else what goes with the metadata. `ConfigurationError` if two contradict."""
-    setting, bucket = SETTINGS["blobs"], settings.s3_bucket
-    if bucket is not None and not _PREFIX_PART.fullmatch(bucket):
-        raise ConfigurationError(
-            f"LLOG_S3_BUCKET is {bucket[:80]!r}: write the name of a bucket, without s3:// or a path"
-        )
-    if bucket is not None and settings.blobs:
-        named = None if settings.blobs == NO_BLOBS else parse_address(setting, settings.blobs)
-        if named is None or (named.scheme, named.authority) != ("s3", bucket):
-            raise ConfigurationError(
-                f"LLOG_BLOBS is {_shown(settings.blobs)} and LLOG_S3_BUCKET is {bucket}: they name two blob stores. Unset one"
-            )
-    if settings.blobs == NO_BLOBS:
-        return NO_BLOBS
-    if settings.blobs:
-        return _normal(setting, settings.blobs)
-    if bucket is not None:
-        return f"s3://{bucket}"
-    return f"file://{quote(str(directory / 'blobs'))}" if meta.scheme in ("sqlite", "memory") else NO_BLOBS
-
-
-def _checked_prefix(text: str) -> str:
-    """LLOG_ROOT_PREFIX without slashes around it and without the `llog` that follows it anyway."""
-    parts = text.strip("/").split("/") if text.strip("/") else []
-    if parts[-1:] == ["llog"]:
-        parts = parts[:-1]
-    for part in parts:
-        # `llog` and `partitions` have a meaning of their own in keys: a log with such a prefix would lie within another one.
-        if (
-            not _PREFIX_PART.fullmatch(part)
-            or part in (".", "..", "llog", "partitions")
-            or len(text) > _ROOT_PREFIX_MAX
-        ):
-            raise ConfigurationError(
-                f"LLOG_ROOT_PREFIX is {text[:80]!r}: write up to {_ROOT_PREFIX_MAX} letters, digits, '.', '_' and '-', with '/' between "
-                "parts, none of which is '.', '..', 'llog' or 'partitions'"
-            )
-    return "/".join(parts)
-
-
-def _shown(url: str) -> str:
-    """Without what may be secret in it: credentials before an '@', and parameters."""
-    scheme, separator, rest = url.partition("?")[0].partition("://")
-    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}{separator}{rest}"
-
-
 def check(setting: Setting, value: object, source: str | None = None) -> None:
     """Type and bounds, which hold however the settings were made."""
     if value is None and setting.optional:
@@ -943,11 +797,11 @@ def check(setting: Setting, value: object, source: str | None = None) -> None:
     if fits and setting.choices:
         fits = value in setting.choices
     if not fits:
-        shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
-        raise ConfigurationError(f"{source or setting.variable} is {shown}: it must be {setting.accepts}")
+        given = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
+        raise ConfigurationError(f"{source or setting.variable} is {given}: it must be {setting.accepts}")
     if setting.field in ("s3_endpoint_url", "broker_advertised_address") and not _is_http(str(value)):
         raise ConfigurationError(
-            f"{source or setting.variable} is {_shown(str(value))!r}: it must be http://host:port or https://host:port"
+            f"{source or setting.variable} is {shown(str(value))!r}: it must be http://host:port or https://host:port"
         )
 
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llog.config import NO_BLOBS, PREFIX, SETTINGS, Secret, Setting, Settings, check, superseded
+from llog.config import PREFIX, SETTINGS, Secret, Setting, Settings, check
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.locations import NO_BLOBS, superseded
 from llog.units import parse_duration_ms, parse_size
 
 CONFIG_VARIABLE: Final = "LLOG_CONFIG"

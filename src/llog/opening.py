@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from llog.addresses import PostgresAddress
 from llog.batch.format import Codec
-from llog.config import NO_BLOBS, OXIA_SCHEMES, SETTINGS, Address, Secret, Settings, parse_address
+from llog.config import SETTINGS, Secret, Settings
 from llog.engines.rocksdb import OpenRocks
 from llog.engines.segments import OpenSegments
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
+from llog.locations import NO_BLOBS, OXIA_SCHEMES, Address, parse_address
 from llog.partition.collector import CollectorOptions
 from llog.partition.compactor import CompactorOptions
 from llog.partition.keys import LOG_ID
@@ -195,10 +196,10 @@ def addresses(settings: Settings) -> tuple[Address, Address | None]:
 
     Refuses a pair of which one outlives the other, for that loses acknowledged records.
     """
-    meta = parse_address(SETTINGS["meta"], settings.meta)
+    meta = parse_address("meta", settings.meta)
     if settings.blobs == NO_BLOBS:
         return meta, None
-    blobs = _below(parse_address(SETTINGS["blobs"], settings.blobs), settings.root_prefix)
+    blobs = _below(parse_address("blobs", settings.blobs), settings.root_prefix)
     if (meta.scheme == "memory") != (blobs.scheme == "memory"):
         raise ConfigurationError(
             f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process and the other "
@@ -306,7 +307,7 @@ def _blobs_by_uri(settings: Settings) -> BlobsByUri:
     def open_bucket(url: str) -> BlobStore:
         if url.partition("://")[0] not in ("s3", "gs", "az"):
             raise ConfigurationError(f"the metadata names blobs in {url}, which is no store that llog knows")
-        return _open_blobs(parse_address(SETTINGS["blobs"], url), settings)
+        return _open_blobs(parse_address("blobs", url), settings)
 
     return BlobsByUri(open_bucket)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llog.config import NO_BLOBS, Settings
+from llog.config import Settings
 from llog.errors import ConfigurationError, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.leaderless import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
+from llog.locations import NO_BLOBS
 from llog.model import Record, TopicPartition
 from llog.opening import close_log, log_exists, open_log, opened_log
 from llog.partition.catalog import Catalog

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from devtools import docs
-from llog.config import NO_BLOBS, Settings, parse_targets
+from llog.config import Settings, parse_targets
 from llog.errors import ConfigurationError
 from llog.loading import load_settings
+from llog.locations import NO_BLOBS
 from llog.spark.options import read_options
 
 OXIA = {"LLOG_OXIA_SERVICE_ADDRESS": "127.0.0.1:6648"}

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from llog.config import SETTINGS, Settings, parse_address
+from llog.config import SETTINGS, Settings
 from llog.durable import REMEDIES, OpenedFile, make_library_directory
 from llog.errors import (
     ConfigurationError,
@@ -33,6 +33,7 @@ from llog.keyed import fast_bytes, fast_filter
 from llog.keyed.encoding import filter_length
 from llog.keyed.model import StorageConfig
 from llog.loading import load_settings
+from llog.locations import parse_address
 
 try:
     import slatedb.uniffi as slate
@@ -79,7 +80,7 @@ def locate(url: str, settings: Settings | None) -> Place:
     """`ConfigurationError` if the address is none of memory://, file:// and s3://. Nothing is contacted."""
     variable = SETTINGS["blobs"].variable
     try:
-        scheme, authority, path = parse_address(SETTINGS["blobs"], url)
+        scheme, authority, path = parse_address("blobs", url)
     except ConfigurationError as error:
         raise ConfigurationError(str(error).replace(variable, "the address of the keyed log")) from error
     if scheme == "memory":

@@ -16,9 +16,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
-from llog.config import SETTINGS, Settings, parse_address
+from llog.config import Settings
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
 from llog.loading import load_settings
+from llog.locations import parse_address
 from llog.portal import run
 from llog.runtime import SystemRuntime
 from llog.spark.schema import chosen_columns
@@ -148,7 +149,7 @@ def keyed_options(options: Mapping[str, str], settings: Settings | None = None) 
         raise ConfigurationError(
             "no keyed log is named: give the option url (file:///absolute/dir or s3://bucket/prefix), or set LLOG_KEYED"
         )
-    if parse_address(SETTINGS["keyed"], settings.keyed).scheme == "memory":
+    if parse_address("keyed", settings.keyed).scheme == "memory":
         raise ConfigurationError(
             f"the keyed log at {settings.keyed} lives in one process, and Spark runs in several: name another by the option url"
         )

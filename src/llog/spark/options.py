@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from llog.config import SETTINGS, Settings, superseded
+from llog.config import SETTINGS, Settings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.loading import load_settings
+from llog.locations import superseded
 from llog.model import TopicPartition, check_topic_name
 from llog.opening import addresses
 from llog.partition.sink import check_sink
