@@ -153,6 +153,19 @@ async def test_a_write_that_the_server_cancels_did_not_happen(
     await store.put("b", b"")
 
 
+async def test_a_write_that_waits_too_long_for_other_writers_did_not_happen(
+    open_store: Open, server: PostgresServer, schema: str
+) -> None:
+    store = open_store()
+    await store.put("a", b"")
+    async with connected(server) as other:
+        await other.execute(f"SELECT pg_advisory_lock({lock_key(schema)})")
+        with pytest.raises(StoreUnavailable):
+            await store.put("b", b"")
+    await store.put("c", b"")
+    assert await store.keys("", "z", 10) == ["a", "c"]
+
+
 async def test_connections_that_were_cut_while_idle_are_made_again(open_store: Open, server: PostgresServer) -> None:
     store, other = open_store(), open_store()
     watch = store.watch("w/")

@@ -23,6 +23,8 @@ from llog.stores.postgres.schema import FORMAT, creation
 
 OPERATION_SECONDS: Final = 10.0
 """How long a call may take, reconnecting included."""
+STATEMENT_SECONDS: Final = 8.0
+"""After which the server gives a statement up. It says so before a call's time is over, so that the outcome is known."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long one host may take to let us in before the next one is tried."""
 PAUSE_SECONDS_MIN: Final = 0.02
@@ -33,7 +35,7 @@ APPLICATION_NAME_MAX: Final = 63
 
 _SETUP: Final = f"""
 SET default_transaction_isolation = 'read committed';
-SET statement_timeout = {int(OPERATION_SECONDS * 1000)};
+SET statement_timeout = {int(STATEMENT_SECONDS * 1000)};
 SET plan_cache_mode = 'force_generic_plan';
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;

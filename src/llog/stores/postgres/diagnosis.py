@@ -24,7 +24,7 @@ async def diagnose(reader: Reader, now_ms: Callable[[], int]) -> list[Diagnosis]
         Diagnosis("version", f"PostgreSQL {version}"),
         clock(server_ms - (before + after) / 2),
         _commits(fsync, synchronous_commit),
-        _standbys(synchronous, standbys),
+        _standbys(synchronous if synchronous_commit != "local" else "", standbys),
     ]
 
 
@@ -41,6 +41,9 @@ def _commits(fsync: str, synchronous_commit: str) -> Diagnosis:
 
 def _standbys(synchronous: str, standbys: int) -> Diagnosis:
     if standbys and not synchronous:
-        lost = f"{standbys} standbys, none of them synchronous: acknowledged records are lost if one takes over"
-        return Diagnosis("standbys have every commit", f"{lost}. Set synchronous_standby_names", "warning")
+        lost = (
+            f"{standbys} standbys, and commits wait for none of them: acknowledged records are lost if one takes over"
+        )
+        advice = "set synchronous_standby_names, and synchronous_commit to on"
+        return Diagnosis("standbys have every commit", f"{lost}: {advice}", "warning")
     return Diagnosis("standbys have every commit", f"synchronous: {synchronous}" if synchronous else "no standbys")

@@ -105,24 +105,24 @@ class Watches:
             await asyncio.wait([self._task])
         self._wake_all()
         self._progress.set()
-        await self._line.close()
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._has_watches():
-            with suppress(StoreUnavailable, *FAILURES):
-                link = await self._line.link(loop.time() + OPERATION_SECONDS)
-                async with asyncio.timeout(OPERATION_SECONDS):
-                    await link.connection.add_listener(self._channel, self._hear)
-                    link.connection.add_termination_listener(self._lose)
-                await self._listen(link.connection)
-            # What happens until somebody listens again is missed; the watches look, and meet the error themselves if there is one.
-            self._reached = -1
-            self._line.drop()
-            self._wake_all()
-            await asyncio.sleep(PAUSE_SECONDS_MAX)
+        try:
+            while self._has_watches():
+                with suppress(StoreUnavailable, *FAILURES):
+                    await self._listen()
+                self._lose()
+                await asyncio.sleep(PAUSE_SECONDS_MAX)
+        finally:
+            self._lose()
 
-    async def _listen(self, connection: Any) -> None:
+    async def _listen(self) -> None:
+        """Wake watches as long as the connection lasts and there are any."""
+        link = await self._line.link(asyncio.get_running_loop().time() + OPERATION_SECONDS)
+        connection = link.connection
+        async with asyncio.timeout(OPERATION_SECONDS):
+            await connection.add_listener(self._channel, self._hear)
+        connection.add_termination_listener(lambda _: self._nudge.set())
         while self._has_watches():
             self._nudge.clear()
             async with asyncio.timeout(OPERATION_SECONDS):
@@ -147,8 +147,11 @@ class Watches:
             self._reached = max(self._reached, int(revision))
         self._progress.set()
 
-    def _lose(self, _connection: Any) -> None:
-        self._nudge.set()
+    def _lose(self) -> None:
+        """What happens until somebody listens again is missed: the watches look, and meet the error themselves if there is one."""
+        self._reached = -1
+        self._line.drop()
+        self._wake_all()
 
     def _wake(self, keys: Iterable[str]) -> None:
         lengths = sorted({len(prefix) for prefix in self._by_prefix})
