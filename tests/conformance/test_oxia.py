@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -200,3 +201,16 @@ def test_a_log_in_oxia_is_made_by_the_first_write_and_not_by_reads(
     assert llog(oxia.url, "topics", "create", "orders", "--partitions", "3").exit_code == 0
     assert "orders" in llog(oxia.url, "topics", "list").stdout
     oxia.wipe()
+
+
+def test_doctor_looks_at_the_server(oxia: OxiaServer, llog: Callable[..., Result]) -> None:
+    result = llog(oxia.url, "doctor", "--json")
+    oxia.wipe()
+    assert result.exit_code == 0, result.output
+    checks = {each["check"]: each for each in json.loads(result.stdout)["checks"] if each["store"] == "meta"}
+    assert all(each["ok"] for each in checks.values())
+    assert "ephemeral keys vanish with their session" in checks
+    assert checks["its keys sort hierarchically"]["detail"] == "namespace default"
+    assert "shards, led by" in checks["its shards have leaders"]["detail"]
+    assert checks["its clock is near ours"]["detail"].endswith(" s")
+    assert checks["compare and swap"]["detail"].endswith(" ms")

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from llog.errors import (
-    LlogError,
     OutcomeUnknown,
     StaleReads,
     StoreUnavailable,
@@ -24,22 +22,22 @@ from llog.errors import (
     WrongStore,
 )
 from llog.stores.blobs import OperationCounts
+from llog.stores.diagnosis import Diagnosis
 from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch, partition_prefix
 from llog.stores.oxia.channels import Channels, Security
-from llog.stores.oxia.cluster import Cluster, Shard
-from llog.stores.oxia.keys import ECHO, SORTING_BOUND, SORTING_PROBE, encode, hash_of, partition_of
+from llog.stores.oxia.client import Clients, ShardClient
+from llog.stores.oxia.cluster import Cluster
+from llog.stores.oxia.diagnosis import diagnose
+from llog.stores.oxia.keys import ECHO, encode, partition_of
 from llog.stores.oxia.looking import has_key
 from llog.stores.oxia.proto import client_pb2 as proto
-from llog.stores.oxia.reads import Lookups, entry_of, scan_entries, scan_keys
-from llog.stores.oxia.sessions import Session
-from llog.stores.oxia.watches import Notifications, OxiaWatch, Watches
-from llog.stores.oxia.writes import Writes
+from llog.stores.oxia.reads import entry_of, scan_entries, scan_keys
+from llog.stores.oxia.watches import OxiaWatch
 
 OPERATION_SECONDS: Final = 30.0
 """An election after a node was lost can take as long."""
 OPEN_SECONDS: Final = 10.0
 CHECK_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 5.0
 
 R = TypeVar("R")
 
@@ -64,11 +62,7 @@ class OxiaMetaStore:
         self._identity = identity or f"llog-{socket.gethostname()}-{os.getpid()}"
         self._security = security or Security()
         self._seconds = seconds
-        self._cluster: Cluster | None = None
-        self._clients: dict[int, _Client] = {}
-        self._watches = Watches(self.check_open, self._deliver)
-        self._is_watching = False
-        self._background: set[asyncio.Task[None]] = set()
+        self._clients: Clients | None = None
         self._is_closed = False
         self._pid = os.getpid()
 
@@ -78,10 +72,14 @@ class OxiaMetaStore:
         Raises `ConfigurationError`, `WrongStore`, or `StoreUnreachable` if nobody answers; the store is closed then.
         """
         try:
-            cluster = self._start()
-            await cluster.ready(OPEN_SECONDS)
+            clients = self._start()
+            await clients.cluster.ready(OPEN_SECONDS)
             async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
-                await self._check_sorting(cluster)
+                if await clients.of_partition(None)[0].sorts_naturally():
+                    raise WrongStore(
+                        f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural key sorting, in which "
+                        "Oxia has lost track of ephemeral keys: create a namespace with keySorting: hierarchical and name that"
+                    )
         except BaseException as error:
             await self.close()
             if isinstance(error, StoreUnavailable):
@@ -123,13 +121,13 @@ class OxiaMetaStore:
         return await self._counted("keys", self._keys(start, end, limit), lambda _: 0)
 
     async def begin_reads(self) -> OxiaReads:
-        cluster = await self._ready()
+        clients = await self._ready()
         async with _deadline(self._seconds, "Oxia's shards took no write"):
             while True:
-                clients = self._all_clients(cluster)
-                if all(client.writes.is_established for client in clients):
-                    return OxiaReads(self, cluster)
-                await asyncio.gather(*(client.writes.established() for client in clients))
+                all_writes = [client.writes for client in clients.of_partition(None)]
+                if all(writes.is_established for writes in all_writes):
+                    return OxiaReads(clients, self.check_open)
+                await asyncio.gather(*(writes.established() for writes in all_writes))
 
     # --- writes
 
@@ -156,35 +154,25 @@ class OxiaMetaStore:
 
     def watch(self, prefix: str) -> OxiaWatch:
         check_bounds(prefix)
-        self._start()
+        watch = self._start().watch(prefix)
         self.counts.add("watch", 0, 0.0)
-        watch = self._watches.watch(prefix)
-        self._is_watching = True
-        self._in_background(self._notify())
         return watch
 
     async def check(self) -> None:
-        cluster = self._start()
-        await cluster.ready(CHECK_SECONDS)
+        clients = self._start()
+        await clients.cluster.ready(CHECK_SECONDS)
         async with _deadline(CHECK_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
-            clients = self._all_clients(cluster)
-            await asyncio.gather(*(client.lookups.submit([proto.GetRequest(key=ECHO)]) for client in clients))
+            lookups = [client.lookups for client in clients.of_partition(None)]
+            await asyncio.gather(*(each.submit([proto.GetRequest(key=ECHO)]) for each in lookups))
+
+    async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
+        return await diagnose((await self._ready()).of_partition(None), self._namespace, now_ms)
 
     async def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._watches.close()
-        for task in self._background:
-            task.cancel()
-        cluster = self._cluster
-        if cluster is None:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(client.close() for client in self._clients.values()))
-                await cluster.close()
-                await cluster.channels.close()
+        if not self._is_closed:
+            self._is_closed = True
+            if self._clients is not None:
+                await self._clients.close()
 
     def check_open(self) -> None:
         if self._is_closed:
@@ -192,97 +180,40 @@ class OxiaMetaStore:
         if os.getpid() != self._pid:
             raise StoreUnavailable("this metadata store was opened by another process, before a fork: open another one")
 
-    # --- shards
-
-    def _start(self) -> Cluster:
+    def _start(self) -> Clients:
         self.check_open()
-        if self._cluster is None:
-            channels = Channels(self._security, self._identity)
-            self._cluster = Cluster(self._servers, self._namespace, channels)
-            self._cluster.on_change = self._shards_changed
-        return self._cluster
-
-    async def _ready(self) -> Cluster:
-        """With shards. The check for them comes without a turn of the event loop, so that writes keep the order of their calls."""
-        cluster = self._start()
-        if not cluster.shards:
-            await cluster.ready(self._seconds)
-            self.check_open()
-        return cluster
-
-    def _client(self, shard: Shard) -> _Client:
-        client = self._clients.get(shard.number)
-        if client is None:
-            assert self._cluster is not None
-            client = _Client(self._cluster, shard, self._session_timeout_ms, self._identity, self._seconds)
-            self._clients[shard.number] = client
-        return client
-
-    def _client_of(self, cluster: Cluster, key: str) -> _Client:
-        return self._client(cluster.shard_of(_routing_hash(partition_prefix(key) or encode(key))))
-
-    def _all_clients(self, cluster: Cluster) -> list[_Client]:
-        return [self._client(shard) for shard in cluster.shards.values()]
-
-    def _clients_of(self, cluster: Cluster, partition: str | None) -> list[_Client]:
-        if partition is None:
-            return self._all_clients(cluster)
-        return [self._client(cluster.shard_of(_routing_hash(partition)))]
-
-    def _shards_changed(self) -> None:
-        assert self._cluster is not None
-        for number in [number for number in self._clients if number not in self._cluster.shards]:
-            self._in_background(self._clients.pop(number).close())
-        if self._is_watching:
-            self._in_background(self._notify())
-
-    async def _notify(self) -> None:
-        """Begin the notifications of every shard that has none yet."""
-        with suppress(LlogError):  # the next watch tries again, and so does a change of the shards
-            for client in self._all_clients(await self._ready()):
-                client.notify(self._watches)
-            self._watches.wake_all()
-
-    async def _deliver(self) -> None:
-        clients = self._all_clients(await self._ready())
-        await asyncio.gather(*(client.notify(self._watches).delivered() for client in clients))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _check_sorting(self, cluster: Cluster) -> None:
-        """Raise `WrongStore` if the namespace sorts its keys as bytes: Oxia then never removes ephemeral keys."""
-        client = self._all_clients(cluster)[0]
-        gets = [
-            proto.GetRequest(key=SORTING_PROBE),
-            proto.GetRequest(key=SORTING_BOUND, comparison_type=proto.KeyComparisonType.LOWER),
-        ]
-        probe, below = await client.lookups.submit(gets)
-        if probe.status != proto.Status.OK:
-            await _answers(client.writes.submit([proto.PutRequest(key=SORTING_PROBE)], len(SORTING_PROBE)))
-            _, below = await client.lookups.submit(gets)
-        if below.status == proto.Status.OK and below.key == SORTING_PROBE:
-            raise WrongStore(
-                f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural key sorting, in which Oxia keeps "
-                "ephemeral keys for ever: create a namespace with keySorting: hierarchical and name that"
+        if self._clients is None:
+            self._clients = Clients(
+                Cluster(self._servers, self._namespace, Channels(self._security, self._identity)),
+                session_timeout_ms=self._session_timeout_ms,
+                identity=self._identity,
+                seconds=self._seconds,
+                check_open=self.check_open,
             )
+        return self._clients
+
+    async def _ready(self) -> Clients:
+        """With shards. If they are known, there is no turn of the event loop, so that writes keep the order of their calls."""
+        clients = self._start()
+        if not clients.cluster.shards:
+            await clients.cluster.ready(self._seconds)
+            self.check_open()
+        return clients
 
     # --- how each call is done
 
     async def _get(self, key: str) -> Entry | None:
-        cluster = await self._ready()
+        clients = await self._ready()
         stored = encode(key)
         request = proto.GetRequest(key=stored, include_value=True)
-        (answer,) = await self._client_of(cluster, key).lookups.submit([request])
+        (answer,) = await clients.of_key(key).lookups.submit([request])
         return entry_of(answer, stored)
 
     async def _get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        cluster = await self._ready()
-        places: dict[_Client, list[int]] = {}
+        clients = await self._ready()
+        places: dict[ShardClient, list[int]] = {}
         for place, key in enumerate(keys):
-            places.setdefault(self._client_of(cluster, key), []).append(place)
+            places.setdefault(clients.of_key(key), []).append(place)
         stored = [encode(key) for key in keys]
         found: list[Entry | None] = [None] * len(keys)
         answers = await asyncio.gather(
@@ -297,44 +228,44 @@ class OxiaMetaStore:
         return found
 
     async def _nearest(self, key: str, comparison: Any, choose: Callable[..., Entry]) -> Entry | None:
-        cluster = await self._ready()
-        found = await self._lookup(self._clients_of(cluster, partition_prefix(key)), encode(key), comparison)
+        clients = await self._ready()
+        found = await self._lookup(clients.of_partition(partition_prefix(key)), encode(key), comparison)
         return choose(found, key=lambda entry: entry.key) if found else None
 
     async def _lookup(
-        self, clients: Sequence[_Client], stored: str, comparison: Any, *, values: bool = True
+        self, clients: Sequence[ShardClient], stored: str, comparison: Any, *, values: bool = True
     ) -> list[Entry]:
         request = proto.GetRequest(key=stored, include_value=values, comparison_type=comparison)
         answers = await asyncio.gather(*(client.lookups.submit([request]) for client in clients))
         return [entry for (answer,) in answers if (entry := entry_of(answer, stored)) is not None]
 
     async def _range(self, start: str, end: str, limit: int) -> list[Entry]:
-        cluster = await self._ready()
+        clients = await self._ready()
         if start >= end:
             return []
-        shards = [client.shard for client in self._clients_of(cluster, partition_of(start, end))]
-        return await scan_entries(cluster, shards, encode(start), encode(end), limit, self._seconds)
+        shards = [client.shard for client in clients.of_partition(partition_of(start, end))]
+        return await scan_entries(clients.cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _keys(self, start: str, end: str, limit: int) -> list[str]:
-        cluster = await self._ready()
+        clients = await self._ready()
         if start >= end:
             return []
-        clients = self._clients_of(cluster, partition_of(start, end))
+        asked = clients.of_partition(partition_of(start, end))
         if limit == 1:
-            found = await self._lookup(clients, encode(start), proto.KeyComparisonType.CEILING, values=False)
+            found = await self._lookup(asked, encode(start), proto.KeyComparisonType.CEILING, values=False)
             lowest = min((entry.key for entry in found), default=end)
             return [lowest] if lowest < end else []
-        shards = [client.shard for client in clients]
-        return await scan_keys(cluster, shards, encode(start), encode(end), limit, self._seconds)
+        shards = [client.shard for client in asked]
+        return await scan_keys(clients.cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _put(self, key: str, value: bytes, expected: int | None) -> int:
-        cluster = await self._ready()
+        clients = await self._ready()
         request = _put_request(key, value, expected)
-        (answer,) = await _answers(self._client_of(cluster, key).writes.submit([request], request.ByteSize()))
+        (answer,) = await _answers(clients.of_key(key).writes.submit([request], request.ByteSize()))
         return _version(answer, key, expected)
 
     async def _put_ephemeral(self, key: str, value: bytes, expected: int | None) -> int:
-        client = self._client_of(await self._ready(), key)
+        client = (await self._ready()).of_key(key)
         for _ in range(2):
             number = client.session.number
             if number is None:
@@ -349,10 +280,10 @@ class OxiaMetaStore:
         raise StoreUnavailable(f"Oxia ended the session of {key!r} twice at once: raise LLOG_SESSION_TIMEOUT_MS")
 
     async def _put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        cluster = await self._ready()
-        places: dict[_Client, list[int]] = {}
+        clients = await self._ready()
+        places: dict[ShardClient, list[int]] = {}
         for place, put in enumerate(puts):
-            places.setdefault(self._client_of(cluster, put.key), []).append(place)
+            places.setdefault(clients.of_key(put.key), []).append(place)
         calls = []
         for client, mine in places.items():
             requests = [_put_request(*puts[place]) for place in mine]
@@ -368,7 +299,7 @@ class OxiaMetaStore:
         return results
 
     async def _delete(self, key: str, expected: int | None) -> bool:
-        client = self._client_of(await self._ready(), key)
+        client = (await self._ready()).of_key(key)
         if expected != ABSENT:
             request = proto.DeleteRequest(
                 key=encode(key), expected_version_id=expected, partition_key=partition_prefix(key)
@@ -384,13 +315,12 @@ class OxiaMetaStore:
         raise mismatch(key, expected, found.version)
 
     async def _delete_range(self, start: str, end: str) -> None:
-        cluster = await self._ready()
+        clients = await self._ready()
         if start >= end:
             return
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
-        clients: list[_Client] = self._clients_of(cluster, partition_of(start, end))
-        futures = [future for client in clients for future in client.writes.submit([request], request.ByteSize())]
-        await _answers(futures)
+        asked: list[ShardClient] = clients.of_partition(partition_of(start, end))
+        await _answers([future for client in asked for future in client.writes.submit([request], request.ByteSize())])
 
     async def _counted(self, operation: str, call: Awaitable[R], size: Callable[[R], int]) -> R:
         began = perf_counter()
@@ -406,48 +336,21 @@ class OxiaMetaStore:
         return result
 
 
-class _Client:
-    """What this process has with one shard."""
-
-    def __init__(self, cluster: Cluster, shard: Shard, session_timeout_ms: int, identity: str, seconds: float) -> None:
-        self.shard = shard
-        self.writes = Writes(cluster, shard, seconds)
-        self.lookups = Lookups(cluster, shard, seconds)
-        self.session = Session(cluster, shard, session_timeout_ms, identity, seconds)
-        self._notifications: Notifications | None = None
-        self._cluster = cluster
-        self._seconds = seconds
-
-    def notify(self, watches: Watches) -> Notifications:
-        """The notifications, which begin with the first call."""
-        if self._notifications is None:
-            self._notifications = Notifications(self._cluster, self.writes, watches, self._seconds)
-        return self._notifications
-
-    async def close(self) -> None:
-        self.lookups.close()
-        if self._notifications is not None:
-            await self._notifications.close()
-        await self.writes.close()
-        await self.session.close(CLOSE_SECONDS / 2)
-
-
 class OxiaReads:
     """Vouches for reads by a write that the same leader acknowledges, on a stream that has been there since before the reads."""
 
-    def __init__(self, store: OxiaMetaStore, cluster: Cluster) -> None:
-        self._store = store
-        self._cluster = cluster
-        self._began = {shard: (shard.generation, shard.answers) for shard in cluster.shards.values()}
+    def __init__(self, clients: Clients, check_open: Callable[[], None]) -> None:
+        self._clients = clients
+        self._check_open = check_open
+        self._began = {shard: (shard.generation, shard.answers) for shard in clients.cluster.shards.values()}
 
     async def confirm(self) -> None:
-        self._store.check_open()
-        if set(self._cluster.shards.values()) != self._began.keys():
+        self._check_open()
+        if set(self._clients.cluster.shards.values()) != self._began.keys():
             raise StaleReads("Oxia's shards were changed since the reads began: read again")
         asked = [shard for shard, (_, answers) in self._began.items() if shard.answers != answers]
-        results = await asyncio.gather(
-            *(self._store._client(shard).writes.echo() for shard in asked), return_exceptions=True
-        )
+        echoes = (self._clients.of_shard(shard).writes.echo() for shard in asked)
+        results = await asyncio.gather(*echoes, return_exceptions=True)
         for shard in asked:
             if shard.generation != self._began[shard][0]:
                 raise StaleReads(
@@ -496,11 +399,6 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise StoreUnavailable(f"{what} within {seconds:g} s: check that Oxia runs and can be reached") from None
-
-
-@lru_cache(maxsize=1 << 16)
-def _routing_hash(text: str) -> int:
-    return hash_of(text)
 
 
 def _entry_size(entry: Entry | None) -> int:

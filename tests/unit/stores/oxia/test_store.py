@@ -20,8 +20,9 @@ from llog.errors import (
     WrongStore,
 )
 from llog.stores.meta import ABSENT, Put, after
-from llog.stores.oxia import OxiaMetaStore, Security
+from llog.stores.oxia import OxiaMetaStore, Security, client, diagnosis
 from llog.stores.oxia import store as store_module
+from llog.stores.oxia.client import ShardClient
 from llog.stores.oxia.cluster import Shard
 from llog.stores.oxia.keys import SORTING_PROBE
 from tests.unit.stores.oxia.certificate import CERTIFICATE, KEY
@@ -338,7 +339,7 @@ async def test_a_session_that_the_server_forgot_is_opened_again(oxia: FakeOxia, 
 
 
 async def test_closing_does_not_wait_for_a_server_that_hangs(oxia: FakeOxia, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(client, "CLOSE_SECONDS", 0.5)
     store = OxiaMetaStore(oxia.addresses, "default", seconds=LIMIT_S)
     await store.put("claim", b"", ephemeral=True)
     watch = store.watch("")
@@ -381,6 +382,21 @@ async def test_natural_sorting_is_refused(oxia: FakeOxia, monkeypatch: pytest.Mo
         await OxiaMetaStore(oxia.addresses, "default").connected()
 
 
+async def test_doctor_finds_natural_sorting_and_ephemeral_keys_that_stay(
+    oxia: FakeOxia, store: OxiaMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_VANISH_SECONDS", 0.3)
+    monkeypatch.setattr(ShardClient, "sorts_naturally", lambda _: asyncio.sleep(0, result=True))
+    found = {each.check: each.verdict for each in await store.diagnose(lambda: 10**12)}  # the fake's clock is at 0
+    assert found == {
+        "its shards have leaders": "ok",
+        "its clock is near ours": "warning",
+        "its keys sort hierarchically": "failed",
+        "ephemeral keys vanish with their session": "failed",
+    }
+    assert not any("#llog-doctor" in shard.records for shard in oxia.shards.values())
+
+
 async def test_a_token_and_tls_are_used_if_the_server_asks_for_them(tmp_path: Path) -> None:
     authority, token = tmp_path / "ca.pem", tmp_path / "token"
     authority.write_bytes(CERTIFICATE)
@@ -409,5 +425,5 @@ async def test_a_token_and_tls_are_used_if_the_server_asks_for_them(tmp_path: Pa
 
 
 def _shards(store: OxiaMetaStore) -> list[Shard]:
-    assert store._cluster is not None
-    return list(store._cluster.shards.values())
+    assert store._clients is not None
+    return list(store._clients.cluster.shards.values())
