@@ -7,7 +7,8 @@ import pickle
 import pytest
 
 from llog import errors
-from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StoreUnavailable
+from llog.broker.problems import problem_of
+from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StaleReads, StoreUnavailable
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]
 WITH_FIELDS: dict[type[LlogError], LlogError] = {
@@ -27,6 +28,12 @@ def test_an_error_comes_out_of_a_pickle_as_it_was(kind: type[LlogError]) -> None
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert (str(copy), repr(vars(copy))) == (str(error), repr(vars(error)))
+
+
+def test_the_broker_answers_stale_reads_as_an_error_that_passes() -> None:
+    answer = problem_of(StaleReads("a server that was paused has answered"))
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
 
 
 def test_no_two_errors_have_one_code() -> None:

@@ -37,6 +37,7 @@ from llog.ports import AppendResult, Batch, Bounds, Group, RetentionResult
 from llog.segment.cleaning import CleanResult
 from llog.segment.log import SegmentLog
 from llog.segment.reader import SegmentReader
+from llog.stores.meta import confirmed
 
 LOOK_AGAIN_MS: Final = 1000
 _TOPICS_MAX: Final = 10_000
@@ -110,14 +111,20 @@ class DiskTopics:
     async def confirm(self, tp: TopicPartition, place: Place) -> None:
         """After files were made there: a topic that was deleted meanwhile must not come back by that."""
         self._known.pop(tp.topic, None)
-        try:
-            directory = await self._catalog.directory(tp)
-        except TopicNotFound:
-            directory = ""
-        if directory != place.topic.directory:
+        if await self._directory(tp) == place.topic.directory:
+            return
+        # Before all its files are removed, for an old state of the catalog may not show the topic yet.
+        if await confirmed(self._log.meta, lambda: self._directory(tp)) != place.topic.directory:
             await self.segments.let_go(place.path.parent)
             await asyncio.to_thread(remove_directories, place.path.parent)
             raise PartitionNotInitialized(f"partition {tp} was deleted")
+
+    async def _directory(self, tp: TopicPartition) -> str | None:
+        """The directory of the topic that has the name now; None if there is none."""
+        try:
+            return await self._catalog.directory(tp)
+        except TopicNotFound:
+            return None
 
     def is_gone(self, place: Place) -> bool:
         """Whether the topic was deleted since it was found."""

@@ -24,6 +24,7 @@ from llog.partition.records import Topic
 from llog.partition.writer import Writer, WriterOptions, checked
 from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
 from llog.reading import iter_from, read_offset
+from llog.stores.meta import Reads
 
 _KNOWN_MAX: Final = 10_000
 _MOVED: Final = (PartitionNotInitialized, WrongEngine)
@@ -97,6 +98,7 @@ class EngineReader:
     """Reads any partition of a log, whatever its engine, from any process, while others write."""
 
     def __init__(self, log: Log) -> None:
+        self._log = log
         self._engines = _Engines(log)
         object_reader, disk_reader, rocks_reader = Reader(log), DiskReader(log), RocksReader(log)
         self._readers: dict[str, LogReader] = {OBJECT: object_reader, DISK: disk_reader, ROCKSDB: rocks_reader}
@@ -117,6 +119,10 @@ class EngineReader:
     async def look(self, tp: TopicPartition) -> Look:
         """The bounds, and whose they are: for those who keep what they read."""
         return Look(*await self._engines.call(tp.topic, self._lookers, lambda looker: looker.look(tp)))
+
+    async def begin_reads(self) -> Reads:
+        """As the metadata store's: what was not found may count after their `confirm`."""
+        return await self._log.meta.begin_reads()
 
     async def read(
         self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None

@@ -12,7 +12,9 @@
    as one or as the other.
 5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name waits for the pins
    alive when it was first found here, however they started, for their clocks are not ours. Later pins do not matter to it.
-6. The rest is deleted.
+6. All reads since step 3 are confirmed: what an old state of the metadata store did not show may be there. If one was stale, the run
+   ends with `StaleReads`, nothing is deleted, and the next run starts over.
+7. The rest is deleted.
 
 Clocks decide when a blob goes, never whether that is safe. Cost of a run: a probe of the blob store's clock, one listing, one scan of the
 control records and the index per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per
@@ -40,7 +42,7 @@ from llog.partition.reader import pending_pieces
 from llog.partition.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode
 from llog.runtime import stamp_of
 from llog.stores.blobs import BlobInfo
-from llog.stores.meta import Entry, after, scan
+from llog.stores.meta import Entry, Reads, after, scan
 
 GRACE_MS = 3_600_000
 SINK_OPEN_MS = 86_400_000
@@ -122,12 +124,13 @@ class Collector:
         waiting = deleted = deleted_bytes = spared = kept = 0
         async for names in unreferenced(self._log, run, listing, self._options.chunk_names):
             found = len(names)
+            reads = await self._log.meta.begin_reads()
             await self._mark_last(names, run, listing.gaps)
             spared += found - len(names)
             found = len(names)
             strike_off_kept(names, listing.gaps)
             kept += found - len(names)
-            gone = await delete_unreferenced(self._log, names, self._waiting, run)
+            gone = await delete_unreferenced(self._log, names, self._waiting, run, reads)
             waiting += len(names) - len(gone)
             deleted += len(gone)
             deleted_bytes += sum(names[name] for name in gone)
@@ -365,13 +368,24 @@ async def _raise_sink_floor(log: Log, key: str, run: Window, sink_open_ms: int) 
             return Span(changed.blob_floor_ms, changed.blob_ceiling_ms or None)
 
 
-async def delete_unreferenced(log: Log, names: Collection[str], waiting: Waiting, run: Window) -> list[str]:
-    """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted."""
-    alive = frozenset(pin_id for pin_id, _ in await alive_pins(log, run.now_ms))
+async def delete_unreferenced(
+    log: Log, names: Collection[str], waiting: Waiting, run: Window, reads: Reads
+) -> list[str]:
+    """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted.
+
+    `reads` were begun before that mark. They are confirmed before `waiting` learns of the pins: one that an old state did not show would
+    not be waited for in later runs either.
+    """
+    alive = await alive_pin_ids(log, run)
+    await reads.confirm()
     free = waiting.free(names, alive)
     for first in range(0, len(free), _DELETE_PAGE):
         await log.blobs.delete_many(free[first : first + _DELETE_PAGE])
     return free
+
+
+async def alive_pin_ids(log: Log, run: Window) -> frozenset[str]:
+    return frozenset(pin_id for pin_id, _ in await alive_pins(log, run.now_ms))
 
 
 async def sweep(log: Log, tp: TopicPartition) -> int:

@@ -37,7 +37,7 @@ from llog.partition.reader import Piece, decode_piece
 from llog.partition.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode
 from llog.runtime import stamp_of, uuid7
 from llog.stores.blobs import Buffer
-from llog.stores.meta import ABSENT, Entry
+from llog.stores.meta import ABSENT, Entry, confirmed
 
 _WRITER: Final = "compactor"
 
@@ -96,6 +96,7 @@ async def begin(log: Log, plan: Plan) -> Job | None:
             return None
     if crumb.record.state is not CompactionState.WRITING_BLOB:
         return Job(plan, crumb, -1, blob_there=True)
+    reads = await log.meta.begin_reads()
     try:
         cursor, cursor_version = await read_cursor(log, tp, keys)
     except LlogError:
@@ -105,6 +106,9 @@ async def begin(log: Log, plan: Plan) -> Job | None:
     if not still_next(crumb.record, cursor, highest):
         await clear(log, keys, crumb)
         return None
+    await (
+        reads.confirm()
+    )  # in an old state, every run is still the next one; the breadcrumb stays, for whoever comes next
     blob_there = resumed and await log.blobs.head(crumb.record.blob) is not None
     return Job(plan, crumb, cursor_version, blob_there)
 
@@ -259,7 +263,7 @@ async def _cut(log: Log, job: Job, piece: Piece, error: LlogError) -> Again | No
         return None
     if piece != first:
         return Again(stop_before=piece.start_offset)
-    found = await log.meta.get(keys.entry(piece.end_offset))
+    found = await confirmed(log.meta, lambda: log.meta.get(keys.entry(piece.end_offset)))
     if found is None or decode(IndexEntry, found.value, found.key) != piece.entry:
         return Again()  # trimmed or compacted meanwhile, not damaged
     try:
@@ -309,7 +313,8 @@ async def _publish(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
     try:
         await log.meta.put(key, encode(record.entry), expected=record.expected_version)
     except VersionMismatch:
-        found = await log.meta.get(key)
+        # In an old state, what a twin has published is not there yet, and the breadcrumb must not be cleared for that.
+        found = await confirmed(log.meta, lambda: log.meta.get(key))
         return found is not None and decode(IndexEntry, found.value, key) == record.entry
     return True
 

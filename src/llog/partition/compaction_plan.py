@@ -7,6 +7,7 @@ and clears breadcrumbs that can no longer lead anywhere.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from llog.partition.records import (
     encode,
 )
 from llog.partition.writer import index_puts
+from llog.stores.meta import certain, confirmed
 
 INDEX_PAGE: Final = 1000
 _CHOOSE_ATTEMPTS: Final = 100
@@ -90,6 +92,19 @@ async def choose(
     stop_before: int | None = None,
 ) -> Plan | None:
     """The next run of this partition, which ends below `stop_before`; None if nothing is worth it now."""
+    choosing = partial(_chosen, log, options, tp, keys, force=force, stop_before=stop_before)
+    return await certain(log.meta, choosing, InconsistentReadState)
+
+
+async def _chosen(
+    log: Log,
+    options: CompactorOptions,
+    tp: TopicPartition,
+    keys: PartitionKeys,
+    *,
+    force: bool,
+    stop_before: int | None,
+) -> Plan | None:
     for _ in range(_CHOOSE_ATTEMPTS):
         control = await _settle_pending(log, options, tp, keys, force)
         found = await log.meta.get(keys.compaction)
@@ -205,7 +220,7 @@ async def _give_up_publishing(log: Log, keys: PartitionKeys, crumb: Crumb) -> bo
     A twin publishes at the version of the highest entry that the breadcrumb names: rewriting the entry as it is takes that away.
     """
     key = keys.entry(crumb.record.end_offset)
-    found = await log.meta.get(key)
+    found = await confirmed(log.meta, lambda: log.meta.get(key))
     if found is not None and found.version == crumb.record.expected_version:
         try:
             await log.meta.put(key, found.value, expected=found.version)

@@ -28,6 +28,7 @@ async def unfence(log: Log, tp: TopicPartition) -> None:
 async def _change_state(log: Log, tp: TopicPartition, state: LogState) -> None:
     keys = await Catalog(log).partition(tp)
     while True:
+        reads = await log.meta.begin_reads()
         found = await log.meta.get(keys.control)
         control = None if found is None else decode(Control, found.value, found.key)
         if found is None or control is None:
@@ -35,6 +36,7 @@ async def _change_state(log: Log, tp: TopicPartition, state: LogState) -> None:
         if control.log_state is LogState.DELETED:
             raise PartitionNotInitialized(f"partition {tp} was deleted")
         if control.log_state is state:
+            await reads.confirm()  # in an old state it may be: then the partition is not what the caller wants
             return
         try:
             await log.meta.put(

@@ -31,11 +31,13 @@ from llog.partition.records import Control, IndexEntry, LogState, Topic, decode
 from llog.ports import Batch, Bounds
 from llog.reading import iter_from, read_offset
 from llog.stores.blobs import Buffer
-from llog.stores.meta import Entry, after
+from llog.stores.meta import Entry, after, certain
 
 _BOUNDS_PAGE = 1000
 _RESOLVE_ATTEMPTS = 3
 _COVERING_MAX = 64
+_VERDICTS = (OffsetOutOfRange, InconsistentReadState)
+"""What an old state of the metadata may look like: each is looked for again before it is raised."""
 
 
 class Piece(NamedTuple):
@@ -75,6 +77,9 @@ class Reader:
         No batch begins at `stop` or above it; the last one may reach beyond. Timestamps are of the topic's kind.
         What cannot be read ends it, and is an error of the read that begins there: all before it can be had.
         """
+        return await certain(self._log.meta, lambda: self._read(tp, offset, max_bytes, stop), *_VERDICTS)
+
+    async def _read(self, tp: TopicPartition, offset: int, max_bytes: int, stop: int | None) -> list[Batch]:
         topic, keys, control = await self._looked_up(tp)
         _check_offset(tp, offset, control, end_allowed=True)
         batches: list[Batch] = []
@@ -110,7 +115,8 @@ class Reader:
                 return await self._search(tp, timestamp_ms, by)
             except (InconsistentReadState, OffsetOutOfRange):
                 pass  # trimmed since the control record was read: search what is left
-        return await self._search(tp, timestamp_ms, by)
+        chosen = by
+        return await certain(self._log.meta, lambda: self._search(tp, timestamp_ms, chosen), *_VERDICTS)
 
     async def _search(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType) -> int:
         keys, control = await self.control(tp)

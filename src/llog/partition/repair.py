@@ -47,7 +47,7 @@ from llog.partition.keys import SINK_BLOBS, WAL, PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Piece, decode_piece, pending_pieces
 from llog.partition.records import IndexEntry, Kind, encode, entry_of
-from llog.stores.meta import ABSENT, after
+from llog.stores.meta import ABSENT, after, confirmed
 
 _SHOWN_MAX: Final = 20
 _OVERLAPS_MAX: Final = 5000
@@ -94,8 +94,13 @@ class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
 async def plan_repairs(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
     """Of the partitions whose indexes have gaps, what can be done about them. Changes nothing; reads every blob that could fill a gap.
 
-    Partitions that were deleted meanwhile are left out.
+    Partitions that were deleted meanwhile are left out. `StaleReads` if an old state of the metadata was read, in which entries may be
+    missing that are there.
     """
+    return await confirmed(log.meta, lambda: _planned(log, tps))
+
+
+async def _planned(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
     damaged = [found for found in [await look_at(log, tp) for tp in tps] if found is not None and found.gaps]
     found = await find_candidates(log, [gap for each in damaged for gap in each.gaps])
     for each in damaged:

@@ -24,7 +24,7 @@ from llog.partition.log import Log
 from llog.partition.reader import Piece, pending_pieces
 from llog.partition.records import Control, IndexEntry, LogState, decode, encode
 from llog.ports import RetentionResult
-from llog.stores.meta import after
+from llog.stores.meta import after, certain
 
 _PAGE = 5000
 
@@ -72,9 +72,14 @@ async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionRes
     if before_offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
     keys = await Catalog(log).partition(tp)
-    control, _ = await _control(log, tp, keys)
-    if before_offset > control.sequence_counter:
-        raise OffsetOutOfRange(str(tp), before_offset, control.log_start_offset, control.sequence_counter)
+
+    async def reaching() -> Control:
+        control, _ = await _control(log, tp, keys)
+        if before_offset > control.sequence_counter:
+            raise OffsetOutOfRange(str(tp), before_offset, control.log_start_offset, control.sequence_counter)
+        return control
+
+    control = await certain(log.meta, reaching, OffsetOutOfRange)
     dropped = 0
     async for piece in _pieces(log, keys, control):
         if piece.end_offset >= before_offset:

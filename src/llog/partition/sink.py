@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -46,7 +45,7 @@ from llog.partition.writer import Uploaded, Writer
 from llog.ports import AppendResult
 from llog.producers import Producer
 from llog.runtime import uuid7
-from llog.stores.meta import ABSENT, VALUE_BYTES_MAX
+from llog.stores.meta import ABSENT, VALUE_BYTES_MAX, confirmed
 
 _TOUCH_INTERVAL_MS = 60_000
 _ENTRY_BYTES = 300
@@ -143,7 +142,7 @@ async def publish(log: Log, sink: str, batch: int, uploads: Sequence[Upload]) ->
     bodies = {upload.blob: upload.bodies for upload in uploads}
     mine: Manifest | None = None
     while True:
-        found = await log.meta.get(key)
+        found = await log.meta.get(key) or await confirmed(log.meta, lambda: log.meta.get(key))
         if found is None:
             if uploads:
                 raise StaleWrite(f"sink {sink} is gone: its write was finished and forgotten")
@@ -232,8 +231,9 @@ def _check_size(log: Log, manifest: Manifest, uploads: Sequence[Upload]) -> None
 async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Mapping[str, tuple[Body, ...]]) -> None:
     """Appends what the manifest names: per partition in one append, in the manifest's order.
 
-    A topic that was deleted since then takes its records with it.
+    A topic that was deleted since then takes its records with it, unless only an old state of the metadata shows none.
     """
+    reads = await log.meta.begin_reads()
     sources: dict[TopicPartition, list[tuple[str, Body]]] = {}
     for blob in manifest.blobs:
         for body in known.get(blob) or (await read_header(log, blob)).partitions:
@@ -244,21 +244,29 @@ async def _apply(log: Log, sink: str, batch: int, manifest: Manifest, known: Map
     ]
     writer = Writer(log)
     again: list[Uploaded] = []
+    is_gone = False
     for upload, result in zip(uploads, await writer.append_uploaded(uploads), strict=True):
         if isinstance(result, UnknownProducer):
-            with suppress(PartitionNotInitialized):
+            try:
                 still = await _still_to_append(log, upload.tp, upload.producer, {blob for blob, _ in upload.sources})
-                if still is not None:
-                    again.append(upload._replace(producer=still))
+            except PartitionNotInitialized:
+                is_gone = True
+                continue
+            if still is not None:
+                again.append(upload._replace(producer=still))
         else:
-            _check_applied(result)
+            is_gone |= _is_gone(result)
     for result in await writer.append_uploaded(again):
-        _check_applied(result)
+        is_gone |= _is_gone(result)
+    if is_gone:
+        await reads.confirm()
 
 
-def _check_applied(result: AppendResult | LlogError) -> None:
+def _is_gone(result: AppendResult | LlogError) -> bool:
+    """Whether the append found no topic; raises every other error."""
     if isinstance(result, LlogError) and not isinstance(result, PartitionNotInitialized):
         raise result
+    return isinstance(result, LlogError)
 
 
 async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blobs: set[str]) -> Producer | None:
@@ -280,7 +288,7 @@ async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blo
 
 
 async def _unchanged(log: Log, key: str, version: int) -> bool:
-    found = await log.meta.get(key)
+    found = await confirmed(log.meta, lambda: log.meta.get(key))
     return found is not None and found.version == version
 
 

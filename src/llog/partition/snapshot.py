@@ -1,6 +1,7 @@
 """Where a range of records lies, resolved once and small enough to plan reads over millions of index entries.
 
-Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives.
+Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives. Confirm the reads after it
+(`stores.meta.confirmed`): in a state from before the pin, the snapshot may name what the collector has deleted.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from llog.partition.keys import PartitionKeys, end_offset_of
 from llog.partition.log import Log
 from llog.partition.reader import Piece, Reader, parts_of, pending_pieces
 from llog.partition.records import Compaction, Cursor, IndexEntry, Kind, decode
-from llog.stores.meta import after
+from llog.stores.meta import after, certain
 
 _PAGE = 5000
 _ATTEMPTS = 3
@@ -110,6 +112,11 @@ class Snapshot:
 
 async def take_snapshot(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     """The extents that hold [start, stop), the first and last of which may reach beyond it. Reads no blob."""
+    taking = partial(_taken, log, tp, start, stop)
+    return await certain(log.meta, taking, InconsistentReadState, OffsetOutOfRange)
+
+
+async def _taken(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     for _ in range(_ATTEMPTS - 1):
         try:
             return await _resolved(log, tp, start, stop)

@@ -136,20 +136,25 @@ async def verify(
 ) -> VerifyReport:
     """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
 
-    Damage is reported, not raised; `TopicNotFound` if there is no such topic, or not any more. Calls that share `headers` read the
+    Damage is reported, not raised; `StaleReads` if it may only be an old state of the metadata that looks like damage. `TopicNotFound` if
+    there is no such topic, or not any more. Calls that share `headers` read the
     header of a blob once, not once for each of its partitions.
     """
     walk = _Walk(log, tp, progress, headers or Headers(log))
     pin_id = await pin(log, f"verify {tp}")
+    reads = await log.meta.begin_reads()
     try:
-        return await walk.run(pin_id)
+        report = await walk.run(pin_id)
     except TopicNotFound:
         raise
     except (InconsistentReadState, PartitionNotInitialized) as error:
         await Catalog(log).directory(tp)  # it may have been deleted meanwhile
-        return walk.given_up(error)
+        report = walk.given_up(error)
     finally:
         await release(log, walk.pin_id or pin_id)
+    if not report.healthy:
+        await reads.confirm()
+    return report
 
 
 async def orphans(log: Log) -> OrphanCounts:

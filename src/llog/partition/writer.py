@@ -43,7 +43,7 @@ from llog.partition.turns import Turn, Turns, end_turns, next_turn
 from llog.ports import AppendResult, Group, RetentionResult
 from llog.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
 from llog.runtime import uuid7
-from llog.stores.meta import ABSENT, Put, check
+from llog.stores.meta import ABSENT, Put, Reads, check
 
 COMMIT_BYTES_MAX: Final = 64 << 20
 """Values in one `put_many`: partitions beyond that commit with the next one."""
@@ -177,9 +177,14 @@ class Writer:
         if attempts:
             ceiling_ms = min(self._options.retry_delay_ms_max, 2 ** min(attempts, 12))
             await self._log.runtime.sleep(self._log.runtime.random().uniform(0, ceiling_ms) / 1000)
+        try:
+            reads = await self._log.meta.begin_reads()
+        except LlogError as error:
+            self._fail(appends, error)
+            return
         errors = await self._lanes.learn([append.lane for append in appends])
         for append in appends:
-            append.has_looked = True
+            append.look = reads
             if append.lane.tp in errors:
                 self._fail([append], errors[append.lane.tp])
 
@@ -188,7 +193,7 @@ class Writer:
 
         Not settled is what lost its CAS or may have, what is refused by knowledge that may be old, and what did not fit.
         """
-        going = []
+        going, refused = [], []
         for append in appends:
             assert append.lane.known is not None
             append.control, append.version = append.lane.known
@@ -199,9 +204,11 @@ class Writer:
                 continue
             if isinstance(verdict, LlogError):
                 append.lane.known = None
-                if not append.has_looked:
-                    continue
+                if append.look is not None:
+                    refused.append((append, append.look, verdict))
+                continue
             append.outcome = verdict
+        await self._refuse(refused)
         # Those that may go at once do: what has to be put again first is left to the next round.
         going = [append for append in going if append.may_commit()] or await self._upload_again(going)
         puts: list[Put] = []
@@ -232,6 +239,17 @@ class Writer:
         else:
             self._settle(tried, results)
 
+    async def _refuse(self, refused: Sequence[tuple[_Append, Reads, LlogError]]) -> None:
+        """Refuses these, unless the look at their control records was at an old state."""
+        for look in {look: None for _, look, _ in refused}:
+            same = [append for append, own, _ in refused if own is look]
+            try:
+                await look.confirm()
+            except LlogError as error:
+                self._fail(same, error)
+        for append, _, verdict in refused:
+            append.outcome = append.outcome or verdict
+
     def _settle(self, tried: Sequence[_Try], results: Sequence[int | VersionMismatch]) -> None:
         """Acknowledges each append whose own CAS was won."""
         for append, changed, appended, place in tried:
@@ -242,14 +260,14 @@ class Writer:
                 append.lane.know(changed, result)
                 append.outcome = _result(append.lane, appended)
 
-    def _lose(self, append: _Append) -> None:
+    def _lose(self, append: _Append, error: OutcomeUnknown | None = None) -> None:
         append.lane.known = None
-        append.has_looked = False
+        append.look = None
         append.attempts += 1
         if append.attempts < self._options.attempts_max:
             return
         if append.is_doubtful:
-            append.outcome = OutcomeUnknown(
+            append.outcome = error or OutcomeUnknown(
                 f"the append to {append.lane.tp} may have happened: {append.attempts} attempts could not tell"
             )
         else:
@@ -262,7 +280,7 @@ class Writer:
         for append in appends:
             if isinstance(error, OutcomeUnknown):
                 append.is_doubtful = True
-                self._lose(append)
+                self._lose(append, error)
                 continue
             append.lane.known = None
             append.outcome = error
@@ -363,9 +381,9 @@ class _Append:
         "clock_repairs",
         "columns",
         "control",
-        "has_looked",
         "is_doubtful",
         "lane",
+        "look",
         "outcome",
         "producer",
         "sequence",
@@ -393,8 +411,8 @@ class _Append:
         self.since = 0
         """The partition's next offset before the first attempt: what is remembered below it cannot be this append."""
         self.attempts = 0
-        self.has_looked = False
-        """Whether the control record was read for this append after its last attempt: only then may it be refused."""
+        self.look: Reads | None = None
+        """The look at the control record after the last attempt, if there was one: only by that may the append be refused."""
         self.is_doubtful = False
         """Whether an earlier attempt may have happened."""
         self.outcome: AppendResult | LlogError | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +43,7 @@ from llog.ports import AppendResult, Group
 from llog.producers import Producer
 from llog.sim.process import Process
 from llog.sim.violation import Violation
+from llog.stores.meta import confirmed
 
 if TYPE_CHECKING:
     from llog.sim.world import World
@@ -183,7 +185,7 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
             bounds = await Reader(log).bounds(tp)
             start = draw.randint(bounds.log_start_offset, bounds.next_offset)
             stop = draw.randint(start, bounds.next_offset)
-            extents = list(await take_snapshot(log, tp, start, stop))
+            extents = list(await confirmed(log.meta, partial(take_snapshot, log, tp, start, stop)))
             for extent in extents:
                 await me.runtime.sleep(draw.choice((0.1, 20.0)) * draw.random())
                 try:
@@ -256,7 +258,7 @@ async def collector(world: World, me: Process, log: Log) -> None:
     options = CollectorOptions(grace_ms=world.plan.grace_ms, sink_open_ms=world.plan.sink_open_ms)
     client = Collector(log, options)
     while True:
-        await me.runtime.sleep(draw.expovariate(0.3))
+        await me.runtime.sleep(draw.expovariate(1 / world.plan.collect_every))
         try:
             await client.collect_once()
         except LlogError as error:

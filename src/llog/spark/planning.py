@@ -59,6 +59,7 @@ async def plan_tasks(
     fail_on_data_loss: bool,
 ) -> list[ReadTask]:
     """The tasks for these ranges, which the caller has pinned."""
+    reads = await log.meta.begin_reads()
     runs: list[Run] = []
     for wanted in ranges:
         (tp, start, stop), snapshot = await locate(log, wanted, fail_on_data_loss=fail_on_data_loss)
@@ -69,6 +70,7 @@ async def plan_tasks(
     for name, topic in topics.items():
         if name not in now or now[name].incarnation != topic.incarnation:
             raise DataLoss(f"topic {name!r} was deleted while its read was planned: start the read again")
+    await reads.confirm()
     runs = _split(runs, min_tasks)
     packed = _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
     # Where there is nothing to read, Spark would start a task of its own making, which has no runs.

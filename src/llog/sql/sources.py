@@ -77,7 +77,7 @@ class Sources:
 
     async def follow(self) -> None:
         """Brings the routes in line with the catalog: topics were deleted, or have more partitions now."""
-        topics = await self._catalog.topics()
+        topics = await self._catalog.all_topics()
         await self._threads.run(Use.CHANGE, lambda: self._change(lambda changes: self.routes.follow(changes, topics)))
 
     def _change(self, fill: Callable[[Changes], object]) -> None:

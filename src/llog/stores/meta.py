@@ -19,10 +19,12 @@ Semantics every adapter keeps, proved by one conformance suite:
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from llog.errors import InvalidArgument, VersionMismatch
+from llog.errors import InvalidArgument, LlogError, VersionMismatch
+
+T = TypeVar("T")
 
 ABSENT: Final = -1
 """Expected version of a key that must not exist."""
@@ -197,6 +199,35 @@ def partition_prefix(key: str) -> str | None:
 def after(prefix: str) -> str:
     """The lowest key above every key that starts with `prefix`, which ends in "/"."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+async def confirmed(store: MetaStore, read: Callable[[], Awaitable[T]]) -> T:
+    """The result of `read`, of whose reads none was stale; raises `StaleReads` otherwise."""
+    reads = await store.begin_reads()
+    result = await read()
+    await reads.confirm()
+    return result
+
+
+async def certain(store: MetaStore, read: Callable[[], Awaitable[T]], *refusals: type[LlogError]) -> T:
+    """The result of `read`, which may be old. A refusal is not: it is raised after a second look, if no read of that one was stale."""
+    try:
+        return await read()
+    except refusals:
+        reads = await store.begin_reads()
+    try:
+        return await read()
+    except refusals:
+        await reads.confirm()
+        raise
+
+
+async def all_confirmed(store: MetaStore, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The items; if a read behind them was stale, the iteration ends with `StaleReads` and none of them counts."""
+    reads = await store.begin_reads()
+    async for item in items:
+        yield item
+    await reads.confirm()
 
 
 async def scan(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[Entry]:

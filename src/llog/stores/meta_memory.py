@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
@@ -35,6 +35,13 @@ class MemoryMeta:
         """Ends the store's session as if its process had died, without closing it. Its next ephemeral put opens another."""
         self._end(store._session)
 
+    def copy(self, wanted: Callable[[str], bool]) -> MemoryMeta:
+        """A server that holds the keys that are wanted as they are now, without sessions."""
+        copy = MemoryMeta()
+        copy._keys = [key for key in self._keys if wanted(key)]
+        copy._entries = {key: self._entries[key] for key in copy._keys}
+        return copy
+
     def _open(self) -> int:
         self._sessions_opened += 1
         self._sessions.add(self._sessions_opened)
@@ -50,12 +57,16 @@ class MemoryMeta:
         self._match(key, expected)
         if key not in self._entries:
             insort(self._keys, key)
-        self._version += 1
-        self._entries[key] = Entry(key, value, self._version)
+        version = self._next_version(key)
+        self._entries[key] = Entry(key, value, version)
         self._holders.pop(key, None)
         if session is not None:
             self._holders[key] = session
         self._notify(key)
+        return version
+
+    def _next_version(self, key: str) -> int:
+        self._version += 1
         return self._version
 
     def _delete(self, key: str, expected: int | None) -> bool:

@@ -151,6 +151,7 @@ class GroupListing:
 
         `GroupConflict` while a member is alive or a claim has not expired, unless forced: whoever is at work would go on as a new group.
         """
+        reads = await self._groups.log.meta.begin_reads()
         topics = await self._topics()
         if topic is not None:
             entry = await self._groups.catalog.get(topic)
@@ -165,6 +166,7 @@ class GroupListing:
                 raise GroupConflict(
                     f"group {group!r} is in use by {name!r}: stop its members and wait until their claims expire, or delete it by force"
                 )
+        await reads.confirm()
         # The members last: positions of a later generation than theirs would be out of their reach.
         deleted = [await store.delete(key) for store, records in found for key in records]
         if topic is None:

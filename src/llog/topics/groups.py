@@ -30,7 +30,7 @@ from llog.partition.catalog import Catalog, check_partition
 from llog.partition.log import Log
 from llog.partition.records import Topic
 from llog.ports import Bounds, LogReader
-from llog.stores.meta import ABSENT
+from llog.stores.meta import ABSENT, certain
 from llog.topics import claims
 from llog.topics.acks import Acked, held_in
 from llog.topics.assignment import Assignments, Membership, holder
@@ -306,10 +306,12 @@ class Groups:
         tries = Tries(self.log.runtime, home)
         while True:
             await tries.another()
+            reads = await self.log.meta.begin_reads()
             found = await home.store.get(home.key)
             old = None if found is None else found.record
             new = decide(old)
             if new is None or new == old:
+                await reads.confirm()  # else it may be done in an old state only, and the caller is told that it is
                 return old
             new = replace(new, updated_ms=self.log.runtime.now_ms())
             try:
@@ -320,9 +322,12 @@ class Groups:
                 tries.lost(error)
 
     async def _check_reached(self, tp: TopicPartition, position: int, asked: int | None = None) -> None:
-        bounds = await self.reader.bounds(tp)
-        if position > bounds.next_offset:
-            raise OffsetOutOfRange(str(tp), position if asked is None else asked, *bounds)
+        async def check() -> None:
+            bounds = await self.reader.bounds(tp)
+            if position > bounds.next_offset:
+                raise OffsetOutOfRange(str(tp), position if asked is None else asked, *bounds)
+
+        await certain(self.log.meta, check, OffsetOutOfRange)
 
     async def _known_mode(self, home: Home) -> GroupMode:
         """How the group shares the topic out: as in the first partition, or as its members show; plain if neither does."""

@@ -46,6 +46,7 @@ from llog.model import TopicPartition
 from llog.ports import AppendResult, Batch, Group
 from llog.producers import Producer
 from llog.runtime import Runtime, uuid7
+from llog.stores.meta import Reads
 from llog.topics.events import event_in, messages_of
 from llog.topics.outbox import Cut, Entry, OutboxStore
 
@@ -64,6 +65,8 @@ class Target(Protocol):
     """What is asked of the topics: an `EngineReader`."""
 
     async def look(self, tp: TopicPartition) -> Look: ...
+
+    async def begin_reads(self) -> Reads: ...
 
     async def read(
         self, tp: TopicPartition, offset: int, max_bytes: int = ..., *, stop: int | None = None
@@ -206,8 +209,10 @@ class Relay:
 
     async def _moved(self, directory: str, partition: int) -> bool:
         tp = TopicPartition(topic_of(directory), partition)
+        reads = await self._target.begin_reads()
         found = await self._look(tp, directory)
         if found is None:
+            await reads.confirm()  # an old state may not show the topic yet
             logger.warning("topic %s was deleted: events for its partition %d are dropped", tp.topic, partition)
             await self._store.drop(directory, partition)
             return False

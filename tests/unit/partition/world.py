@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from llog.errors import LlogError, VersionMismatch
+from llog.errors import LlogError, StaleReads, VersionMismatch
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
 from llog.partition.keys import PartitionKeys, end_offset_of
@@ -180,6 +180,57 @@ class FaultyMeta:
         await self.inner.close()
 
 
+class StaleMeta(FaultyMeta):
+    """A metadata store that answers reads below a prefix from an old state, from `pause` to `wake`."""
+
+    def __init__(self, server: MemoryMeta) -> None:
+        super().__init__(MemoryMetaStore(server), Faults())
+        self._server = server
+        self._prefix = ""
+        self._old: MemoryMetaStore | None = None
+        self.old_answers = 0
+
+    def pause(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._old = MemoryMetaStore(self._server.copy(lambda key: key.startswith(prefix)))
+
+    def wake(self) -> None:
+        self._old = None
+
+    def _answering(self, key: str) -> MemoryMetaStore:
+        if self._old is None or not key.startswith(self._prefix):
+            return self.inner
+        self.old_answers += 1
+        return self._old
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._answering(key).get(key)
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        return [await self.get(key) for key in keys]
+
+    async def ceiling(self, key: str) -> Entry | None:
+        return await self._answering(key).ceiling(key)
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        return await self._answering(start).range(start, end, limit)
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        return await self._answering(start).keys(start, end, limit)
+
+    async def begin_reads(self) -> Reads:
+        return _StaleReads(self, self.old_answers)
+
+
+class _StaleReads:
+    def __init__(self, store: StaleMeta, old_answers: int) -> None:
+        self._store, self._old_answers = store, old_answers
+
+    async def confirm(self) -> None:
+        if self._store.old_answers != self._old_answers:
+            raise StaleReads("a server that was paused has answered")
+
+
 class FaultyBlobs:
     """A blob store with `Faults` around its calls."""
 
@@ -232,6 +283,11 @@ class World:
         meta, blobs = MemoryMetaStore(self.meta_server), MemoryBlobStore(self.blob_server)
         faults = faults or Faults()
         return Log(FaultyMeta(meta, faults), FaultyBlobs(blobs, faults), self.runtime)
+
+    def stale_process(self) -> tuple[Log, StaleMeta]:
+        """Another process, and its metadata store, whose reads may be answered from an old state."""
+        meta = StaleMeta(self.meta_server)
+        return Log(meta, MemoryBlobStore(self.blob_server), self.runtime), meta
 
     async def append(self, *payloads: str, tp: TopicPartition = TP, writer: Writer | None = None) -> AppendResult:
         records = [Record(payload=payload.encode()) for payload in payloads]

@@ -2,7 +2,8 @@
 
 Each step is done everywhere before the next begins, so every frame that a later step relies on is materialized where it is made.
 It is a local checkpoint: should an executor be lost with a part of it, the run fails and deletes nothing, where a plan that is
-computed again would list or mark at another time than it should. Names of blobs stay on the executors.
+computed again would list or mark at another time than it should. A task whose reads were stale fails, too, and its rows with it
+(`llog.partition.collection_tasks`). Names of blobs stay on the executors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from llog.opening import collector_options
 from llog.partition import clocks
 from llog.partition.catalog import Catalog
 from llog.partition.clocks import Window
+from llog.partition.collection_tasks import (
+    enumerate_partitions,
+    names_in,
+    names_in_sinks,
+    raise_all_sink_floors,
+    raise_floors_of,
+    read_pins,
+)
 from llog.partition.collector import (
     Bounds,
     CollectorOptions,
@@ -29,16 +38,11 @@ from llog.partition.collector import (
     is_candidate,
     may_be_named,
     partitions,
-    raise_floors,
-    raise_sink_floors,
-    references,
-    sink_references,
     sweep_partition,
 )
 from llog.partition.gaps import Gap, Gaps
 from llog.partition.keys import CLOCK, ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
 from llog.partition.log import Log, is_remote
-from llog.partition.pins import alive_pins
 from llog.partition.records import Topic, decode
 from llog.runtime import stamp_of
 from llog.spark.jobs.results import StepResult
@@ -121,9 +125,9 @@ class SparkCollector:
         suspects = _fixed(self._unnamed(candidates, run(settings, partitions), gaps)) if count else candidates
         if not count or suspects.isEmpty():
             return Collected(candidates=count, referenced=count, gaps=gaps.found)
-        enumerated = run(settings, partitions)
+        enumerated = run(settings, enumerate_partitions)
         ceiling = max(self._over(enumerated, partial(_raise, window)), default=0)
-        sinks = run(settings, lambda log: raise_sink_floors(log, window, options.sink_open_ms))
+        sinks = run(settings, lambda log: raise_all_sink_floors(log, window, options.sink_open_ms))
         bounds = Bounds(Span(window.old_ms, ceiling), sinks)
         closed = suspects.mapInArrow(partial(_without_those_that_may_be_named, bounds), _BLOBS)
         unreferenced = _fixed(self._unnamed(closed, enumerated, gaps))
@@ -131,7 +135,7 @@ class SparkCollector:
         if gaps.found:
             unreferenced = _fixed(unreferenced.mapInArrow(partial(_without_kept, gaps), _BLOBS))
         garbage = unreferenced.count()
-        alive = run(settings, partial(_alive, window))
+        alive = run(settings, lambda log: read_pins(log, window))
         free, waiting = self._waiting.split(unreferenced, alive)
         deleted, size = _sums(free.mapInArrow(partial(_delete, settings), _DELETED))
         return Collected(
@@ -255,10 +259,6 @@ async def _window(grace_ms: int, log: Log) -> Window:
     return await clocks.window(log, grace_ms)
 
 
-async def _alive(window: Window, log: Log) -> frozenset[str]:
-    return frozenset(pin_id for pin_id, _ in await alive_pins(log, window.now_ms))
-
-
 # --- on executors
 
 
@@ -271,7 +271,7 @@ def _sweep(settings: Settings, group: list[PartitionKeys]) -> None:
 
 
 def _raise(window: Window, settings: Settings, group: list[PartitionKeys]) -> int:
-    return run(settings, lambda log: raise_floors(log, group, window))
+    return run(settings, lambda log: raise_floors_of(log, group, window))
 
 
 def _list(settings: Settings, window: Window, prefixes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -286,13 +286,13 @@ def _list(settings: Settings, window: Window, prefixes: list[str]) -> Iterator[p
 
 
 def _sink_names(settings: Settings, _: None) -> Iterator[pa.RecordBatch]:
-    return _batches(settings, sink_references)
+    return _batches(settings, names_in_sinks)
 
 
 def _names(settings: Settings, group: list[PartitionKeys]) -> Iterator[pa.RecordBatch]:
     """What these partitions name, and then their gaps."""
     gaps = Gaps()
-    for batch in _batches(settings, lambda log: references(log, group, gaps)):
+    for batch in _batches(settings, lambda log: names_in(log, group, gaps)):
         yield batch.append_column("gap", pa.nulls(batch.num_rows, pa.string()))
     told = [msgspec.json.encode(gap).decode() for gap in gaps.found]
     yield pa.record_batch([pa.nulls(len(told), pa.string()), pa.array(told, pa.string())], names=["name", "gap"])
