@@ -30,6 +30,7 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     trim_every: float
     compact_every: float
     """Mean seconds between two trims of a retainer, and between two passes of a compactor."""
+    collect_every: float = 3.0
     grace_ms: int
     sink_open_ms: int
     max_offsets: int
@@ -44,6 +45,10 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between two index entries that get lost, or blobs that are damaged."""
     jump_every: float = 1e9
     """Mean seconds between two jumps of a clock, or of all at once, ahead and soon back."""
+    old_every: float = 1e9
+    """Mean seconds between two servers that wake and answer from the state in which they were paused."""
+    old_readers: str = ""
+    """How the roles begin whose reads those may answer."""
 
 
 def draw_plan(source: random.Random) -> SimPlan:
@@ -61,6 +66,14 @@ def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
         return plan
     roles = plan.roles | {"timekeeper": source.choice((0, 1, 2))}
     return msgspec.structs.replace(plan, roles=roles, jump_every=source.choice((3.0, 10.0)))
+
+
+def with_old_servers(plan: SimPlan, source: random.Random) -> SimPlan:
+    """The plan; in one seed of four, with servers that answer reads from an old state. As with clocks, `source` is another one."""
+    if source.random() > 1 / 4:
+        return plan
+    roles = plan.roles | {"spread": int(plan.roles["collector"] > 0)}
+    return msgspec.structs.replace(plan, roles=roles, old_every=source.choice((1.0, 5.0)))
 
 
 def slow_commits(plan: SimPlan) -> SimPlan:
@@ -90,6 +103,28 @@ def jumping_clocks(plan: SimPlan) -> SimPlan:
 def jumping_members(plan: SimPlan) -> SimPlan:
     """Members of one group whose clocks are ahead now and then."""
     return msgspec.structs.replace(lossy_groups(plan), jump_every=3.0)
+
+
+def old_collectors(plan: SimPlan) -> SimPlan:
+    """Collectors that wait for nothing, and whose reads are answered from an old state again and again."""
+    plan = _only(
+        plan,
+        {"writer": 2, "snapshot": 3, "compactor": 2, "collector": 1, "deleter": 1},
+        Faults(delay=0.15),
+        crash_every=1e9,
+        stall_every=1e9,
+        max_offsets=12,
+        grace_ms=0,
+        collect_every=0.3,
+        old_every=0.15,
+    )
+    return msgspec.structs.replace(plan, old_readers="collector")
+
+
+def old_executors(plan: SimPlan) -> SimPlan:
+    """As `old_collectors`, with a collection that is spread over executors: theirs are the reads that are old."""
+    plan = old_collectors(plan)
+    return msgspec.structs.replace(plan, roles=plan.roles | {"collector": 0, "spread": 1}, old_readers="task")
 
 
 def _overtaken_compactors(plan: SimPlan) -> SimPlan:
@@ -201,6 +236,7 @@ def _draw_mixture(source: random.Random) -> SimPlan:
             "compactor": some(1, 3, 0.9 * room),
             "retainer": some(1, 1, 0.5),
             "collector": some(1, 2, 0.9 * room),
+            "spread": 0,
             "repairer": 0,
             "deleter": some(1, 1, 0.3 * room),
             "fencer": some(1, 1, 0.4 * room),

@@ -1,4 +1,4 @@
-"""The two stores as a process sees them over a bad network.
+"""A bad network, the two servers behind it, and the blob store as a process sees it; `meta_store.py` has the metadata store.
 
 A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never arrive
 (`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is dead or stalled.
@@ -11,17 +11,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
+from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.sim.loop import SimLoop
 from llog.sim.trace import Trace
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta import Entry, Put, Reads, Watch
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+from llog.stores.meta import partition_prefix
+from llog.stores.meta_memory import MemoryMeta
+
+if TYPE_CHECKING:
+    from llog.sim.meta_store import OldState
 
 T = TypeVar("T")
 Page = list[BlobInfo]
@@ -56,11 +59,17 @@ class Watcher(Protocol):
 
 
 class WatchedMeta(MemoryMeta):
-    """The metadata server, every change of which is shown to the watcher."""
+    """The metadata server, every change of which is shown to the watcher. Versions count per partition, as a sharded store's may."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watcher: Watcher | None = None
+        self._versions: dict[str, int] = {}
+
+    def _next_version(self, key: str) -> int:
+        shared = partition_prefix(key) or key
+        self._versions[shared] = self._versions.get(shared, 0) + 1
+        return self._versions[shared]
 
     def value(self, key: str) -> bytes | None:
         found = self._entries.get(key)
@@ -122,9 +131,11 @@ class Network:
         """Whose call takes effect, or did last."""
         self.full: set[str] = set()
         """The stores that have no room now: they refuse what needs some, and answer everything else."""
+        self.old: dict[str, OldState] = {}
+        """By role: what a server that is no longer in charge answers the reads of its processes from."""
+        self.draw = source
+        self.trace = trace
         self._loop = loop
-        self._source = source
-        self._trace = trace
 
     async def call(
         self,
@@ -134,18 +145,22 @@ class Network:
         *,
         write: bool,
         fills: str | None = None,
+        in_part: Callable[[], Coroutine[Any, Any, T]] | None = None,
     ) -> T:
-        """Calls the server. `fills` names the store that must have room for the effect."""
-        faults, draw, loop = self.faults, self._source.random, self._loop
+        """Calls the server. `fills` names the store that must have room for the effect.
+
+        If the caller is never told the outcome, the effect may be `in_part` instead.
+        """
+        faults, draw, loop = self.faults, self.draw.random, self._loop
         arrival = faults.delay * draw()
         if draw() < faults.throttled:
-            self._trace.count("throttled")
+            self.trace.count("throttled")
             arrival += faults.throttle_delay * draw()
         if write and faults.late_writer and who.startswith(faults.late_writer + ".") and draw() < _LATE:
             arrival += faults.late_writer_delay * draw()
         if draw() < faults.unavailable:
             await asyncio.sleep(arrival)
-            self._trace.add(f"{who} {what}: unavailable")
+            self.trace.add(f"{who} {what}: unavailable")
             raise StoreUnavailable("simulated: the store cannot be reached")
         answer: asyncio.Future[T] = loop.create_future()
         lost = draw() < faults.lost_answer
@@ -153,12 +168,12 @@ class Network:
         back = faults.delay * draw()
 
         def arrive() -> None:
-            outcome = self._apply(who, what, effect, fills)
+            outcome = self._apply(who, what, in_part if in_part and (lost or late) else effect, fills)
             if not late:
                 loop.call_world(back, lambda: self._answer(answer, outcome, lost, write))
 
         if late:
-            self._trace.count("late effects")
+            self.trace.count("late effects")
             loop.call_world(arrival + faults.throttle_delay * 2 * draw(), arrive)
             await asyncio.sleep(arrival + back)
             raise OutcomeUnknown("simulated: no answer came")
@@ -168,23 +183,23 @@ class Network:
     def _apply(
         self, who: str, what: str, effect: Callable[[], Coroutine[Any, Any, T]], fills: str | None
     ) -> T | LlogError:
-        self._trace.count("operations")
+        self.trace.count("operations")
         if fills in self.full:
-            self._trace.count("refused by a full store")
-            self._trace.add(f"{who} {what}: the store is full")
+            self.trace.count("refused by a full store")
+            self.trace.add(f"{who} {what}: the store is full")
             return StoreUnavailable("simulated: the store is full")
         self.actor = who
         try:
             effect().send(None)
         except StopIteration as done:
-            self._trace.add(f"{who} {what}")
+            self.trace.add(f"{who} {what}")
             result: T = done.value
             return result
         except LlogError as error:
-            self._trace.add(f"{who} {what}: {error.code}")
+            self.trace.add(f"{who} {what}: {error.code}")
             return error
         except BaseException as error:
-            self._trace.add(f"{who} {what}")
+            self.trace.add(f"{who} {what}")
             self.failures.append(error)
             return StoreUnavailable("simulated: the run is over")
         raise AssertionError("a store in memory never waits")
@@ -193,94 +208,13 @@ class Network:
         if answer.done():
             return
         if lost:
-            self._trace.count("lost answers")
+            self.trace.count("lost answers")
             error = OutcomeUnknown if write else StoreUnavailable
             answer.set_exception(error("simulated: the answer was lost"))
         elif isinstance(outcome, LlogError):
             answer.set_exception(outcome)
         else:
             answer.set_result(outcome)
-
-
-class SimMetaStore:
-    """`MetaStore` of one process."""
-
-    def __init__(self, network: Network, server: MemoryMeta, who: str) -> None:
-        self.client = MemoryMetaStore(server)
-        self._network = network
-        self._who = who
-
-    async def get(self, key: str) -> Entry | None:
-        return await self._call(f"get {key}", lambda: self.client.get(key), write=False)
-
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        return await self._call(f"get_many {', '.join(keys)}", lambda: self.client.get_many(keys), write=False)
-
-    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        return await self._call(
-            f"put {key} at {expected}", lambda: self.client.put(key, value, expected=expected, ephemeral=ephemeral)
-        )
-
-    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        what = "put_many " + ", ".join(f"{put.key} at {put.expected}" for put in puts)
-        return await self._call(what, lambda: self.client.put_many(puts))
-
-    async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        return await self._call(f"delete {key} at {expected}", lambda: self.client.delete(key, expected=expected))
-
-    async def delete_range(self, start: str, end: str) -> None:
-        await self._call(f"delete_range {start} {end}", lambda: self.client.delete_range(start, end))
-
-    async def floor(self, key: str) -> Entry | None:
-        return await self._call(f"floor {key}", lambda: self.client.floor(key), write=False)
-
-    async def ceiling(self, key: str) -> Entry | None:
-        return await self._call(f"ceiling {key}", lambda: self.client.ceiling(key), write=False)
-
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        return await self._call(f"range {start}", lambda: self.client.range(start, end, limit), write=False)
-
-    async def keys(self, start: str, end: str, limit: int) -> list[str]:
-        return await self._call(f"keys {start}", lambda: self.client.keys(start, end, limit), write=False)
-
-    async def begin_reads(self) -> Reads:
-        return _SimReads(self, await self._call("begin_reads", self.client.begin_reads, write=False))
-
-    def watch(self, prefix: str) -> Watch:
-        return _SimWatch(self, self.client.watch(prefix))
-
-    async def check(self) -> None:
-        await self._call("check", self.client.check, write=False)
-
-    async def close(self) -> None:
-        await self.client.close()
-
-    async def _call(self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, write: bool = True) -> T:
-        return await self._network.call(self._who, what, effect, write=write, fills=META if write else None)
-
-
-class _SimReads:
-    def __init__(self, store: SimMetaStore, reads: Reads) -> None:
-        self._store = store
-        self._reads = reads
-
-    async def confirm(self) -> None:
-        await self._store._call("confirm reads", self._reads.confirm, write=False)
-
-
-class _SimWatch:
-    def __init__(self, store: SimMetaStore, watch: Watch) -> None:
-        self._store = store
-        self._watch = watch
-
-    def __aiter__(self) -> _SimWatch:
-        return self
-
-    async def __anext__(self) -> None:
-        await anext(self._watch)
-
-    async def confirm(self) -> None:
-        await self._store._call("confirm watch", self._watch.confirm, write=False)
 
 
 class SimBlobStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -19,15 +20,16 @@ from llog.partition.compactor import Compactor, CompactorOptions
 from llog.partition.keys import LOG_ID, PartitionKeys
 from llog.partition.log import Log, check_format, tie_together
 from llog.partition.reader import Reader
-from llog.sim import consumers, outbox, roles
+from llog.sim import consumers, outbox, roles, spread
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
+from llog.sim.meta_store import SHARDS, OldState, SimMetaStore
 from llog.sim.outbox import SimOutbox
-from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps
+from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps, with_old_servers
 from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
-from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, SimMetaStore, WatchedMeta
+from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
 from llog.sim.trace import Trace
 from llog.sim.violation import Violation
 from llog.stores.blobs_memory import MemoryBlobs
@@ -43,6 +45,7 @@ ROLES: Final[dict[str, Role]] = {
     "compactor": roles.compactor,
     "retainer": roles.retainer,
     "collector": roles.collector,
+    "spread": spread.spread_collector,
     "repairer": roles.repairer,
     "deleter": roles.deleter,
     "fencer": roles.fencer,
@@ -60,6 +63,7 @@ _LATER_SECONDS: Final = 100 * 86_400
 _JUMPS_MS: Final = (2 * 3_600_000, 400 * 86_400_000)
 """Within what a ceiling allows, and further than the healer waits."""
 _ROUNDS_MAX: Final = 500
+_PAUSED_MAX: Final = 8
 _DAMAGE_MAX: Final = 4
 
 
@@ -108,7 +112,9 @@ class World:
         self._source = random.Random(seed)
         self._steps = steps
         self._jump_source = random.Random(f"clock jumps of seed {seed}")
+        self._old_source = random.Random(f"old servers of seed {seed}")
         drawn = with_clock_jumps(draw_plan(self._source), self._jump_source)
+        drawn = with_old_servers(drawn, self._old_source)
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
@@ -148,6 +154,7 @@ class World:
             self.loop.spawn(self._damage_some(), self.loop.world),
             self.loop.spawn(self._fill_some(), self.loop.world),
             self.loop.spawn(self._jump_some(self._jump_source), self.loop.world),
+            self.loop.spawn(self._wake_some(self._old_source), self.loop.world),
         ]
         while self.loop.steps < self._steps:
             await asyncio.sleep(1.0)
@@ -237,6 +244,22 @@ class World:
             await asyncio.sleep(source.choice((1.0, 10.0)) * source.random())
             clock.jump(0)
 
+    async def _wake_some(self, source: random.Random) -> None:
+        """Servers are paused and lose their charge; one of them wakes, and for a moment answers the reads of all processes of a role."""
+        paused: deque[OldState] = deque(maxlen=_PAUSED_MAX)
+        while True:
+            await asyncio.sleep(source.expovariate(1 / self.plan.old_every))
+            paused.append(OldState(self._meta, source.choice(((0,), (1,), range(SHARDS)))))
+            roles = {process.role for process in self._running if process.role.startswith(self.plan.old_readers)}
+            if not roles:
+                continue
+            role, old = source.choice(sorted(roles)), source.choice(paused)
+            seconds = source.choice((0.2, 2.0, 20.0)) * source.random()
+            self.trace.add(f"a server that was paused answers {role} for {seconds:.3f} s")
+            self._network.old[role] = old
+            await asyncio.sleep(seconds)
+            del self._network.old[role]
+
     async def _damage_some(self) -> None:
         damage = self.history.damage
         for _ in range(_DAMAGE_MAX):
@@ -287,6 +310,7 @@ class World:
         for process in list(self._running):
             self._kill(process)
         self._clock.jump(0)
+        self._network.old.clear()
         await asyncio.sleep(_LATER_SECONDS)  # messages on their way arrive, sessions and leases end
         self._check_findings()
         self._network.faults = Faults()

@@ -1,0 +1,231 @@
+"""The metadata store as a process sees it: over the network, spread over shards, and sometimes out of date.
+
+It keeps no more than the port promises. A call that concerns several partitions reaches each at a time of its own, and may reach only
+some of them. A server that lost its charge while it was paused may wake and answer reads from the state in which it was paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+from llog.errors import OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
+from llog.sim.stores import META, Network
+from llog.stores.meta import Entry, Put, Reads, Watch, after, partition_prefix
+from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
+
+T = TypeVar("T")
+K = TypeVar("K")
+SHARDS: Final = 2
+_ALL: Final = 1 << 30
+
+
+def shard_of(key: str) -> int:
+    """The shard that holds the key, and with it all keys of its partition."""
+    return crc32((partition_prefix(key) or key).encode()) % SHARDS
+
+
+class OldState:
+    """What some shards held when their server was paused."""
+
+    def __init__(self, server: MemoryMeta, shards: Collection[int]) -> None:
+        self.shards = frozenset(shards)
+        self.client = MemoryMetaStore(server.copy(lambda key: shard_of(key) in self.shards))
+
+
+class SimMetaStore:
+    """`MetaStore` of one process."""
+
+    def __init__(self, network: Network, server: MemoryMeta, who: str) -> None:
+        self.client = MemoryMetaStore(server)
+        self.old_answers = 0
+        """How many reads a server answered that was no longer in charge."""
+        self._network = network
+        self._who = who
+        self._role = who.rpartition(".")[0]
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._ask(shard_of(key), f"get {key}", lambda client: client.get(key))
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        found: dict[str, Entry | None] = {}
+
+        async def ask(shard: int, wanted: list[str]) -> None:
+            answers = await self._ask(shard, f"get_many {', '.join(wanted)}", lambda client: client.get_many(wanted))
+            found.update(zip(wanted, answers, strict=True))
+
+        await asyncio.gather(*(ask(shard, wanted) for shard, wanted in _grouped(keys, shard_of).items()))
+        return [found[key] for key in keys]
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        return await self._tell(
+            f"put {key} at {expected}", lambda: self.client.put(key, value, expected=expected, ephemeral=ephemeral)
+        )
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        places = _grouped(range(len(puts)), lambda place: partition_prefix(puts[place].key) or puts[place].key)
+
+        async def tell(some: list[Put]) -> list[int | VersionMismatch]:
+            what = "put_many " + ", ".join(f"{put.key} at {put.expected}" for put in some)
+            first = some[: self._network.draw.randint(0, len(some))]
+            return await self._tell(what, lambda: self.client.put_many(some), lambda: self.client.put_many(first))
+
+        answers = await _each([tell([puts[place] for place in group]) for group in places.values()])
+        results: dict[int, int | VersionMismatch] = {}
+        for group, answer in zip(places.values(), answers, strict=True):
+            results.update(zip(group, answer, strict=True))
+        return [results[place] for place in range(len(puts))]
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        return await self._tell(f"delete {key} at {expected}", lambda: self.client.delete(key, expected=expected))
+
+    async def delete_range(self, start: str, end: str) -> None:
+        what = f"delete_range {start} {end}"
+        if _is_of_one_partition(start, end):
+            await self._tell(what, lambda: self.client.delete_range(start, end))
+            return
+
+        async def delete(shard: int) -> None:
+            for key in await self.client.keys(start, end, _ALL):
+                if shard_of(key) == shard:
+                    await self.client.delete(key)
+
+        await _each([self._tell(f"{what} of shard {s}", lambda s=s: delete(s)) for s in range(SHARDS)])  # type: ignore[misc]
+
+    async def floor(self, key: str) -> Entry | None:
+        async def read(client: MemoryMetaStore, shard: int) -> Entry | None:
+            found = await client.range("", key + "\x00", _ALL)
+            return next((entry for entry in reversed(found) if shard_of(entry.key) == shard), None)
+
+        return max(await self._nearest(f"floor {key}", key, read), key=lambda entry: entry.key, default=None)
+
+    async def ceiling(self, key: str) -> Entry | None:
+        async def read(client: MemoryMetaStore, shard: int) -> Entry | None:
+            found = await client.ceiling(key)
+            while found is not None and shard_of(found.key) != shard:
+                found = await client.ceiling(found.key + "\x00")
+            return found
+
+        return min(await self._nearest(f"ceiling {key}", key, read), key=lambda entry: entry.key, default=None)
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        async def read(client: MemoryMetaStore, shard: int) -> list[Entry]:
+            return [entry for entry in await client.range(start, end, _ALL) if shard_of(entry.key) == shard][:limit]
+
+        shards = [shard_of(start)] if _is_of_one_partition(start, end) else range(SHARDS)
+        pages = await asyncio.gather(*(self._ask_shard(shard, f"range {start}", read) for shard in shards))
+        return sorted(entry for page in pages for entry in page)[:limit]
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        return [entry.key for entry in await self.range(start, end, limit)]
+
+    async def begin_reads(self) -> Reads:
+        return _SimReads(self)
+
+    def watch(self, prefix: str) -> Watch:
+        return _SimWatch(self, self.client.watch(prefix))
+
+    async def check(self) -> None:
+        await self._network.call(self._who, "check", self.client.check, write=False)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def confirm(self, old_answers: int) -> None:
+        """Fails if more reads than these were answered by a server that was no longer in charge."""
+
+        async def effect() -> None:
+            if self.old_answers != old_answers:
+                raise StaleReads("simulated: a server that was paused has answered reads from an old state")
+
+        # It takes a write to know who is in charge.
+        await self._network.call(self._who, "confirm reads", effect, write=False, fills=META)
+
+    async def _nearest(
+        self, what: str, key: str, read: Callable[[MemoryMetaStore, int], Coroutine[Any, Any, Entry | None]]
+    ) -> list[Entry]:
+        """What shards have that is nearest to the key; of the key's partition, its own shard alone knows."""
+        prefix = partition_prefix(key)
+        if prefix is not None:
+            found = await self._ask_shard(shard_of(key), what, read)
+            if found is not None and found.key.startswith(prefix):
+                return [found]
+        answers = await asyncio.gather(*(self._ask_shard(shard, what, read) for shard in range(SHARDS)))
+        return [entry for entry in answers if entry is not None]
+
+    async def _ask_shard(
+        self, shard: int, what: str, read: Callable[[MemoryMetaStore, int], Coroutine[Any, Any, T]]
+    ) -> T:
+        return await self._ask(shard, what, lambda client: read(client, shard))
+
+    async def _ask(self, shard: int, what: str, read: Callable[[MemoryMetaStore], Coroutine[Any, Any, T]]) -> T:
+        def effect() -> Coroutine[Any, Any, T]:
+            old = self._network.old.get(self._role)
+            if old is None or shard not in old.shards or self._network.draw.random() < 0.5:
+                return read(self.client)
+            self.old_answers += 1
+            self._network.trace.count("old answers")
+            return read(old.client)
+
+        return await self._network.call(self._who, what, effect, write=False)
+
+    async def _tell(
+        self,
+        what: str,
+        effect: Callable[[], Coroutine[Any, Any, T]],
+        in_part: Callable[[], Coroutine[Any, Any, T]] | None = None,
+    ) -> T:
+        return await self._network.call(self._who, what, effect, write=True, fills=META, in_part=in_part)
+
+
+class _SimReads:
+    def __init__(self, store: SimMetaStore) -> None:
+        self._store = store
+        self._old_answers = store.old_answers
+
+    async def confirm(self) -> None:
+        await self._store.confirm(self._old_answers)
+
+
+class _SimWatch:
+    def __init__(self, store: SimMetaStore, watch: Watch) -> None:
+        self._store = store
+        self._watch = watch
+
+    def __aiter__(self) -> _SimWatch:
+        return self
+
+    async def __anext__(self) -> None:
+        await anext(self._watch)
+
+    async def confirm(self) -> None:
+        store = self._store
+        await store._network.call(store._who, "confirm watch", self._watch.confirm, write=False)
+
+
+def _is_of_one_partition(start: str, end: str) -> bool:
+    prefix = partition_prefix(start)
+    return prefix is not None and end <= after(prefix)
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+async def _each(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The answers of calls that were made at once; as one, they have failed without effect only if all of them have."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [answer for answer in answers if isinstance(answer, BaseException)]
+    known = [failure for failure in failures if isinstance(failure, StoreUnavailable)]
+    if len(known) < len(failures):
+        raise next(failure for failure in failures if not isinstance(failure, StoreUnavailable))
+    if known and len(known) < len(answers):
+        raise OutcomeUnknown(f"simulated: {len(known)} of {len(answers)} calls had no effect")
+    if known:
+        raise known[0]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
