@@ -2,6 +2,8 @@
 
 There is no clock: any blob may be old enough at any time, and any blob could fill a gap. So a collector may judge any blob, by its stamp
 once the floor is at or above it, or by its age alone once the ceiling is below its stamp.
+
+Its reads may be answered from an old state. A CAS never is, and the confirmation after the reads tells.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from spec.partition import (
     BlobName,
     Collector,
     Damager,
+    OldState,
     Repairer,
     State,
     Trimmer,
@@ -34,11 +37,14 @@ def collector_steps(state: State, number: int, me: Collector, mutation: str | No
         return with_process(after, number, me._replace(pc=pc))
 
     idle = Collector(me.id, "list", me.left)
+    if state.pauses and me.left and me.old is None:
+        paused = me._replace(old=OldState(state.control, state.entries, state.crumb))
+        yield "has a server paused", with_process(state._replace(pauses=state.pauses - 1), number, paused)
     if me.pc == "list":
         if me.left:
             first = _MARKS[0] if mutation in ("no-floor", "no-remark") else "floor"
             for blob in state.blobs:
-                listed = Collector(me.id, first, me.left - 1, blob.name)
+                listed = Collector(me.id, first, me.left - 1, blob.name, me.old)
                 yield f"lists {name_of(blob.name)}", with_process(state, number, listed)
                 if blob.name[3] == FAR:
                     first_of_far = _MARKS[0] if mutation == "far-stamp-judged-by-age" else "ceiling"
@@ -52,23 +58,40 @@ def collector_steps(state: State, number: int, me: Collector, mutation: str | No
         for ceiling in {max(state.control.ceiling, floor + 1), max(state.control.ceiling, FAR)}:
             raised = state._replace(control=state.control._replace(floor=floor, ceiling=ceiling))
             yield f"raises the floor to {floor} and the ceiling to {ceiling}", become(raised, following)
-    elif me.pc == "ceiling":
-        if me.candidate[3] > state.control.ceiling:
-            yield "finds the ceiling below it", become(state, _MARKS[0])
-        else:
-            yield "finds the ceiling not below it", with_process(state, number, idle)
-    elif me.pc in _MARKS:
-        if me.candidate in _references(state, me.pc, mutation):
-            yield f"finds it in {me.pc}", with_process(state, number, idle)
-        elif me.pc != _MARKS[-1]:
-            yield f"does not find it in {me.pc}", become(state, _MARKS[_MARKS.index(me.pc) + 1])
-        elif has_gap(state) and mutation != "mark-ignores-gaps":
-            yield "finds a gap that it could fill", with_process(state, number, idle)
-        else:
-            yield "does not find it in index", become(state, "floor" if mutation == "no-remark" else "delete")
+    elif me.pc == "ceiling" or me.pc in _MARKS:
+        yield from _reads(state, number, me, mutation, idle, state, "")
+        if me.old is not None:
+            old = state._replace(**me.old._asdict())
+            yield from _reads(state, number, me._replace(stale=True), mutation, idle, old, " in an old state")
     elif me.pc == "delete":
         kept = tuple(blob for blob in state.blobs if blob.name != me.candidate)
         yield f"deletes {name_of(me.candidate)}", with_process(state._replace(blobs=kept), number, idle)
+
+
+def _reads(
+    state: State, number: int, me: Collector, mutation: str | None, idle: Collector, seen: State, where: str
+) -> Steps:
+    """One read of the mark, which is answered from the state that is seen."""
+
+    def become(pc: str) -> State:
+        return with_process(state, number, me._replace(pc=pc))
+
+    assert me.candidate is not None
+    if me.pc == "ceiling":
+        if me.candidate[3] > seen.control.ceiling:
+            yield f"finds the ceiling below it{where}", become(_MARKS[0])
+        else:
+            yield f"finds the ceiling not below it{where}", with_process(state, number, idle)
+    elif me.candidate in _references(seen, me.pc, mutation):
+        yield f"finds it in {me.pc}{where}", with_process(state, number, idle)
+    elif me.pc != _MARKS[-1]:
+        yield f"does not find it in {me.pc}{where}", become(_MARKS[_MARKS.index(me.pc) + 1])
+    elif has_gap(seen) and mutation != "mark-ignores-gaps":
+        yield f"finds a gap that it could fill{where}", with_process(state, number, idle)
+    elif me.stale and mutation != "no-confirm":
+        yield f"does not find it in index{where}, and cannot confirm its reads", with_process(state, number, idle)
+    else:
+        yield f"does not find it in index{where}", become("floor" if mutation == "no-remark" else "delete")
 
 
 def _references(state: State, where: str, mutation: str | None) -> set[BlobName]:

@@ -38,6 +38,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "ceiling-ignored": Mutation("a writer commits a blob stamped above the ceiling", _REPAIRED),
     "repair-unnoticed": Mutation("a writer commits after a repair what it has put before it", _REPAIRED),
+    "no-confirm": Mutation(
+        "the collector does not confirm that none of its reads was answered from an old state",
+        PartitionShape(writers=1, compactors=1, collectors=1, pauses=1, written=1),
+    ),
     "mark-ignores-pending": Mutation("the mark does not look at `pending`", _STALLED_WRITER),
     "mark-ignores-breadcrumb": Mutation("the mark does not look at the breadcrumb", _ONE_COMPACTION),
     "mark-ignores-gaps": Mutation(
@@ -73,6 +77,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "sink-repair-unnoticed": Mutation(
         "a driver publishes after a repair what its tasks have put before it",
         SinkShape((BOTH,), collections=1, repairs=1),
+    ),
+    "sink-no-confirm": Mutation(
+        "the collector does not confirm its reads of the sinks and of what they write to",
+        SinkShape((BOTH,), collections=1, pauses=1),
     ),
     "mark-ignores-manifest": Mutation("the mark does not look at the sinks' manifests", _ONE_DRIVER),
     "sink-opened-after-upload": Mutation("a task puts its blob before the sink's record is there", _ONE_DRIVER),

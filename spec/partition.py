@@ -96,11 +96,23 @@ class Compactor(NamedTuple):
     crumb: Crumb | None = None
 
 
+class OldState(NamedTuple):
+    """What a server held when it was paused: it answers reads when it wakes, though another is in charge by then."""
+
+    control: Control
+    entries: tuple[Entry, ...]
+    crumb: Crumb | None
+
+
 class Collector(NamedTuple):
     id: int
     pc: str
     left: int
     candidate: BlobName | None = None
+    old: OldState | None = None
+    """What any of its reads may be answered from."""
+    stale: bool = False
+    """Whether one was: it learns of that when it confirms its reads."""
 
 
 class Trimmer(NamedTuple):
@@ -143,6 +155,8 @@ class State(NamedTuple):
     fault: str | None
     lost: tuple[Entry, ...] = ()
     """Index entries that vanished and were not put back."""
+    pauses: int = 0
+    """How many servers may still be paused."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:

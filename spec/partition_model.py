@@ -46,6 +46,8 @@ class PartitionShape(NamedTuple):
     """Offsets that are there at the start: the last one pending, those before it in the index."""
     damages: int = 0
     """Index entries that may be lost."""
+    pauses: int = 0
+    """Servers that may be paused, and wake to answer a collector's reads from the state of then."""
     stalled: bool = False
     """The first compactor has read the control record when only the offsets up to the last but one were written."""
 
@@ -62,7 +64,7 @@ class PartitionShape(NamedTuple):
 
 
 def initial(shape: PartitionShape) -> State:
-    state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None)
+    state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None, pauses=shape.pauses)
     for offset in range(1, shape.written + 1):
         state = _written(state, shape.writers, offset)
     procs: list[Process] = [

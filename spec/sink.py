@@ -100,10 +100,21 @@ class Compactor(NamedTuple):
         return f"compactor of partition {self.partition}"
 
 
+class OldState(NamedTuple):
+    """What a server held when it was paused: it answers reads when it wakes, though another is in charge by then."""
+
+    sink: Sink | None
+    partitions: tuple[Partition, ...]
+
+
 class Collector(NamedTuple):
     pc: str
     left: int
     candidate: Upload | None = None
+    old: OldState | None = None
+    """What any of its reads may be answered from."""
+    stale: bool = False
+    """Whether one was: it learns of that when it confirms its reads."""
 
     def __str__(self) -> str:
         return "collector"
@@ -133,6 +144,8 @@ class State(NamedTuple):
     """How often a task's clock may still be far ahead."""
     chosen: tuple[Uploads | None, ...]
     returned: tuple[int, ...]
+    pauses: int = 0
+    """How many servers may still be paused."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:

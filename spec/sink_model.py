@@ -13,6 +13,7 @@ from spec.sink import (
     Collector,
     Compactor,
     Driver,
+    OldState,
     Partition,
     Process,
     Repairer,
@@ -49,6 +50,8 @@ class SinkShape(NamedTuple):
     jumps: int = 0
     """Blobs that a task may stamp by a clock that is far ahead."""
     repairs: int = 0
+    pauses: int = 0
+    """Servers that may be paused, and wake to answer the collector's reads from the state of then."""
 
     def __str__(self) -> str:
         return described("sink", self)
@@ -72,7 +75,8 @@ def initial(shape: SinkShape) -> State:
     if shape.repairs:
         procs.append(Repairer(shape.repairs))
     chosen = (None,) * shape.batches
-    return State(None, (Partition(),) * len(PARTITIONS), (), tuple(procs), shape.losses, shape.jumps, chosen, ())
+    empty = (Partition(),) * len(PARTITIONS)
+    return State(None, empty, (), tuple(procs), shape.losses, shape.jumps, chosen, (), shape.pauses)
 
 
 def steps(state: State, shape: SinkShape, mutation: str | None) -> Steps:
@@ -120,44 +124,66 @@ def _collector_steps(state: State, number: int, me: Collector, mutation: str | N
         return with_process(after, number, me._replace(pc=pc))
 
     idle = Collector("list", me.left)
+    if state.pauses and me.left and me.old is None:
+        paused = me._replace(old=OldState(state.sink, state.partitions))
+        yield "has a server paused", with_process(state._replace(pauses=state.pauses - 1), number, paused)
     if me.pc == "list":
         if me.left:
             for upload in state.blobs:
-                listed = Collector("floor", me.left - 1, upload)
+                listed = Collector("floor", me.left - 1, upload, me.old)
                 yield f"lists the blob of {upload}", with_process(state, number, listed)
                 if upload.stamp == FAR:
                     listed = listed._replace(pc="ceiling")
                     yield f"lists the blob of {upload}, stamped far ahead", with_process(state, number, listed)
         return
     assert me.candidate is not None
-    if me.pc == "floor":
-        if state.sink is None:
-            yield "finds no sink", become(state, "manifest")
-        else:
-            sink = state.sink
-            if mutation != "sink-no-floor":
-                floor = max(sink.floor, me.candidate.stamp)
-                sink = sink._replace(floor=floor, ceiling=max(sink.ceiling, floor + 1))
-            yield "raises the sink's floor", become(state._replace(sink=sink), "manifest")
-    elif me.pc == "ceiling":
-        if state.sink is None or me.candidate.stamp > state.sink.ceiling:
-            yield "finds the ceiling below it", become(state, "manifest")
-        else:
-            yield "finds the ceiling not below it", with_process(state, number, idle)
-    elif me.pc == "manifest":
-        named = state.sink.manifest if state.sink is not None else None
-        if me.candidate in (named or ()) and mutation != "mark-ignores-manifest":
-            yield "finds it in the manifest", with_process(state, number, idle)
-        else:
-            yield "does not find it in the manifest", become(state, "partition 0")
-    elif me.pc == "delete":
+    if me.pc == "delete":
         kept = tuple(upload for upload in state.blobs if upload != me.candidate)
         yield "deletes the blob", with_process(state._replace(blobs=kept), number, idle)
+        return
+    if me.pc == "floor" and state.sink is not None:
+        sink = state.sink
+        if mutation != "sink-no-floor":
+            floor = max(sink.floor, me.candidate.stamp)
+            sink = sink._replace(floor=floor, ceiling=max(sink.ceiling, floor + 1))
+        yield "raises the sink's floor", become(state._replace(sink=sink), "manifest")
+    else:
+        yield from _collector_reads(state, number, me, mutation, state, "")
+    if me.old is not None:
+        seen = state._replace(**me.old._asdict())
+        yield from _collector_reads(state, number, me._replace(stale=True), mutation, seen, " in an old state")
+
+
+def _collector_reads(state: State, number: int, me: Collector, mutation: str | None, seen: State, where: str) -> Steps:
+    """One read, which is answered from the state that is seen."""
+
+    def become(pc: str) -> State:
+        return with_process(state, number, me._replace(pc=pc))
+
+    assert me.candidate is not None
+    idle = with_process(state, number, Collector("list", me.left))
+    if me.pc == "floor":
+        if seen.sink is None:  # else it goes by the CAS, which tells an old state
+            yield f"finds no sink{where}", become("manifest")
+    elif me.pc == "ceiling":
+        if seen.sink is None or me.candidate.stamp > seen.sink.ceiling:
+            yield f"finds the ceiling below it{where}", become("manifest")
+        else:
+            yield f"finds the ceiling not below it{where}", idle
+    elif me.pc == "manifest":
+        named = seen.sink.manifest if seen.sink is not None else None
+        if me.candidate in (named or ()) and mutation != "mark-ignores-manifest":
+            yield f"finds it in the manifest{where}", idle
+        else:
+            yield f"does not find it in the manifest{where}", become("partition 0")
     else:
         partition = int(me.pc.removeprefix("partition "))
-        records = state.partitions[partition].records
+        records = seen.partitions[partition].records
         if any(record.upload == me.candidate and not record.compacted for record in records):
-            yield f"finds it in {me.pc}", with_process(state, number, idle)
+            yield f"finds it in {me.pc}{where}", idle
+        elif partition != PARTITIONS[-1]:
+            yield f"does not find it in {me.pc}{where}", become(f"partition {partition + 1}")
+        elif me.stale and mutation != "sink-no-confirm":
+            yield f"does not find it in {me.pc}{where}, and cannot confirm its reads", idle
         else:
-            following = "delete" if partition == PARTITIONS[-1] else f"partition {partition + 1}"
-            yield f"does not find it in {me.pc}", become(state, following)
+            yield f"does not find it in {me.pc}{where}", become("delete")
