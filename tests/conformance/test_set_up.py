@@ -215,6 +215,7 @@ async def test_a_database_shows_who_is_connected(postgres: PostgresServer, tmp_p
     assert "b" * 63 in names
 
 
+@pytest.mark.parametrize("meta", ["postgres"], indirect=True)
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["compact"], ["produce", "orders"]])
 def test_what_writes_is_told_to_name_a_bucket(environment: dict[str, str], tmp_path: Path, command: list[str]) -> None:
     _ran([*LLOG, "topics", "create", "orders"], environment, tmp_path)
