@@ -24,6 +24,8 @@ REQUEST_BYTES_MAX: Final = 16 << 20
 REQUESTS_SENT_MAX: Final = 256
 """Requests without an answer on one stream; more wait, and are joined."""
 WAITING_BYTES_MAX: Final = 256 << 20
+ECHO_SECONDS: Final = 5.0
+"""How long a new stream may take to answer its first write before another one is opened."""
 
 Operation = proto.PutRequest | proto.DeleteRequest | proto.DeleteRangeRequest
 _FIELDS: Final = {proto.PutRequest: "puts", proto.DeleteRequest: "deletes", proto.DeleteRangeRequest: "delete_ranges"}
@@ -205,9 +207,10 @@ class Writes:
 
     async def _serve(self, call: Any, leader: str) -> None:
         with self._cluster.impatient([leader]):
-            await call.write(proto.WriteRequest(shard=self.shard.number, puts=[proto.PutRequest(key=ECHO)]))
-            if await call.read() is EOF:
-                raise EOFError
+            async with asyncio.timeout(ECHO_SECONDS):
+                await call.write(proto.WriteRequest(shard=self.shard.number, puts=[proto.PutRequest(key=ECHO)]))
+                if await call.read() is EOF:
+                    raise EOFError
         self._cluster.channels.heard(leader)
         self._established.set()
         sending = asyncio.ensure_future(self._send(call, leader))

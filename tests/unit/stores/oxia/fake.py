@@ -79,6 +79,8 @@ class FakeNode(OxiaClientServicer):
         self.awake.set()
         self.loses_answers = False
         """Writes after the one that opens a stream are applied, and the stream breaks instead of answering."""
+        self.streams_ignored = 0
+        """How many of the next write streams are opened and never answered."""
         self.headers: list[dict[str, str]] = []
         self._cluster = cluster
 
@@ -111,6 +113,9 @@ class FakeNode(OxiaClientServicer):
     async def WriteStream(self, requests: AsyncIterator[proto.WriteRequest], context: Any) -> AsyncIterator[Any]:
         number = int(dict(context.invocation_metadata())["shard-id"])
         shard = await self._led(number, context)
+        if self.streams_ignored:
+            self.streams_ignored -= 1
+            await asyncio.Event().wait()
         is_first = True
         async for request in requests:
             await self.awake.wait()

@@ -151,6 +151,15 @@ async def test_a_leader_that_hangs_before_its_stream_is_established_was_sent_not
     assert sum(len(request.puts) for request in oxia.applied) == 10
 
 
+async def test_a_stream_whose_first_write_is_not_answered_is_replaced(
+    oxia: FakeOxia, store: OxiaMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llog.stores.oxia.writes.ECHO_SECONDS", 0.2)
+    oxia.nodes[0].streams_ignored = 2
+    await store.put(key(0), b"")
+    assert oxia.nodes[0].streams_ignored == 0
+
+
 async def test_a_lost_answer_is_an_unknown_outcome(oxia: FakeOxia, store: OxiaMetaStore) -> None:
     await store.put(key(0), b"0")
     oxia.nodes[0].loses_answers = True
