@@ -27,11 +27,17 @@ async def suffering(cluster: Cluster, directory: Path) -> AsyncIterator[Chaos]:
         await Catalog(log).create(TOPIC, PARTITIONS)
     history = directory / "history.jsonl"
     async with cluster, Load(cluster.settings, cluster.brokers, SEED, history) as load:
-        yield Chaos(cluster, load)
-        await load.finish()
-        print(f"{load.progress.acknowledged} records, {dict(load.progress.failures)}")
-        cluster.check_processes()
-        await cluster.check(history)
+        try:
+            yield Chaos(cluster, load)
+            await load.until(cluster.has_kept_up, "all upkeep has done something")
+            await load.finish()
+            await cluster.check(history)
+        except BaseException:
+            for process in cluster.processes:
+                print(f"{process.name} said in its last life:\n{process.output[-2000:]}")
+            raise
+        finally:
+            print(f"{load.progress.acknowledged} records, {dict(load.progress.failures)}")
 
 
 class Chaos:
