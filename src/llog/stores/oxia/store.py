@@ -37,7 +37,7 @@ from llog.stores.oxia.watches import OxiaWatch
 OPERATION_SECONDS: Final = 30.0
 """An election after a node was lost can take as long."""
 OPEN_SECONDS: Final = 10.0
-CHECK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 3.0
 
 R = TypeVar("R")
 

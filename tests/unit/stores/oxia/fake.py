@@ -82,6 +82,8 @@ class FakeNode(OxiaClientServicer):
         self.streams_ignored = 0
         """How many of the next write streams are opened and never answered."""
         self.headers: list[dict[str, str]] = []
+        self.peers: set[str] = set()
+        """The other ends of all connections that there were."""
         self._cluster = cluster
 
     def hang(self) -> None:
@@ -89,6 +91,7 @@ class FakeNode(OxiaClientServicer):
 
     async def _begin(self, context: Any) -> None:
         self.headers.append(dict(context.invocation_metadata()))
+        self.peers.add(context.peer())
         await self.awake.wait()
         if self._cluster.token and self.headers[-1].get("authorization") != f"Bearer {self._cluster.token}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is invalid")
