@@ -224,7 +224,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     session_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the claims of a process that died stay: its compactions wait so long for a successor.",
+            description="How long the claims of a process that died stay: its compactions, and a keyed log in a bucket that it owned, "
+            "wait so long for a successor.",
             ge=1000,
             le=3_600_000,
             extra={"unit": "duration"},

@@ -120,6 +120,16 @@ def test_every_broker_serves_the_topics_of_the_one_that_owns_them(machine: Machi
     assert owner.client.get("/topics/t").status_code == 404
 
 
+def test_an_owner_answers_what_is_sent_on_to_it_whatever_its_role(machine: Machine) -> None:
+    writer, reader = machine("1", LLOG_ROLE="write"), machine("2", LLOG_ROLE="read")
+    made(writer, "t", "disk")
+    produced(writer, ("t", "a"))
+    assert consumed(reader, "t") == {"t": ["a"]}
+    item = {"topic_partitions": [{"topic": "t", "partition": 0, "records": ["b"]}]}
+    refused = reader.client.post("/produce", json=item)
+    assert (refused.status_code, refused.json()["code"]) == (421, "wrong_role")
+
+
 def test_a_poll_of_topics_of_several_owners_ends_with_the_first_record_of_any(machine: Machine) -> None:
     first, second, asked = machine("1"), machine("2"), machine("3")
     made(first, "one", "disk")

@@ -27,11 +27,11 @@ from llog.broker.bodies import JSON, Bodies
 from llog.broker.consuming import consume
 from llog.broker.cors import cors
 from llog.broker.fetching import Fetch, FetchService
-from llog.broker.forwarding import Forwarding
+from llog.broker.forwarding import FORWARDED, Forwarding
 from llog.broker.groups import GroupRoutes
 from llog.broker.health import Health
 from llog.broker.hosts import host_check
-from llog.broker.keyed import Keyed
+from llog.broker.keyed import READS, Keyed
 from llog.broker.messages import (
     WAIT_MS_MAX,
     ConsumeRequest,
@@ -81,7 +81,7 @@ from llog.topics.groups import Groups
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
-_WAITING: Final = frozenset({_RECORDS, "/topics/consume", "/keyed/tail"})
+_WAITING: Final = frozenset({_RECORDS, "/topics/consume"})
 """Where requests say how long they wait for records."""
 _OF_SQL: Final = frozenset({"/sql", "/sql/insert", "/sql/names"})
 _OF_GROUPS: Final = frozenset({"/groups/list", "/groups/delete"})
@@ -126,7 +126,7 @@ class Broker:
         consuming = Consuming(log, self._reader, appender, waits=self._arrivals, stopping=self.stopping)
         self._topic_groups = TopicGroups(consuming, self.metrics, self._body)
         self._groups = GroupRoutes(GroupListing(Groups(log, self._reader)), consuming, self._body)
-        self._keyed = Keyed(settings, self.metrics, self.stopping, self._body)
+        self._keyed = Keyed(settings, self.metrics, self.stopping, self._body, log.owners)
         self._sql = Sql(log, settings, self.stopping, self._body)
         self._health = Health(log, self.stopping, {"keyed log": self._keyed.check})
 
@@ -148,7 +148,9 @@ class Broker:
     async def _take_up(self) -> None:
         """Own what is in the directories of this machine, now or once the process that does has ended: other brokers look for an owner."""
         segments = self._log.segments
-        steps = [self._sql.take_up, *([segments.take_up] if isinstance(segments, OpenSegments) else [])]
+        steps = [self._sql.take_up]
+        if isinstance(segments, OpenSegments) and self._settings.role != "read":
+            steps.append(segments.take_up)
         while True:
             for step in steps:
                 with suppress(LlogError):  # another process has them, or a store is out of order, which `/health` says
@@ -199,11 +201,13 @@ class Broker:
         await self._forwarding.close()
 
     def _as_role(self, role: str, handler: Handler) -> Handler:
-        """The handler itself, or a refusal if this broker's role is the other one."""
+        """The handler itself, or a refusal if this broker's role is the other one. An owner answers for all: nobody else can."""
         if role in ("all", self._settings.role) or self._settings.role == "both":
             return handler
 
         async def refused(request: Request) -> Response:
+            if FORWARDED in request.headers:
+                return await handler(request)
             raise WrongRole(
                 f"this broker has the role {self._settings.role!r} and does not answer {request.method} {request.url.path[:200]}: "
                 f"ask one with the role {role!r} or 'both' (--role, LLOG_ROLE)"
@@ -214,12 +218,11 @@ class Broker:
     def _by_owner(self, path: str, handler: Handler) -> Handler:
         """The handler, with its requests sent on to the broker that owns what they ask for, if that is another one."""
         if path in _OF_SQL:
-            is_answered = self._settings.role == "both"
-            return (
-                self._forwarding.to_owner(self._tables_owner, handler, self._settings.sql_timeout_ms)
-                if is_answered
-                else handler
-            )
+            if self._settings.role != "both":
+                return handler  # which says why it refuses
+            return self._forwarding.to_owner(self._tables_owner, handler, self._settings.sql_timeout_ms)
+        if path in READS:
+            return self._forwarding.to_owner(self._keyed.owner, handler, WAIT_MS_MAX, or_here=True)
         if path in _OF_GROUPS:
             return self._forwarding.to_owner(self._tables_owner, handler)
         return self._forwarding.or_owner(handler, WAIT_MS_MAX if path in _WAITING else 0)

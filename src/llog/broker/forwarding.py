@@ -82,21 +82,31 @@ class Forwarding:
 
         return answered
 
-    def to_owner(self, find: Callable[[], Awaitable[str | None]], handler: Handler, wait_ms: int = 0) -> Handler:
-        """The handler, unless `find` finds the address of another broker, which is asked instead."""
+    def to_owner(
+        self, find: Callable[[], Awaitable[str | None]], handler: Handler, wait_ms: int = 0, *, or_here: bool = False
+    ) -> Handler:
+        """The handler, unless `find` finds the address of another broker, which is asked instead.
+
+        `or_here`: if that broker cannot be reached, the handler answers after all.
+        """
 
         async def answered(request: Request) -> Response:
             owner = await find() if self.may(request) else None
             if owner is None:
                 return await handler(request)
             async with self._bodies.read(request, None) as body:
-                return await self._forward(request, owner, body, wait_ms)
+                try:
+                    return await self._forward(request, owner, body, wait_ms)
+                except OwnerUnavailable:
+                    if not or_here:
+                        raise
+            return await handler(request)
 
         return answered
 
     async def produce(self, request: Request, asked: ProduceRequest, answers: Items) -> Items:
         """The answers, those of items that other brokers own replaced by theirs."""
-        owned = _owned(answers) if self.may(request) else {}
+        owned = self._owned(request, answers)
         found = await asyncio.gather(
             *(self._items(owner, "/produce", _part(asked, mine)) for owner, mine in owned.items())
         )
@@ -110,7 +120,7 @@ class Forwarding:
         here: Callable[[ConsumeRequest], Coroutine[Any, Any, Items]],
     ) -> Items:
         """As `produce`. The first broker, this one included, that has something ends the wait of all."""
-        owned = _owned(answers) if self.may(request) else {}
+        owned = self._owned(request, answers)
         if not owned:
             return answers
         shares: dict[str | None, list[int]] = dict(owned.items())
@@ -143,6 +153,16 @@ class Forwarding:
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.aclose()
+
+    def _owned(self, request: Request, answers: Items) -> dict[str, list[int]]:
+        """The places of the items that go to other brokers, by their addresses. They count as errors no longer."""
+        owned: dict[str, list[int]] = {}
+        for place, answer in enumerate(answers if self.may(request) else ()):
+            owner = answer.get("error", {}).get("owner")
+            if owner is not None:
+                owned.setdefault(owner, []).append(place)
+                self._metrics.errors[LogOwned.code] -= 1
+        return owned
 
     async def _forward(self, request: Request, owner: str, body: bytes | bytearray, wait_ms: int) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_SENT]
@@ -254,16 +274,6 @@ class Forwarding:
 
 async def _first_of(tasks: Any) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _owned(answers: Items) -> dict[str, list[int]]:
-    """The places of the items that other brokers own, by their addresses."""
-    owned: dict[str, list[int]] = {}
-    for place, answer in enumerate(answers):
-        owner = answer.get("error", {}).get("owner")
-        if owner is not None:
-            owned.setdefault(owner, []).append(place)
-    return owned
 
 
 def _part(asked: A, places: list[int]) -> A:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import KeyedLogNotConfigured
+from llog.partition.owners import Owners, keyed_of
 
 if TYPE_CHECKING:
     from llog.broker.keyed_answers import KeyedAnswers
@@ -27,12 +28,21 @@ Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
 
 _WRITES: Final = ("/keyed/append", "/keyed/seal")
 _READS: Final = ("/keyed/scan", "/keyed/count", "/keyed/keys", "/keyed/segments", "/keyed/tail")
+READS: Final = frozenset(_READS)
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
 class Keyed:
-    def __init__(self, settings: Settings, metrics: Metrics, stopping: asyncio.Event, body: Body) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        stopping: asyncio.Event,
+        body: Body,
+        owners: Owners | None = None,
+    ) -> None:
         self._settings = settings
+        self._owners = owners
         self._metrics = metrics
         self._stopping = stopping
         self._body = body
@@ -43,6 +53,14 @@ class Keyed:
         writes = [("write", "POST", path, partial(self._answer, path)) for path in _WRITES]
         reads = [("read", "GET", path, partial(self._answer, path)) for path in _READS]
         return [*writes, *reads, *(("read", "POST", path, partial(self._answer_form, path)) for path in _READS)]
+
+    async def owner(self) -> str | None:
+        """The address of the broker that owns the log, if that is another one: it sees at once what was appended."""
+        if self._settings.keyed is None or self._owners is None:
+            return None
+        what = keyed_of(self._settings.keyed)
+        lease = None if self._owners.holds(what) else await self._owners.find(what)
+        return None if lease is None or lease.address == self._owners.address else lease.address
 
     async def check(self) -> None:
         """`StoreUnavailable` if a log that was opened takes no records any more."""
@@ -56,8 +74,8 @@ class Keyed:
     async def _answer_form(self, path: str, request: Request) -> Response:
         """A read whose parameters are in the body: keys may be longer than an address."""
         async with self._body(request, _FORM) as body:
-            request.scope["query_string"] = bytes(body)
-        return await self._answer(path, request)
+            asked = Request({**request.scope, "query_string": bytes(body)}, request.receive)
+        return await self._answer(path, asked)
 
     async def _answer(self, path: str, request: Request) -> Response:
         if self._settings.keyed is None:
@@ -68,6 +86,6 @@ class Keyed:
             from llog.broker.keyed_answers import KeyedAnswers
 
             self._answers = KeyedAnswers(
-                self._settings.keyed, self._settings, self._metrics, self._stopping, self._body
+                self._settings.keyed, self._settings, self._metrics, self._stopping, self._body, self._owners
             )
         return await self._answers.handlers[path](request)

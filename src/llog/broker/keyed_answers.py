@@ -43,6 +43,7 @@ from llog.errors import RecordTooLarge
 from llog.keyed import KeyedLogReader, Segment, SeqRange, TimeRange
 from llog.keyed.model import columns_of
 from llog.keyed.runs import SCHEMA
+from llog.partition.owners import Owners
 
 _CURSOR: Final = "llog-cursor"
 _EVENTS: Final = "text/event-stream"
@@ -51,8 +52,16 @@ _EVENTS: Final = "text/event-stream"
 class KeyedAnswers:
     """Handlers by path. They raise what is wrong; the broker makes answers of it."""
 
-    def __init__(self, url: str, settings: Settings, metrics: Metrics, stopping: asyncio.Event, body: Body) -> None:
-        self._held = HeldLog(url, settings, metrics)
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        metrics: Metrics,
+        stopping: asyncio.Event,
+        body: Body,
+        owners: Owners | None = None,
+    ) -> None:
+        self._held = HeldLog(url, settings, metrics, owners)
         self._tails = Tails(self._held, metrics, stopping)
         self._metrics = metrics
         self._body = body
@@ -80,7 +89,6 @@ class KeyedAnswers:
                 keys, values = columns_of(records_from(body))
             else:
                 asked = decoded(AppendRequest, body)
-                body.clear()
                 await_durable = asked.await_durable
                 keys, values = columns_of(pairs_in(asked.records))
             records = pa.RecordBatch.from_arrays([keys, values], ["key", "value"])

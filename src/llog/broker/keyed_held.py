@@ -1,7 +1,9 @@
 """The keyed log that a broker holds: its writer from the first append on, a reader from the first read that needs one.
 
-There is one writer of a keyed log at a time, and opening one takes it over. A broker that was taken over from appends no more until it is
-restarted: two that took turns would only fence each other. Its reads go on.
+There is one writer of a keyed log at a time, its owner, and what others are asked to append goes to that one. A broker that was paused for
+longer than its session may find that another has become the owner: then it is one of the others. A broker that was fenced while it was
+the owner, by a program that asks nobody, appends no more until it is restarted: two that took turns would only fence each other. Its reads
+go on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from llog.config import Settings
 from llog.durable import OpenedFile, check_writable
 from llog.errors import LlogError, NotSeenYet, OutcomeUnknown, StoreUnavailable, WriterFenced
 from llog.keyed import KeyedLog, KeyedLogReader
+from llog.partition.owners import Owners
 
 T = TypeVar("T")
 L = TypeVar("L", bound=KeyedLogReader, covariant=True)
@@ -76,8 +79,9 @@ def _went_well(task: asyncio.Task[L]) -> bool:
 class HeldLog:
     """Made on the event loop that it is used on."""
 
-    def __init__(self, url: str, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, url: str, settings: Settings, metrics: Metrics, owners: Owners | None = None) -> None:
         self.url = url
+        self._owners = owners
         self._settings = settings
         self._metrics = metrics
         self._writer = _Opened(self._open_writer)
@@ -89,7 +93,10 @@ class HeldLog:
         self._is_closed = False
 
     async def write(self, use: Callable[[KeyedLog], Coroutine[Any, Any, T]]) -> T:
-        """The result of `use` on the writer. `WriterFenced` for good once another writer has taken over."""
+        """The result of `use` on the writer; `LogOwned` if another process owns the log.
+
+        `WriterFenced` for good once a writer that asked nobody has taken over.
+        """
         self._check_open()
         if self._metrics.keyed_fenced:
             raise self._fenced()
@@ -97,9 +104,17 @@ class HeldLog:
             await asyncio.to_thread(self.check)
             self._is_stalled = False
         writer = await self._writer.get()
+        if writer.ownership.is_known_lost:
+            await self._writer.drop(writer)
+            writer = await self._writer.get()
         try:
             return await self._in_time(use(writer))
         except WriterFenced as error:
+            if await self._has_moved(writer):
+                raise WriterFenced(
+                    f"another broker became the owner of the keyed log at {self.url} while this one was paused: the records may or may "
+                    "not be there, and what is sent here from now on goes to it"
+                ) from error
             await self._lose(writer)
             raise self._fenced() from error
         except StoreUnavailable as error:
@@ -112,11 +127,15 @@ class HeldLog:
         """The result of `use` on the writer, which sees its own appends at once, or else on the reader."""
         self._check_open()
         writer = self._writer.now
+        if writer is not None and writer.ownership.is_known_lost:
+            await self._writer.drop(writer)
+            writer = None
         if writer is not None:
             try:
                 return await use(writer)
             except WriterFenced:
-                await self._lose(writer)
+                if not await self._has_moved(writer):
+                    await self._lose(writer)
             except StoreUnavailable:
                 await self._writer.drop(writer)
             except NotSeenYet:
@@ -180,7 +199,7 @@ class HeldLog:
 
     async def _open_writer(self) -> KeyedLog:
         self.check()
-        writer = await KeyedLog.open(self.url, settings=self._settings)
+        writer = await KeyedLog.open(self.url, settings=self._settings, owners=self._owners)
         self._file = self._file or writer.file
         _tell(f"this broker is now the writer of the keyed log at {self.url}")
         return writer
@@ -190,6 +209,14 @@ class HeldLog:
         reader = await KeyedLogReader.open(self.url, settings=self._settings)
         self._file = self._file or reader.file
         return reader
+
+    async def _has_moved(self, writer: KeyedLog) -> bool:
+        """Whether the fenced writer is one whose log another process owns by now. It is closed then."""
+        if not await writer.ownership.is_lost():
+            return False
+        _tell(f"another process became the owner of the keyed log at {self.url}: this broker sends appends on to it")
+        await self._writer.drop(writer)
+        return True
 
     async def _lose(self, writer: KeyedLog) -> None:
         if not self._metrics.keyed_fenced:

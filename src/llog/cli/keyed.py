@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -14,6 +15,7 @@ from llog.cli.common import Invocation, json_option, note, print_json, print_tab
 from llog.cli.consume import write_out
 from llog.cli.keyed_records import from_json, key_bytes, pairs_of, print_records, ranges, selected, splitting
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.opening import log_exists, opened_log
 from llog.units import format_size
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ def range_options(command: F) -> F:
 def keyed() -> None:
     """A keyed log: every key is a log of its own, and there may be millions. --url or LLOG_KEYED says where it is.
 
-    There is one writer at a time, and whoever opens the log to write takes it over: `append` and `seal` end the writing of a broker that
-    serves the same log, until that is restarted. Reading disturbs nobody.
+    There is one writer at a time: while a broker writes the log, `append` and `seal` are refused, with its address. In a bucket, LLOG_META
+    must name the metadata store of that broker: nothing else tells who writes. Reading disturbs nobody.
 
     \b
       export LLOG_KEYED=file:///var/llog/keyed
@@ -321,7 +323,9 @@ def _with_writer(invocation: Invocation, url: str | None, operation: Callable[[K
         from llog.keyed import KeyedLog
 
         settings, where = _place(invocation, url)
-        async with await KeyedLog.open(where, settings=settings) as log:
+        async with AsyncExitStack() as stack:
+            owners = (await stack.enter_async_context(opened_log(settings))).owners if log_exists(settings) else None
+            log = await stack.enter_async_context(await KeyedLog.open(where, settings=settings, owners=owners))
             return await operation(log, settings)
 
     return asyncio.run(opened())

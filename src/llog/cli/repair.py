@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from llog.cli.repair_clock import clock
+from llog.cli.repair_home import home
 from llog.cli.repair_index import index
 
 
@@ -18,3 +19,4 @@ def repair() -> None:
 
 repair.add_command(index)
 repair.add_command(clock)
+repair.add_command(home)

@@ -34,6 +34,7 @@ from llog.keyed.encoding import filter_length
 from llog.keyed.model import StorageConfig
 from llog.loading import load_settings
 from llog.locations import parse_address
+from llog.owning import DIRECTORY_ID, LOCK_AMONG_OTHERS
 
 try:
     import slatedb.uniffi as slate
@@ -152,7 +153,8 @@ async def exists(place: Place) -> bool:
     with _telling(place.url, opening=True):
         if await _soon(admin.read_manifest(None), place.url) is not None:
             return True
-        found = await _soon(admin.delete_db(False), place.url)  # False: a dry run that lists what lies there
+        listed = await _soon(admin.delete_db(False), place.url)  # False: a dry run that lists what lies there
+        found = [each for each in listed if os.path.basename(each) not in (LOCK_AMONG_OTHERS, DIRECTORY_ID)]
         # What lies there may be a database that was made between the two looks.
         if found and await _soon(admin.read_manifest(None), place.url) is not None:
             return True
@@ -166,7 +168,7 @@ async def open_database(place: Place, config: StorageConfig) -> Database:
     fast_bytes.install()
     recorder = slate.DefaultMetricsRecorder()
     if place.directory is not None:
-        await asyncio.to_thread(_make_directory, place.url, place.directory)
+        await asyncio.to_thread(make_log_directory, place.url, place.directory)
     with _telling(place.url, opening=True):
         for attempt in range(OPEN_ATTEMPTS):
             builder = slate.DbBuilder(place.path, place.store)
@@ -186,7 +188,7 @@ async def open_database(place: Place, config: StorageConfig) -> Database:
     return Database(opened, place, recorder)
 
 
-def _make_directory(url: str, directory: Path) -> None:
+def make_log_directory(url: str, directory: Path) -> None:
     try:
         make_library_directory(directory)
     except OSError as error:

@@ -156,8 +156,9 @@ class SyncKeyedLog(SyncKeyedLogReader[KeyedLog]):
         *,
         settings: Settings | None = None,
         runtime: Runtime | None = None,
+        take_over: bool = False,
     ) -> SyncKeyedLog:
-        return cls(run(KeyedLog.open(url, config, settings=settings, runtime=runtime)))
+        return cls(run(KeyedLog.open(url, config, settings=settings, runtime=runtime, take_over=take_over)))
 
     def append(self, records: Records, await_durable: bool = True) -> int:
         return self._run(self._log.append(records, await_durable))

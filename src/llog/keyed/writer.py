@@ -1,8 +1,9 @@
 """`KeyedLog`: the one writer of a keyed log, which reads as well.
 
 Appends may be in flight together: their sequences follow the order of the calls, each is answered when it is durable, and one
-WriteBatch holds all of an append, so it is there as a whole or not at all. Whoever opens the log takes it over: the writer before gets
-`WriterFenced` from its next append on, and nothing of it is acknowledged after.
+WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another process writes it is refused, as
+far as that can be known (`ownership.py`). If it is not, SlateDB fences the writer before: that gets `WriterFenced` from its next append on,
+and nothing of it is acknowledged after.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from llog.keyed.encoding import (
     totals_value,
 )
 from llog.keyed.model import NUMBER_MAX, Config, Records, RetentionConfig, WriteOptions, columns_of
+from llog.keyed.ownership import Ownership, own
 from llog.keyed.reader import KeyedLogReader, has_begun
 from llog.keyed.runs import Grouped, group, put_runs
 from llog.keyed.segments import Segments
 from llog.keyed.slate import Database, Place, exists, locate, new_batch, open_database, open_view
+from llog.partition.owners import Owners
 from llog.runtime import Runtime, SystemRuntime
 
 T = TypeVar("T")
@@ -61,8 +64,11 @@ class _Written(NamedTuple):
 class KeyedLog(KeyedLogReader):
     """A keyed log, open for appends. There is one writer at a time: opening it takes it over."""
 
-    def __init__(self, database: Database, place: Place, config: Config, runtime: Runtime) -> None:
+    def __init__(
+        self, database: Database, place: Place, config: Config, runtime: Runtime, ownership: Ownership
+    ) -> None:
         super().__init__(database, place, config, runtime)
+        self.ownership = ownership
         self._counts = Counts(config.storage.counted_keys_max)
         self._next_seq = 0
         self._reserved = 0
@@ -82,8 +88,14 @@ class KeyedLog(KeyedLogReader):
         *,
         settings: Settings | None = None,
         runtime: Runtime | None = None,
+        owners: Owners | None = None,
+        take_over: bool = False,
     ) -> Self:
-        """Takes the log over, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is not touched."""
+        """Opens the log, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is not touched.
+
+        `LogOwned` if another process writes it, as far as can be known: always of a log in a directory, and of one in a bucket with the
+        `owners` of a log whose brokers share it. Without them, and with `take_over`, that writer is fenced.
+        """
         config, runtime = config or Config(), runtime or SystemRuntime()
         place = locate(url, settings)
         if await exists(place):
@@ -92,13 +104,18 @@ class KeyedLog(KeyedLogReader):
                 await has_begun(view)  # refuses before anybody is fenced
             finally:
                 await view.close()
-        database = await open_database(place, config.storage)
+        ownership = await own(place, owners, take_over=take_over)
         try:
-            log = cls(database, place, config, runtime)
-            await log._take_over()
+            database = await open_database(place, config.storage)
+            try:
+                log = cls(database, place, config, runtime, ownership)
+                await log._take_over()
+            except BaseException:
+                with suppress(LlogError):
+                    await database.close()
+                raise
         except BaseException:
-            with suppress(LlogError):
-                await database.close()
+            await ownership.release()
             raise
         return log
 
@@ -184,6 +201,8 @@ class KeyedLog(KeyedLogReader):
                     await self._database.close()
                 except WriterFenced as error:
                     lost = error if self._durable_end < self._next_seq else None
+                finally:
+                    await self.ownership.release()
             if lost is not None:
                 raise lost
 

@@ -14,6 +14,7 @@ lease is gone:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,11 @@ _ATTEMPTS_MAX: Final = 5
 def disk_of(directory_id: str) -> str:
     """The disk topics of one directory."""
     return f"disk/{directory_id}"
+
+
+def keyed_of(url: str) -> str:
+    """The keyed log at this address."""
+    return f"keyed/{hashlib.sha256(url.encode()).hexdigest()[:32]}"
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +147,13 @@ class Owners:
         found = await self._meta.get(home_key(what))
         return None if found is None else found.value.decode()
 
+    async def forget(self, what: str, named: str) -> None:
+        """Let the next process that uses it decide which directory holds it; `LogOwned` while one has it open."""
+        lease = await self.find(what)
+        if lease is not None:
+            raise self.refusal(named, lease)
+        await self._meta.delete(home_key(what))
+
     async def identity(self, directory: Path) -> str:
         """The id of the directory, which it gets if it has none."""
         return await asyncio.to_thread(make_directory_id, directory, self._new_id())
@@ -190,6 +203,12 @@ class Owners:
     def holds(self, what: str) -> bool:
         """Whether this process owns it, as far as it knows."""
         return what in self._held
+
+    async def confirm(self, what: str) -> bool:
+        """Whether this process owns it, as the store says now."""
+        if self.holds(what):
+            await self._renew(what)
+        return self.holds(what)
 
     async def find(self, what: str) -> Lease | None:
         """The lease of the process that owns it, this one or another; None if none that runs does."""

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llog.cli.main import main
+from llog.errors import LogOwned
 from llog.keyed import SyncKeyedLog, SyncKeyedLogReader
 
 Llog = Callable[..., Result]
@@ -183,7 +184,9 @@ def test_an_append_that_is_taken_over_from_fails_in_one_line(tmp_path: Path) -> 
         while reader.count(b"k") == 0:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
-    with SyncKeyedLog.open(url) as log:
+    with pytest.raises(LogOwned, match=str(process.pid)):
+        SyncKeyedLog.open(url)
+    with SyncKeyedLog.open(url, take_over=True) as log:
         _, errors = process.communicate(b"k\tsecond\n", timeout=LIMIT_S)
         assert process.returncode == 1
         counted, told = errors.decode().splitlines()

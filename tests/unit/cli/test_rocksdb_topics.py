@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,3 +103,16 @@ def test_while_another_process_owns_it_commands_say_so(llog: Llog, tmp_path: Pat
 
     asyncio.run(refused())
     llog("topics", "delete", "t", "--yes")
+
+
+def test_a_lost_directory_is_not_taken_for_an_empty_one_until_it_is_forgotten(llog: Llog, tmp_path: Path) -> None:
+    llog("topics", "create", "old", "--engine", "rocksdb")
+    recorded = (tmp_path / "llog-data" / "rocksdb" / "~id").read_text()
+    shutil.rmtree(tmp_path / "llog-data" / "rocksdb")
+    assert recorded in llog("topics", "create", "t", "--engine", "rocksdb", code=2).stderr
+    assert recorded in llog("repair", "home", "rocksdb").stdout
+    assert recorded in llog("repair", "home", "rocksdb", "--apply").stdout
+    llog("topics", "create", "t", "--engine", "rocksdb")
+    llog("produce", "t", stdin="new")
+    assert llog("consume", "t").stdout == "new\n"
+    assert "LLOG_KEYED" in llog("repair", "home", "keyed", code=2).stderr

@@ -186,3 +186,18 @@ def test_the_refusal_of_a_lock_has_the_address_of_the_broker_that_holds_it(tmp_p
         assert refused.value.address == A
     finally:
         os.close(lock)
+
+
+async def test_a_lost_directory_is_replaced_once_it_was_forgotten(
+    process: Process, server: MemoryMeta, tmp_path: Path
+) -> None:
+    (first, store), (second, _) = process(A), process(B)
+    await first.settle(ROCKSDB, "tables", tmp_path / "lost", "LLOG_ROCKSDB_DIR")
+    await first.publish(ROCKSDB)
+    with pytest.raises(LogOwned):
+        await second.forget(ROCKSDB, "tables")
+    await first.close()
+    server.expire(store)
+    await second.forget(ROCKSDB, "tables")
+    await second.settle(ROCKSDB, "tables", tmp_path / "new", "LLOG_ROCKSDB_DIR")
+    assert await second.home(ROCKSDB) == directory_id(tmp_path / "new")
