@@ -38,9 +38,10 @@ def leashed(
     try:
         yield watcher
     finally:
-        # Not yet waited for, so the id cannot have passed to somebody else, even when the watcher has ended.
-        os.killpg(watcher.pid, signal.SIGKILL)
-        watcher.wait()
+        # As long as nobody has waited for the watcher its id cannot have passed to somebody else, even when it has ended.
+        if watcher.returncode is None:
+            os.killpg(watcher.pid, signal.SIGKILL)
+            watcher.wait()
         if watcher.stdin is not None:
             watcher.stdin.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.servers.leash import leashed
 from devtools.suites import ROOT, Suite, main, run_all, run_suite, suites
 
 
@@ -80,6 +81,11 @@ def test_a_leashed_process_dies_with_its_starter(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", starter, str(tmp_path)], cwd=ROOT, timeout=60, check=False)
     assert _gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_leash_is_let_go_of_though_its_process_has_ended(tmp_path: Path) -> None:
+    with leashed([sys.executable, "-c", "raise SystemExit(3)"], log=tmp_path / "log", cwd=tmp_path) as watcher:
+        assert watcher.wait(60) == 3
 
 
 def _gone(pid: int) -> bool:
