@@ -8,7 +8,16 @@ from click.testing import CliRunner
 from llog.cli.simulate import simulate
 from llog.sim.world import run_seed
 
-_TROUBLE = ("crashes", "stalls", "lost answers", "late effects", "throttled", "refused by a full store", "clock jumps")
+_TROUBLE = (
+    "crashes",
+    "stalls",
+    "lost answers",
+    "late effects",
+    "throttled",
+    "refused by a full store",
+    "clock jumps",
+    "old answers",
+)
 
 
 @pytest.mark.parametrize("first", range(0, 150, 30))

@@ -127,7 +127,7 @@ def old_executors(plan: SimPlan) -> SimPlan:
     return msgspec.structs.replace(plan, roles=plan.roles | {"collector": 0, "spread": 1}, old_readers="task")
 
 
-def _overtaken_compactors(plan: SimPlan) -> SimPlan:
+def overtaken_compactors(plan: SimPlan) -> SimPlan:
     """A compactor that another overtakes between what it reads and what it writes, on one partition with much to compact."""
     return _only(
         plan,
@@ -203,8 +203,8 @@ def _snapshots(plan: SimPlan) -> SimPlan:
 
 
 _FOCUSES: Final = (
-    _overtaken_compactors,
-    _overtaken_compactors,  # what it is there for takes more luck
+    overtaken_compactors,
+    overtaken_compactors,  # what it is there for takes more luck
     _trimmed_compactions,
     slow_sinks,
     _snapshots,

@@ -16,11 +16,13 @@ from llog.errors import (
     LlogError,
     OutcomeUnknown,
     PartitionNotInitialized,
+    StaleReads,
     StoreUnavailable,
     UnknownProducer,
 )
 from llog.model import Record, TopicPartition
 from llog.partition.catalog import Catalog
+from llog.partition.keys import TOPICS
 from llog.partition.retention import trim
 from llog.partition.writer import WriterOptions
 from llog.ports import Group
@@ -385,6 +387,21 @@ async def test_a_batch_that_the_partition_has_otherwise_is_held(scene: Scene) ->
     scene.add(2)
     await relay.drain()
     assert (await scene.relayed())[1:] == scene.added
+
+
+async def test_events_of_a_topic_that_an_old_state_does_not_show_are_kept() -> None:
+    scene = await new_scene()
+    log, meta = scene.world.stale_process()
+    meta.pause(TOPICS)
+    late = TopicPartition("late", 0)
+    await scene.world.catalog.create("late")
+    scene.add(2, late)
+    relay = Relay(scene.box.store, EngineAppender(log), EngineReader(log), scene.world.runtime, SMALL)
+    with pytest.raises(StaleReads):
+        await relay.drain()
+    meta.wake()
+    await relay.drain()
+    assert await scene.relayed(late) == scene.added
 
 
 async def test_events_of_a_deleted_topic_are_dropped_and_do_not_go_to_its_successor(

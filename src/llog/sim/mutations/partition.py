@@ -21,7 +21,7 @@ from llog.partition.log import Log
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
 from llog.ports import AppendResult
 from llog.sim.mutations.patch import Change, Mutation, Patch
-from llog.sim.plan import slow_commits, slow_sinks
+from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks
 from llog.stores.meta import Entry, Put, scan
 
 
@@ -218,7 +218,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(delete_the_lower_keys_before_the_compacted_one_is_there, "I1"),
     Mutation(advance_the_cursor_first, "I5"),
     Mutation(publish_the_compacted_entry_unconditionally, "I1|I5|I6"),
-    Mutation(begin_a_compaction_without_looking_again_at_the_cursor, "I5"),
+    Mutation(begin_a_compaction_without_looking_again_at_the_cursor, "I5", overtaken_compactors),
     Mutation(collect_without_raising_the_floors, "I6", slow_commits),
     Mutation(ignore_in_the_mark("pending"), "I6"),
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
