@@ -45,7 +45,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     producer: Producer | None = None
 
 
-class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
+class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     topic: str
     partition: int
     start_offset: int

@@ -18,7 +18,7 @@ APPENDS_KEPT = 5
 PRODUCER_ID_MAX = 200
 
 
-class Appended(msgspec.Struct, frozen=True, array_like=True):
+class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One remembered append of a producer."""
 
     sequence: int
@@ -26,7 +26,7 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
     end_offset: int
 
 
-class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
+class ProducerState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The last appends of one producer, oldest first: at most five, so that a repeated one gets its offsets again."""
 
     last: tuple[Appended, ...]

@@ -114,11 +114,12 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
     parts: list[Buffer] = []
     size = HEADER_BYTES
     for section in sections:
-        length = sum(map(len, section))
-        parts += [part for part in section if len(part)]
-        if length % 8:
-            parts.append(bytes(-length % 8))
-        size += length + -length % 8
+        for part in section:
+            size += len(part)
+        parts += section
+        if size % 8:
+            parts.append(bytes(-size % 8))
+            size += -size % 8
     if size > BATCH_BYTES_MAX:
         raise RecordTooLarge(
             f"a batch of {count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
@@ -131,11 +132,14 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
     first_append_ms = rest.append_runs[0][1]
     _, timestamp_max = timestamp_bounds(rest)
     header = _HEADER.pack(MAGIC, 0, count, _CODEC_NUMBERS[codec], flags, 0, first_append_ms, timestamp_max)
-    crc = crc32c(header[8:])
+    parts = [header[8:], *parts]
+    if size <= JOINED_BYTES_MAX:
+        parts = [b"".join(parts)]
+    crc = 0
     for part in parts:
         crc = crc32c(part, crc)
-    parts = [header[:4] + crc.to_bytes(4, "little") + header[8:], *parts]
-    return [b"".join(parts)] if size <= JOINED_BYTES_MAX else parts
+    start = MAGIC + crc.to_bytes(4, "little")
+    return [start + parts[0], *parts[1:]]
 
 
 def peek(data: Buffer) -> BatchHeader:
@@ -329,23 +333,39 @@ def _check_stamped(columns: Columns) -> None:
 
 def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[Buffer]]:
     """Offsets from 0 on, and the bytes they point to: of a slice, only its own; of null slots, none."""
-    size = sum(map(binary_size, arrays))
-    if size > BATCH_BYTES_MAX:
-        raise RecordTooLarge(f"a batch with a column of {size} bytes is over {BATCH_BYTES_MAX}: append fewer at a time")
+    if len(arrays) == 1 and not arrays[0].null_count:
+        found = _stored_sections(arrays[0])
+        if found is not None:
+            return found
+    wholes = [array.fill_null(b"") if array.null_count else array for array in arrays]
+    sizes = [binary_size(array) for array in wholes]
+    if sum(sizes) > BATCH_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a batch with a column of {sum(sizes)} bytes is over {BATCH_BYTES_MAX}: append fewer at a time"
+        )
     all_offsets: list[npt.NDArray[np.int32]] = []
     data: list[Buffer] = []
     end = 0
-    for array in arrays:
-        whole = array.fill_null(b"") if array.null_count else array
-        offsets = binary_offsets(whole)
-        first, last = int(offsets[0]), int(offsets[-1])
-        if first < last:
-            data.append(memoryview(whole.buffers()[2])[first:last])
+    for array, size in zip(wholes, sizes, strict=True):
+        offsets = binary_offsets(array)
+        first = int(offsets[0])
+        if size:
+            data.append(memoryview(array.buffers()[2])[first : first + size])
         all_offsets.append((offsets if first == end else offsets + np.int32(end - first))[1 if all_offsets else 0 :])
-        end += last - first
-    if end < len(data) * SMALL_BYTES_MAX:
+        end += size
+    if len(data) > 1 and end < len(data) * SMALL_BYTES_MAX:
         data = [b"".join(data)]
     return [_bytes_of(all_offsets[0] if len(all_offsets) == 1 else np.concatenate(all_offsets))], data
+
+
+def _stored_sections(array: Any) -> tuple[Sequence[Buffer], Sequence[Buffer]] | None:
+    """The sections of one array whose memory holds them as they are to be; None if it does not. Flushes have many small ones."""
+    _, offsets, data = array.buffers()
+    stored = memoryview(offsets)[array.offset * 4 : (array.offset + len(array) + 1) * 4]
+    first, end = _OFFSET.unpack_from(stored)[0], _OFFSET.unpack_from(stored, len(array) * 4)[0]
+    if first or end > BATCH_BYTES_MAX:
+        return None
+    return [stored], [memoryview(data)[:end]] if end else []
 
 
 def _bitmap(arrays: Sequence[Any]) -> Buffer:

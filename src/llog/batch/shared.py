@@ -28,7 +28,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=_POSITION_MAX)]
 Millis = Annotated[int, msgspec.Meta(ge=-_POSITION_MAX - 1, le=_POSITION_MAX)]
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where one partition's records lie in the blob; `body_offset` counts from the blob's first byte."""
 
     topic: str

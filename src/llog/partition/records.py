@@ -1,6 +1,7 @@
 """What is stored under the keys: frozen structs, JSON on the wire, bounded when read back.
 
-A field is never renamed or reused; a new one has a default, so that older records decode.
+A field is never renamed or reused; a new one has a default, so that older records decode. Those that a flush makes by the thousand are
+left out of garbage collection (`gc=False`): they hold data alone, so nothing can come to refer to itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Kind(StrEnum):
     COMPACTED = "COMPACTED"
 
 
-class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where `msg_count` records lie that end at the offset in this entry's key: a range of bytes in one blob.
 
     `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be bisected
@@ -71,7 +72,7 @@ def entry_of(
     )
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class Pending(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The newest append, whose index entries the next writer (or a compactor) puts."""
 
     start_offset: int
@@ -82,7 +83,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_offset + sum(entry.msg_count for entry in self.entries) - 1
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The partition's one contended record: its CAS is the commit point of every append."""
 
     log_state: LogState = LogState.OPEN

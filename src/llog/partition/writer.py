@@ -335,9 +335,11 @@ class Writer:
 
     def _advanced(self, append: _Append) -> tuple[Control, Appended]:
         """The control record after this append."""
-        control = append.control
+        control, now_ms = append.control, self._log.runtime.now_ms()
+        start, end = control.sequence_counter, control.sequence_counter - 1
         entries, max_append, max_timestamp = [], control.max_append_ms, control.max_timestamp_ms
         for blob, body in append.sources:
+            end += body.msg_count
             max_append = max(max_append, body.append_ms)
             max_timestamp = max(max_timestamp, body.timestamp_max)
             entries.append(
@@ -349,20 +351,18 @@ class Writer:
                     max_timestamp_ms=max_timestamp,
                 )
             )
-        pending = Pending(start_offset=control.sequence_counter, entries=tuple(entries))
-        now = self._log.runtime.now_ms()
-        appended = Appended(append.sequence, pending.start_offset, pending.end_offset)
+        appended = Appended(append.sequence, start, end)
         writers, writers_evicted = remembered(
-            control.writers, control.writers_evicted_through, self._name, appended, now
+            control.writers, control.writers_evicted_through, self._name, appended, now_ms
         )
         producers, evicted = control.producers, control.evicted_through
         if append.producer is not None:
-            named = Appended(append.producer.sequence, pending.start_offset, pending.end_offset)
-            producers, evicted = remembered(producers, evicted, append.producer.id, named, now)
+            named = Appended(append.producer.sequence, start, end)
+            producers, evicted = remembered(producers, evicted, append.producer.id, named, now_ms)
         changed = msgspec.structs.replace(
             control,
-            sequence_counter=pending.end_offset + 1,
-            pending=pending,
+            sequence_counter=end + 1,
+            pending=Pending(start_offset=start, entries=tuple(entries)),
             max_append_ms=max_append,
             max_timestamp_ms=max_timestamp,
             producers=producers,

@@ -101,7 +101,7 @@ class MemoryMeta:
             self._forget(key)
 
     def _notify(self, key: str) -> None:
-        for watch in list(self._watches.values()):
+        for watch in list(self._watches.values()) if self._watches else ():
             if key.startswith(watch.prefix):
                 watch.event.set()
 
