@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,13 +34,13 @@ START_S = 60
 
 
 class Process:
-    """`llog serve` on a log in `directory`."""
+    """`llog serve` on a log in `directory`, unless `environment` names other stores."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
         errors = directory / "stderr"
         command = [sys.executable, "-m", "llog.cli.main", "--data-dir", str(directory / "log"), "serve", "--port", "0"]
         with errors.open("wb") as file:
-            self._process = subprocess.Popen(command, stderr=file)
+            self._process = subprocess.Popen(command, stderr=file, env={**os.environ, **(environment or {})})
         deadline = time.monotonic() + START_S
         while "listening on" not in (told := errors.read_text()):
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -1,119 +1,320 @@
-"""What the embedded metadata store costs beside bare SQLite on the same disk: `python -m bench.stores`.
+"""What each metadata store takes, beside a bare client of the same server: conditional puts, commits, produces, a large flush.
 
-Only the ratios carry over to another machine: the rates follow the disk's fsync.
+`python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that cannot be had is left out, with
+the reason. Ours and the bare client take turns, figures are medians of the rounds: only the ratios carry over to another machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sqlite3
+import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from llog.stores.meta import Put, scan
+from bench.blobs import bare as bare_blob
+from bench.broker import Client, Process, produce
+from bench.logs import records
+from bench.report import Report
+from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, Pace, paced
+from devtools.servers.oxia import oxia_server
+from devtools.servers.postgres import postgres_server
+from devtools.servers.weed import ServerError
+from llog.errors import LlogError
+from llog.loading import load_settings
+from llog.opening import opened_log
+from llog.partition.catalog import Catalog
+from llog.partition.log import Log
+from llog.partition.writer import Writer
+from llog.ports import Group
+from llog.stores.blobs_memory import MemoryBlobStore
+from llog.stores.meta import ABSENT, MetaStore, Put, scan
 from llog.stores.meta_sqlite import SqliteMetaStore
 
-CALLERS = 64
-ALONE_PUTS = 500
-PUTS_PER_CALLER = 100
+CALLERS = (1, 64)
+RATIO_MIN = 0.5
+PARTITIONS = 10_000
+FLUSH_CPU_MS = 500
+SHARDS = 4
 LOOKUPS = 5_000
-VALUE = bytes(100)
+RECORD = b"x" * 100
 
 
-def bare(path: Path, rows: int, transactions: int) -> float:
-    """Conditional updates per second of plain SQLite, so many to a durable transaction."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB, version INTEGER) WITHOUT ROWID")
-    connection.executemany("INSERT INTO entries VALUES (?, ?, 0)", ((f"k/{row:05}", VALUE) for row in range(rows)))
-    started = time.perf_counter()
-    for version in range(transactions):
-        connection.execute("BEGIN IMMEDIATE")
-        for row in range(rows):
-            connection.execute(
-                "UPDATE entries SET value = ?, version = ? WHERE key = ? AND version = ?",
-                (VALUE, version + 1, f"k/{row:05}", version),
-            )
-        connection.execute("COMMIT")
-    rate = rows * transactions / (time.perf_counter() - started)
-    connection.close()
-    return rate
+class Candidate(NamedTuple):
+    """A metadata store that can be had."""
+
+    environment: Mapping[str, str]
+    """The settings that name it."""
+    bare: Bare | None
 
 
-async def conditional_puts(store: SqliteMetaStore, callers: int, puts: int) -> tuple[float, float]:
-    """Durable conditional puts per second, and commits per put."""
-
-    async def call(caller: int) -> None:
-        version = await store.put(f"k/{caller:05}", VALUE)
-        for _ in range(puts):
-            version = await store.put(f"k/{caller:05}", VALUE, expected=version)
-
-    commits, started = store.commits, time.perf_counter()
-    await asyncio.gather(*(call(caller) for caller in range(callers)))
-    total = callers * (puts + 1)
-    return total / (time.perf_counter() - started), (store.commits - commits) / total
+@contextmanager
+def memory(directory: Path) -> Iterator[Candidate]:
+    yield Candidate({"LLOG_META": "memory://bench", "LLOG_BLOBS": "memory://bench"}, None)
 
 
-async def lookup_us(call: Callable[[str], Awaitable[object]], keys: int) -> float:
-    started = time.perf_counter()
-    for lookup in range(LOOKUPS):
-        await call(f"i/{lookup * 7919 % keys:020}")
-    return (time.perf_counter() - started) / LOOKUPS * 1e6
+@contextmanager
+def sqlite(directory: Path) -> Iterator[Candidate]:
+    yield Candidate({"LLOG_META": f"sqlite://{directory / 'meta.sqlite'}"}, BareSqlite(directory / "bare.sqlite"))
 
 
-async def fill(store: SqliteMetaStore, keys: int) -> None:
-    for at in range(0, keys, 20_000):
-        await store.put_many([Put(f"i/{key:020}", VALUE) for key in range(at, min(keys, at + 20_000))])
+@contextmanager
+def postgres(directory: Path) -> Iterator[Candidate]:
+    with postgres_server() as server:
+        yield Candidate(server.environment(), BarePostgres(server))
 
 
-async def run(directory: Path) -> Table:
-    table = Table("measure", "value", "ratio")
+@contextmanager
+def oxia(directory: Path) -> Iterator[Candidate]:
+    with oxia_server(directory, shards=SHARDS) as server:
+        yield Candidate({"LLOG_META": server.url}, BareOxia(server))
 
-    store = SqliteMetaStore.open(directory / "cas.db")
-    alone_bare = bare(directory / "bare-1.db", 1, ALONE_PUTS)
-    alone, _ = await conditional_puts(store, 1, ALONE_PUTS)
-    many_bare = bare(directory / "bare-64.db", CALLERS, PUTS_PER_CALLER)
-    many, commits = await conditional_puts(store, CALLERS, PUTS_PER_CALLER)
-    await store.close()
-    table.add_row("bare SQLite, 1 row a transaction", f"{alone_bare:,.0f} puts/s", "")
-    table.add_row("durable conditional puts, 1 caller", f"{alone:,.0f} puts/s", f"{alone / alone_bare:.2f} of bare")
-    table.add_row(f"bare SQLite, {CALLERS} rows a transaction", f"{many_bare:,.0f} puts/s", "")
-    table.add_row(
-        f"durable conditional puts, {CALLERS} callers",
-        f"{many:,.0f} puts/s",
-        f"{many / many_bare:.2f} of bare, {many / alone:.1f} of 1 caller",
+
+STORES = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "oxia": oxia}
+
+
+class Rounds:
+    """The paces of one kind of work, and of its counterpart, round by round."""
+
+    def __init__(self) -> None:
+        self._rates: list[float] = []
+        self._latencies: list[float] = []
+
+    def add(self, pace: Pace) -> None:
+        self._rates.append(pace.per_second)
+        self._latencies += pace.latencies_ms
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self._rates)
+
+    def percentile_ms(self, percent: int) -> float:
+        latencies = sorted(self._latencies)
+        return latencies[len(latencies) * percent // 100]
+
+    def __str__(self) -> str:
+        return f"{self.rate:,.0f}/s, p50 {self.percentile_ms(50):.1f} ms, p99 {self.percentile_ms(99):.1f} ms"
+
+
+class Ours:
+    """The store's own pace. Keys are those of partitions, so that a store of shards spreads them."""
+
+    def __init__(self, store: MetaStore) -> None:
+        self._store = store
+        self._made = 0
+
+    async def pace(self, callers: int, seconds: float, *, commits: bool) -> Pace:
+        self._made += 1
+        prefixes = [f"llog/bench-{self._made}/partitions/{caller:010}/" for caller in range(callers)]
+        versions = [await self._store.put(prefix + "meta/control", VALUE) for prefix in prefixes]
+        done = [0] * callers
+
+        async def put(caller: int) -> None:
+            key = prefixes[caller] + "meta/control"
+            versions[caller] = await self._store.put(key, VALUE, expected=versions[caller])
+
+        async def commit(caller: int) -> None:
+            done[caller] += 1
+            entry = Put(f"{prefixes[caller]}index/{done[caller]:020}", VALUE, ABSENT)
+            swap = Put(prefixes[caller] + "meta/control", VALUE, versions[caller])
+            _, result = await self._store.put_many([entry, swap])
+            if isinstance(result, LlogError):
+                raise result
+            versions[caller] = result
+
+        return await paced(commit if commits else put, callers, seconds)
+
+
+async def measure_paces(report: Report, name: str, store: MetaStore, bare: Bare | None, options: Options) -> None:
+    ours = Ours(store)
+    for work, commits in (("CAS", False), ("commit", True)):
+        for callers in CALLERS:
+            mine, theirs = Rounds(), Rounds()
+            for _ in range(options.rounds):
+                if bare is not None:
+                    theirs.add(await bare.pace(callers, options.seconds, commits=commits))
+                mine.add(await ours.pace(callers, options.seconds, commits=commits))
+            measure = f"{name}: {work}, {callers} caller{'s' * (callers > 1)}"
+            if bare is None:
+                report.note(measure, str(mine))
+            elif callers > 1:
+                report.ratio(measure, str(mine), str(theirs), mine.rate / theirs.rate, RATIO_MIN)
+            else:
+                report.compare(measure, str(mine), str(theirs), mine.rate / theirs.rate)
+
+
+async def measure_flush(report: Report, name: str, opened: Log, options: Options) -> None:
+    """One append to all partitions of a topic, its blob in memory: what is left is ours and the store's.
+
+    The thread in which SQLite itself works is not counted as ours.
+    """
+    clock = time.thread_time if name == "sqlite" else time.process_time
+    topic = f"flush-{options.partitions}"
+    log = opened._replace(blobs=MemoryBlobStore())
+    await Catalog(log).create(topic, options.partitions)
+    writer, columns = Writer(log), records(1, len(RECORD))
+    groups = [Group(topic=topic, partition=number, records=columns) for number in range(options.partitions)]
+    await writer.append(groups)  # the control records are known after it, as in a broker that runs
+    cpu, wall, most = [], [], 0
+    for _ in range(options.rounds):
+        with counted_requests(name, log.meta) as requests:
+            cpu_began, began = clock(), time.perf_counter()
+            results = await writer.append(groups)
+            cpu.append((clock() - cpu_began) * 1000)
+            wall.append(time.perf_counter() - began)
+        for result in results:
+            if isinstance(result, LlogError):
+                raise result
+        most = max(most, *requests.values())
+    measure = f"{name}: a flush of {options.partitions:,} partitions"
+    report.limit(f"{measure}, requests to a shard", most, 1, "")
+    report.limit(f"{measure}, our CPU", statistics.median(cpu), FLUSH_CPU_MS, "ms")
+    report.note(f"{measure}, wall", f"{statistics.median(wall):.2f} s")
+
+
+@contextmanager
+def counted_requests(name: str, store: Any) -> Iterator[Counter[int]]:
+    """Counts what goes to each shard's server for a write: requests, or, where there is no server, calls or transactions."""
+    requests: Counter[int] = Counter()
+    if name == "oxia":
+        from llog.stores.oxia.writes import Request
+
+        with replaced(Request, "answer", lambda request, *_: requests.update([request.message.shard])):
+            yield requests
+    elif name == "postgres":
+        from llog.stores.postgres.writer import Writer as PostgresWriter
+
+        with replaced(PostgresWriter, "_request", lambda *_: requests.update([0])):
+            yield requests
+    elif name == "sqlite":
+        before = store.commits
+        yield requests
+        requests[0] = store.commits - before
+    else:
+        before = store.counts.count["put_many"]
+        yield requests
+        requests[0] = store.counts.count["put_many"] - before
+
+
+@contextmanager
+def replaced(target: type, name: str, seen: Callable[..., object]) -> Iterator[None]:
+    """Has `seen` called with the arguments of every call of this method."""
+    shipped = getattr(target, name)
+
+    def watched(*arguments: Any) -> Any:
+        seen(*arguments)
+        return shipped(*arguments)
+
+    setattr(target, name, watched)
+    try:
+        yield
+    finally:
+        setattr(target, name, shipped)
+
+
+async def measure_produce(
+    report: Report, name: str, process: Process, bare: Bare, directory: Path, options: Options
+) -> None:
+    """One client of one broker, beside the least that a produce has to do: a file that is synced, and a bare commit."""
+    try:
+        client = await Client.connect(process)
+        body = produce(0, RECORD.decode())
+        await client.ask("POST", "/produce", body)
+        mine, theirs = Rounds(), []
+        for turn in range(options.rounds):
+            puts = [bare_blob(directory / f"put-{turn}-{number}", RECORD) * 1000 for number in range(50)]
+            swaps = await bare.pace(1, options.seconds, commits=True)
+            theirs.append(statistics.median(puts) + statistics.median(swaps.latencies_ms))
+
+            async def ask(_: int) -> None:
+                await client.ask("POST", "/produce", body)
+
+            mine.add(await paced(ask, 1, options.seconds))
+        client.close()
+    finally:
+        process.end()
+    bare_ms, mine_ms = statistics.median(theirs), mine.percentile_ms(50)
+    report.compare(
+        f"{name}: produce through a broker, p50",
+        f"{mine_ms:.1f} ms",
+        f"{bare_ms:.1f} ms put + commit",
+        bare_ms / mine_ms,
     )
-    table.add_row(f"commits a put, {CALLERS} callers", f"{commits:.4f}", f"1 in {1 / commits:.0f}")
 
+
+async def measure_lookups(report: Report, directory: Path, sizes: Sequence[int]) -> None:
+    """SQLite's index does not slow down as it grows."""
     ceilings: list[float] = []
-    for keys in (1_000, 1_000_000):
-        store = SqliteMetaStore.open(directory / f"index-{keys}.db")
-        started = time.perf_counter()
-        await fill(store, keys)
-        table.add_row(f"put_many, {keys:,} keys", f"{keys / (time.perf_counter() - started):,.0f} puts/s", "")
-        ceilings.append(await lookup_us(store.ceiling, keys))
-        ratio = f"{ceilings[-1] / ceilings[0]:.2f} of 1,000 keys" if len(ceilings) > 1 else ""
-        table.add_row(f"ceiling, {keys:,} keys", f"{ceilings[-1]:.1f} µs", ratio)
-        get = await lookup_us(store.get, keys)
-        table.add_row(f"get, {keys:,} keys", f"{get:.1f} µs", f"{get / ceilings[-1]:.2f} of ceiling")
-        started = time.perf_counter()
+    for keys in sizes:
+        store = SqliteMetaStore.open(directory / f"index-{keys}.sqlite")
+        for first in range(0, keys, 20_000):
+            await store.put_many([Put(f"i/{key:020}", VALUE) for key in range(first, min(keys, first + 20_000))])
+        for lookup in (store.ceiling, store.get):
+            began = time.perf_counter()
+            for number in range(LOOKUPS):
+                await lookup(f"i/{number * 7919 % keys:020}")
+            ceilings.append((time.perf_counter() - began) / LOOKUPS * 1e6)
+            report.compare(
+                f"sqlite: {lookup.__name__}, {keys:,} keys",
+                f"{ceilings[-1]:.1f} µs",
+                f"{ceilings[0]:.1f} µs, ceiling of {sizes[0]:,}",
+                ceilings[-1] / ceilings[0],
+            )
+        began = time.perf_counter()
         count = sum([1 async for _ in scan(store, "i/")])
-        assert count == keys
-        table.add_row(f"scan, {keys:,} keys", f"{time.perf_counter() - started:.3f} s", "")
+        report.note(f"sqlite: scan, {count:,} keys", f"{time.perf_counter() - began:.3f} s")
         await store.close()
-    return table
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="llog-bench-") as directory:
-        Console().print(asyncio.run(run(Path(directory))))
+class Options(NamedTuple):
+    seconds: float
+    rounds: int
+    partitions: int
+
+
+async def measure(report: Report, name: str, candidate: Candidate, directory: Path, options: Options) -> None:
+    environment = {"LLOG_BLOBS": f"file://{directory / 'blobs'}", **candidate.environment}
+    async with opened_log(load_settings({}, environment=environment)) as log:
+        await measure_paces(report, name, log.meta, candidate.bare, options)
+        await measure_flush(report, name, log, options)
+    if candidate.bare is not None:
+        await measure_produce(report, name, Process(directory, environment), candidate.bare, directory, options)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stores", default=",".join(STORES), help=f"which of {', '.join(STORES)}; default: all")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each figure and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of one flush")
+    parser.add_argument("--index-keys", type=int, default=1_000_000, help="of SQLite's lookups; 0 leaves them out")
+    parser.add_argument("--directory", default=None, help="on the disk to measure; default: temporary files")
+    arguments = parser.parse_args()
+    names = arguments.stores.split(",")
+    unknown = [name for name in names if name not in STORES]
+    if unknown:
+        parser.error(f"there is no store {unknown[0]!r}: there are {', '.join(STORES)}")
+    options = Options(arguments.seconds, arguments.rounds, arguments.partitions)
+    report = Report("metadata stores")
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as place, ExitStack() as stack:
+            directory = Path(place)
+            try:
+                candidate = stack.enter_context(STORES[name](directory))
+            except (ServerError, ImportError) as error:
+                report.note(name, f"left out: {error}")
+                continue
+            asyncio.run(measure(report, name, candidate, directory, options))
+            if name == "sqlite" and arguments.index_keys:
+                asyncio.run(measure_lookups(report, directory, (1_000, arguments.index_keys)))
+    report.print()
+    return 1 if report.missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
