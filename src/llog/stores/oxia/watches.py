@@ -39,6 +39,7 @@ class Notifications:
         self._echoed = -1
         """The highest version of the echo key that was notified; the first notification wakes all watches."""
         self._progress = asyncio.Event()
+        self._streaming: asyncio.Task[None] | None = None
         self._running = asyncio.get_running_loop().create_task(self._run())
         self._echoing = asyncio.get_running_loop().create_task(self._echo_once())
 
@@ -53,6 +54,8 @@ class Notifications:
                     self._shard.check()
                     await self._progress.wait()
         except TimeoutError:
+            if self._streaming is not None:
+                self._streaming.cancel()  # the next stream goes on after the last notification
             raise StoreUnavailable(
                 f"Oxia's shard {self._shard.number} notified nobody of a write within {self._seconds:g} s: check that its namespace has "
                 "notifications enabled"
@@ -90,7 +93,7 @@ class Notifications:
             leader = ""
             try:
                 leader = await self._shard.led()
-                task = asyncio.ensure_future(self._stream(leader))
+                task = self._streaming = asyncio.ensure_future(self._stream(leader))
                 self._shard.running.add(task)
                 try:
                     await asyncio.wait([task])

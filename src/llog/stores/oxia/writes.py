@@ -90,6 +90,7 @@ class Writes:
         self._answered = asyncio.Event()
         self._refusal: BaseException | None = None
         self._running: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def submit(self, operations: Sequence[Operation], size: int) -> list[asyncio.Future[list[Any]]]:
@@ -161,6 +162,8 @@ class Writes:
             request.fail(self._unavailable())
         else:
             request.fail(self._unknown(None))
+            if self._serving is not None:
+                self._serving.cancel()  # a stream that has left one request without an answer may leave them all
 
     async def _run(self) -> None:
         pause = PAUSE_SECONDS_MIN
@@ -188,13 +191,14 @@ class Writes:
             ("namespace", self._cluster.namespace), ("shard-id", str(self.shard.number))
         )
         call = self._cluster.channels.stub(leader).WriteStream(metadata=metadata)
-        task = asyncio.ensure_future(self._serve(call, leader))
+        task = self._serving = asyncio.ensure_future(self._serve(call, leader))
         self.shard.running.add(task)
         try:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
         finally:
+            self._serving = None
             self.shard.running.discard(task)
             task.cancel()
             call.cancel()

@@ -81,6 +81,8 @@ class FakeNode(OxiaClientServicer):
         """Writes after the one that opens a stream are applied, and the stream breaks instead of answering."""
         self.streams_ignored = 0
         """How many of the next write streams are opened and never answered."""
+        self.swallows = False
+        """Writes and notifications after the first of a stream are swallowed; everything else is answered."""
         self.headers: list[dict[str, str]] = []
         self.peers: set[str] = set()
         """The other ends of all connections that there were."""
@@ -127,6 +129,8 @@ class FakeNode(OxiaClientServicer):
             if not is_first:
                 shard.requests.append(request)
             response = await shard.apply(request)
+            if self.swallows and not is_first:
+                await asyncio.sleep(3600)
             if self.loses_answers and not is_first:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
             is_first = False
@@ -157,6 +161,8 @@ class FakeNode(OxiaClientServicer):
             async with shard.changed:
                 await shard.changed.wait_for(lambda: shard.offset > position)  # noqa: B023
             await self.awake.wait()
+            if self.swallows:
+                await asyncio.sleep(3600)
             for batch in shard.batches[position + 1 :]:
                 yield batch
                 position = batch.offset

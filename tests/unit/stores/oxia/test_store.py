@@ -222,6 +222,25 @@ async def test_a_stream_that_hangs_after_it_was_established_makes_writes_unknown
     await store.close()
 
 
+async def test_streams_that_swallow_what_they_get_are_replaced(oxia: FakeOxia) -> None:
+    store = OxiaMetaStore(oxia.addresses, "default", seconds=1)
+    watch = store.watch("a")
+    await watch.confirm()
+    await store.put("a", b"0")
+    for node in oxia.nodes:
+        node.swallows = True
+    with pytest.raises(OutcomeUnknown):
+        await store.put("a", b"1")
+    with pytest.raises(StoreUnavailable):
+        await watch.confirm()
+    assert await store.get("a") is not None, "everything else is answered"
+    for node in oxia.nodes:
+        node.swallows = False
+    await store.put("a", b"2")
+    await watch.confirm()
+    await store.close()
+
+
 async def test_a_read_of_a_hung_leader_is_answered_by_its_successor(oxia: FakeOxia, store: OxiaMetaStore) -> None:
     one, other = oxia.nodes
     await store.put(key(0), b"0")
