@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llog.batch.columns import columns_of
+from llog.engines.disk import DiskTopics
 from llog.engines.routing import EngineReader
-from llog.errors import LlogError, OffsetOutOfRange, OutOfOrderSequence, StaleReads
+from llog.engines.segments import OpenSegments
+from llog.errors import LlogError, OffsetOutOfRange, OutOfOrderSequence, PartitionNotInitialized, StaleReads
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
+from llog.partition.catalog import DISK, Catalog
 from llog.partition.clocks import window
 from llog.partition.collection_tasks import enumerate_partitions, names_in, names_in_sinks, raise_floors_of, read_pins
 from llog.partition.collector import Collector, CollectorOptions
@@ -26,6 +30,7 @@ from llog.partition.verify import verify
 from llog.partition.writer import Writer
 from llog.ports import AppendResult, Group
 from llog.producers import Producer
+from llog.segment.options import SegmentOptions
 from llog.topics.group_records import GroupMode
 from llog.topics.groups import Groups
 from tests.unit.partition.world import TP, World
@@ -204,3 +209,21 @@ async def test_an_acknowledgement_is_not_taken_for_done_in_an_old_state(world: W
     meta.wake()
     await late.ack("g", TP, "m", 3)
     assert await groups.position("g", TP) == 4
+
+
+async def test_the_files_of_a_disk_topic_that_an_old_state_does_not_show_are_kept(world: World, tmp_path: Path) -> None:
+    log, meta = world.stale_process()
+    segments = OpenSegments(tmp_path, SegmentOptions(), world.runtime)
+    fresh, log = world.log._replace(segments=segments), log._replace(segments=segments)
+    meta.pause(TOPICS)
+    late = TopicPartition("late", 0)
+    await Catalog(fresh).create("late", engine=DISK)
+    place = await DiskTopics(fresh).find(late)
+    with pytest.raises(StaleReads):
+        await DiskTopics(log).confirm(late, place)
+    assert place.path.is_dir()
+    await Catalog(fresh).delete("late")
+    meta.wake()
+    with pytest.raises(PartitionNotInitialized):
+        await DiskTopics(log).confirm(late, place)
+    await segments.close()
