@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,10 +27,11 @@ T = TypeVar("T")
 class LogOnDisk:
     """Every call opens the log, does one thing and closes it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
         self.blobs = directory / "blobs"
-        self.options = {"meta": f"sqlite://{directory / 'meta.sqlite'}", "blobs": f"file://{self.blobs}"}
-        self.settings = load_settings(self.options, environment={})
+        self.environment = environment or {"LLOG_META": f"sqlite://{directory / 'meta.sqlite'}"}
+        self.options = {"meta": self.environment["LLOG_META"], "blobs": f"file://{self.blobs}"}
+        self.settings = load_settings(self.options, environment=self.environment)
 
     def do(self, use: Callable[[Log], Awaitable[T]]) -> T:
         async def with_log() -> T:

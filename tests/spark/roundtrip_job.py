@@ -1,7 +1,8 @@
 """A job for a Spark of any kind: a write whose tasks fail once after they uploaded, a read of it, and a stream over it. It sets in its
 own code which log it means.
 
-Arguments: metadata store, blob store, a directory of its own. Prints what it found as one line of JSON.
+Arguments: blob store, a directory of its own, and variables with the other settings (`NAME=value`). Prints what it found as one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from llog.spark import register
 ROWS = 120
 
 
-def main(meta: str, blobs: str, directory: str) -> None:
+def main(blobs: str, directory: str, *variables: str) -> None:
     settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.ui.enabled": "false"}
     spark = SparkSession.builder.appName("roundtrip").config(map=settings).getOrCreate()
-    os.environ |= {"LLOG_META": meta, "LLOG_BLOBS": blobs}
+    os.environ |= dict(variable.split("=", 1) for variable in variables) | {"LLOG_BLOBS": blobs}
     register(spark)
     uploads = Path(blobs.removeprefix("file://")) / "llog" / "sink"
 

@@ -13,11 +13,13 @@ import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pyspark
 import pytest
 
 import llog
+from devtools.servers.postgres import PostgresServer
 from llog.spark.java import java_home
 from tests.spark.logs import LogOnDisk
 from tests.spark.roundtrip_job import ROWS
@@ -46,7 +48,7 @@ def submit(
     ]
     command += ["--conf", "spark.driver.host=127.0.0.1", *options, JOB]
     run = subprocess.run(
-        [*command, log.options["meta"], log.options["blobs"], directory],
+        [*command, log.options["blobs"], directory, *(f"{name}={value}" for name, value in log.environment.items())],
         env=environment(python, **more),
         cwd=directory,
         capture_output=True,
@@ -73,6 +75,12 @@ def test_it_works_within_one_command_and_retried_tasks_write_once(tmp_path: Path
     log = LogOnDisk(tmp_path)
     homes = submit(log, tmp_path, master)
     assert homes == [llog.__file__] * 2
+    check_topics(log)
+
+
+def test_executors_get_the_way_into_postgresql_from_the_driver(tmp_path: Path, postgres: PostgresServer) -> None:
+    log = LogOnDisk(tmp_path, postgres.environment(f"s_{uuid4().hex}"))
+    submit(log, tmp_path, "local[2,3]")
     check_topics(log)
 
 

@@ -151,9 +151,8 @@ class Writer:
                 link = await self._line.link(self._queue[0].deadline - REQUEST_SECONDS_MIN)
                 if self._statement is None or self._statement[0] is not link.connection:
                     await self._prepare(link.connection, self._queue[0].deadline - REQUEST_SECONDS_MIN)
-            except (
-                Exception
-            ) as error:  # mostly `StoreUnavailable`; and a defect of ours must reach a caller, not end the task
+            except Exception as error:
+                # Mostly `StoreUnavailable`; and a defect of ours must reach a caller, not end the task.
                 late = loop.time() + REQUEST_SECONDS_MIN
                 self._fail([self._queue.popleft()], error)
                 while self._queue and self._queue[0].deadline <= late:
