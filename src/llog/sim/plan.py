@@ -191,7 +191,7 @@ def _assigned_group(plan: SimPlan) -> SimPlan:
     )
 
 
-def _snapshots(plan: SimPlan) -> SimPlan:
+def snapshots(plan: SimPlan) -> SimPlan:
     """Snapshots that are read long after they were taken, while everything in them is compacted and collected."""
     return _only(
         plan,
@@ -207,7 +207,7 @@ _FOCUSES: Final = (
     overtaken_compactors,  # what it is there for takes more luck
     _trimmed_compactions,
     slow_sinks,
-    _snapshots,
+    snapshots,
     lossy_groups,
     _assigned_group,
 )

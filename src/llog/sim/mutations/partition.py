@@ -21,7 +21,7 @@ from llog.partition.log import Log
 from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
 from llog.ports import AppendResult
 from llog.sim.mutations.patch import Change, Mutation, Patch
-from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks
+from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks, snapshots
 from llog.stores.meta import Entry, Put, scan
 
 
@@ -223,7 +223,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(ignore_in_the_mark("pending"), "I6"),
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),
     Mutation(ignore_sink_manifests_in_the_mark, "I6|BlobNotFound", slow_sinks),
-    Mutation(ignore_pins, "I6"),
+    Mutation(ignore_pins, "I6", snapshots),
     Mutation(ignore_gaps, "I6"),
     Mutation(repair_with_the_first_that_fits, "I1"),
     Mutation(append_without_looking_for_a_repeated_one, "I8|S1"),
