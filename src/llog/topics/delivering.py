@@ -112,6 +112,7 @@ class Delivering:
         back: list[tuple[int, int]] = []
         rows, left = 0, size
         try:
+            reads = await self._groups.log.meta.begin_reads()
             for claim in claims:
                 if call.max_attempts is not None and claim.attempt > call.max_attempts:
                     await self._bury(call, topic, tp, claim, bounds)
@@ -134,6 +135,7 @@ class Delivering:
                 tables += read.tables(claim.attempt)
                 rows, left = rows + read.rows, left - read.size
             if gone:
+                await reads.confirm()  # in an old state, what was claimed may not be there yet
                 await self._groups.settle(call.group, tp, call.member, gone, topic=topic)
             if back:
                 await self._groups.give_back(call.group, tp, call.member, back, topic=topic)
@@ -161,6 +163,7 @@ class Delivering:
         assert call.group is not None
         offset = claim.start
         while offset <= claim.end:
+            reads = await self._groups.log.meta.begin_reads()
             read = await self._messages.read(
                 topic,
                 tp,
@@ -171,6 +174,7 @@ class Delivering:
                 size=call.max_bytes,
                 whole=True,
             )
+            await reads.confirm()
             await self._dead_letters.send(
                 read.batches, topic=topic, to=call.dead_letter, group=call.group, attempts=claim.attempt - 1
             )
