@@ -25,7 +25,7 @@ from llog.errors import WriterFenced
 from llog.keyed import Config, KeyedLog, SegmentConfig
 async def main():
     name = sys.argv[2].encode()
-    log = await KeyedLog.open(sys.argv[1], Config(segmentation=SegmentConfig(seal_records=200)))
+    log = await KeyedLog.open(sys.argv[1], Config(segmentation=SegmentConfig(seal_records=200)), take_over=True)
     numbers = iter(range(int(sys.argv[3])))
     async def append():
         for number in numbers:
