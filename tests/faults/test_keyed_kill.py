@@ -147,7 +147,8 @@ async def test_a_writer_that_stands_still_while_another_takes_over_acknowledges_
         assert process.stdout is not None
         told = acknowledged([process.stdout.readline() for _ in range(50)])
         os.kill(process.pid, signal.SIGSTOP)
-        async with await KeyedLog.open(url, Config(segmentation=SegmentConfig(seal_records=200))) as log:
+        config = Config(segmentation=SegmentConfig(seal_records=200))
+        async with await KeyedLog.open(url, config, take_over=True) as log:
             mine = await log.append([(b"a", b"mine"), (b"b", b"mine"), (b"own mine", b"mine")])
             os.kill(process.pid, signal.SIGCONT)
             lines = process.stdout.readlines()
