@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from llog.decoding import json_decoder
 from llog.durable import FILE_MODE, REMEDIES, make_directory, sync_directory
 from llog.errors import LogOwned, StoreUnavailable
 
@@ -65,7 +66,7 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
 def owner_of(directory: Path, name: str = LOCK) -> Owner | None:
     """Who took the lock last; None if nobody can be named."""
     try:
-        return msgspec.json.decode((directory / name).read_bytes(), type=Owner)
+        return json_decoder(Owner).decode((directory / name).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

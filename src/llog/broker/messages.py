@@ -11,6 +11,7 @@ import pyarrow as pa
 from msgspec import UNSET, Meta, UnsetType
 
 from llog.batch.columns import Columns, columns_of
+from llog.decoding import json_decoder
 from llog.errors import InvalidArgument
 from llog.model import PARTITIONS_MAX, Record, TimestampType
 from llog.partition.records import DELETE_RETENTION_MS, Cleanup
@@ -118,7 +119,7 @@ class InsertQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def decoded(kind: type[T], body: bytes | bytearray) -> T:
     """The request in this body; `InvalidArgument` says what is wrong and where."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return json_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"the body is not what it should be: {error}") from error
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llog import errors
+from llog.decoding import json_decoder
 from llog.errors import (
     ConfigurationError,
     LlogError,
@@ -179,7 +180,7 @@ class Http:
 def _refusal(where: str, status: int, body: bytes) -> LlogError:
     """What a problem says, as the error that it was made of."""
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = json_decoder(_Problem).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return StoreUnavailable(f"{where} answered with status {status}, and not as a broker does")
     if problem.code == OffsetOutOfRange.code:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from llog.client.backend import Params
 from llog.client.http import ARROW, JSON, Http
+from llog.decoding import json_decoder
 from llog.sql.result import Result
 from llog.topics.acks import Acked, Held
 from llog.topics.calls import ConsumeCall, Start
@@ -81,7 +82,7 @@ class RemoteBackend:
             asked["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
         body = self._posted("/topics/ack", asked)
         try:
-            found = msgspec.json.decode(body, type=_Acked, strict=False)
+            found = json_decoder(_Acked, strict=False).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._http.strange(error) from error
         return {place: Acked(offset, found.held_by_others.get(place, ())) for place, offset in found.committed.items()}

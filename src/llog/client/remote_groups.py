@@ -8,6 +8,7 @@ import msgspec
 
 from llog.client.http import JSON, Http
 from llog.client.remote import TIMEOUT_S, start_out
+from llog.decoding import json_decoder
 from llog.topics.calls import Start
 from llog.topics.group_listing import GroupShare
 
@@ -49,7 +50,7 @@ class RemoteGroups(NamedTuple):
         try:
             body = msgspec.json.encode(asked)
             found = http.post(path, body, content=JSON, accept=JSON, repeatable=path == "/groups/list").body
-            return msgspec.json.decode(found, type=kind, strict=False)
+            return json_decoder(kind, strict=False).decode(found)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise http.strange(error) from error
         finally:

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from llog.client.http import ARROW, JSON, Http
+from llog.decoding import json_decoder
 from llog.errors import InvalidArgument
 from llog.sql.result import Names, Result
 from llog.sql.wire import ALL_RESULTS, params_out, results_from
@@ -71,7 +72,7 @@ class RemoteSession:
     def names(self) -> Names:
         answer = self._http.post("/sql/names", b"", content=JSON, accept=JSON, repeatable=True)
         try:
-            found = msgspec.json.decode(answer.body, type=_Names)
+            found = json_decoder(_Names).decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._http.strange(error) from error
         return Names(found.tables, found.topics, found.groups)

@@ -8,11 +8,14 @@ from typing import Any, Protocol
 import msgspec
 
 from llog.broker.messages import RecordIn, columns_in
+from llog.decoding import json_decoder
 from llog.history.recorder import HistoryRecorder, OpenOperation
 from llog.model import TopicPartition
 from llog.ports import Batch
 
 Item = Mapping[str, Any]
+
+json_decoder(RecordIn)  # has the type examined before several threads convert records to it
 
 
 class Response(Protocol):
@@ -170,7 +173,7 @@ def _items(response: Response, count: int) -> Sequence[_ItemOut | str]:
     """What the answer says about each item; a text says why it says nothing."""
     unclear = f"status {response.status_code}"
     try:
-        answer = msgspec.json.decode(response.content, type=_Answer)
+        answer = json_decoder(_Answer).decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return [unclear] * count
     if answer.topic_partitions is not None:

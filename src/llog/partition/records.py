@@ -13,6 +13,7 @@ import msgspec
 
 from llog.batch.joined import Part
 from llog.batch.shared import Body
+from llog.decoding import json_decoder
 from llog.errors import InconsistentReadState
 from llog.model import TimestampType
 from llog.producers import ProducerState
@@ -209,17 +210,10 @@ def encode(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record)
 
 
-_decoders: dict[type, msgspec.json.Decoder[object]] = {}
-
-
 def decode(kind: type[T], data: bytes, key: str) -> T:
     """The record stored under `key`; damage is an error that names it."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        record = decoder.decode(data)
+        record = json_decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InconsistentReadState(f"metadata key {key} does not hold a {kind.__name__}: {error}") from error
-    assert isinstance(record, kind)
     return record

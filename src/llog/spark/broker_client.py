@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from llog import errors, portal
+from llog.decoding import json_decoder
 from llog.errors import ConfigurationError, LlogError, OffsetOutOfRange, StoreUnavailable
 from llog.model import TimestampType, TopicPartition
 from llog.partition.records import Topic
@@ -116,7 +117,7 @@ class BrokerLog:
     async def _asked(self, kind: type[T], path: str, **query: int) -> T:
         answer = await asyncio.to_thread(get, self.broker, path, query)
         try:
-            return msgspec.json.decode(answer.body, type=kind)
+            return json_decoder(kind).decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreUnavailable(f"{self.broker}{path} did not answer as a broker does: {error}") from error
 
@@ -178,7 +179,7 @@ def _forget(broker: str) -> None:
 def _error(broker: str, path: str, status: int, body: bytes) -> LlogError:
     """What a problem says, as the error it was made of."""
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = json_decoder(_Problem).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return StoreUnavailable(f"{broker}{path} answered with status {status}, and not as a broker does")
     if problem.code == OffsetOutOfRange.code:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from llog.decoding import json_decoder
 from llog.errors import SqlError, TableExists, TableNotFound
 from llog.rocks.keys import COUNTERS, LAST_TABLE, ROWS, TABLES, after, row_prefix, table_key
 from llog.rocks.store import RocksStore
@@ -98,7 +99,7 @@ class TableStore:
         self._mutex = threading.Lock()
         self._known: dict[str, TableDefinition] = {}
         for _, value in store.below(ROWS, TABLES):
-            found = msgspec.json.decode(value, type=TableDefinition)
+            found = json_decoder(TableDefinition).decode(value)
             self._known[found.name.lower()] = found
 
     def definitions(self) -> dict[str, TableDefinition]:
