@@ -39,11 +39,13 @@ def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
             _limit_memory(told.memory_max_bytes)
             server.serve(control)
         else:
-            _limit_memory(told.memory_max_bytes)
+            before = _limit_memory(told.memory_max_bytes)
             try:
                 framing.send(control, _called(told))
-            except MemoryError as error:
-                framing.send(control, (True, error))
+            except MemoryError:
+                # What the function used up may still be held, and to say so takes memory, too.
+                resource.setrlimit(resource.RLIMIT_DATA, before)
+                framing.send(control, (True, MemoryError()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the starter has gone
     except BaseException:
@@ -59,14 +61,19 @@ def _called(told: CallOnce) -> tuple[bool, Any]:
         return True, error
 
 
-def _limit_memory(more: int) -> None:
-    """Lets this process have `more` bytes beside what it has now. Only Linux can, and counts what can be written, not what is mapped."""
+def _limit_memory(more: int) -> tuple[int, int]:
+    """Lets this process have `more` bytes beside what it has now, and returns the limits from before.
+
+    Only Linux can, and counts what can be written, not what is mapped.
+    """
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         found = _HAS.search(Path("/proc/self/status").read_text())
     except OSError:
-        return
+        return before
     if found is not None:
         limit = (int(found[1]) << 10) + more + _SLACK_BYTES
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        _, hard = before
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return before
