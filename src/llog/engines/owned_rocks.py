@@ -120,7 +120,11 @@ class OpenRocks:
             import llog.rocks.store  # noqa: F401  # without RocksDB, nothing is claimed
 
             await self._owners.settle(ROCKSDB, ROCKSDB_NAMED, self._directory, "LLOG_ROCKSDB_DIR")
-            logs = await asyncio.to_thread(self.logs)
+            try:
+                logs = await asyncio.to_thread(self.logs)
+            except BaseException:
+                await self._owners.release(ROCKSDB)
+                raise
             await self._owners.publish(ROCKSDB)
             return logs
 

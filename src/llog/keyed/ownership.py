@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from llog.errors import LogOwned, StoreUnavailable
+from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.keyed.slate import Place, make_log_directory
 from llog.locations import normal_url
 from llog.owning import LOCK_AMONG_OTHERS, take_lock
@@ -57,10 +57,12 @@ async def own(place: Place, owners: Owners | None, *, take_over: bool) -> Owners
     address = None if owners is None else owners.address
     try:
         lock = await asyncio.to_thread(_lock, place.directory, named, address)
-    except LogOwned:
-        if not take_over:
-            raise
-        return Ownership(what, None, None)
+    except LlogError as error:
+        if owners is not None:
+            await owners.release(what)
+        if take_over and isinstance(error, LogOwned):
+            return Ownership(what, None, None)
+        raise
     if owners is not None:
         await owners.publish(what)
     return Ownership(what, owners, lock)

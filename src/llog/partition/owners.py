@@ -106,23 +106,21 @@ class Owners:
     # --- in a directory
 
     async def settle(self, what: str, named: str, directory: Path, variable: str) -> None:
-        """Make sure that this is the directory that holds `what`: of a new log, it becomes that. Then its lock decides.
+        """Make sure that this is the directory that holds `what`: of a new log, it becomes that. Then its lock decides, and who has it
+        says so with `publish`; who does not get it calls `release`.
 
         `LogOwned` if another directory holds it, whose owner runs; `OwnerUnavailable` if that does not run.
         """
         home = await self.home(what)
         if home is None:
-            mine: str | None = await asyncio.to_thread(make_directory_id, directory, self._new_id())
-            assert mine is not None
+            await self.take(what, named)  # before there is a home, so that whoever comes second learns whom to ask
             try:
-                await self._meta.put(home_key(what), mine.encode(), expected=ABSENT)
-                return
-            except VersionMismatch:
-                home = await self.home(what)
-        else:
-            mine = await asyncio.to_thread(directory_id, directory)
-        if mine != home:
-            assert home is not None
+                home = await self._settle_home(what, directory)
+            except BaseException:
+                await self.release(what)
+                raise
+        if await asyncio.to_thread(directory_id, directory) != home:
+            await self.release(what)
             raise await self.elsewhere(what, named, home, directory, variable)
         await self.check_machine(what, named)
 
@@ -188,7 +186,7 @@ class Owners:
         raise Contention(f"{named}: its owners changed {_ATTEMPTS_MAX} times while this process asked; try again")
 
     async def release(self, what: str) -> None:
-        """Let the next one own it. After a failure its lease goes with the session."""
+        """Let the next one own it. After a failure its lease goes with the session. Idempotent."""
         if self._held.pop(what, None) is None:
             return
         try:
@@ -237,6 +235,15 @@ class Owners:
         if keeping is not None:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _settle_home(self, what: str, directory: Path) -> str:
+        """The id of the directory that holds it: of this one, unless another process was faster."""
+        mine = await self.identity(directory)
+        try:
+            await self._meta.put(home_key(what), mine.encode(), expected=ABSENT)
+        except VersionMismatch:
+            return await self.home(what) or mine
+        return mine
 
     def _hold(self, what: str, *, locked: bool) -> None:
         self._held[what] = locked

@@ -104,7 +104,31 @@ async def test_a_log_has_one_directory_however_many_are_offered_at_once(process:
     )
     (home,) = [where for where, result in zip(directories, settled, strict=True) if result is None]
     assert await processes[0].home(ROCKSDB) == directory_id(home)
-    assert all(isinstance(each, OwnerUnavailable) for each in settled if each is not None)
+    refusals = [each for each in settled if each is not None]
+    assert all(isinstance(each, LogOwned) and each.address == f"http://broker:{home.name}" for each in refusals)
+    assert [where.exists() for where in directories].count(True) == 1
+
+
+async def test_who_comes_second_while_the_first_opens_its_directory_is_sent_there(
+    process: Process, tmp_path: Path
+) -> None:
+    (first, _), (second, _) = process(A), process(B)
+    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    with pytest.raises(LogOwned) as refused:
+        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+    assert refused.value.address == A
+    await first.release(ROCKSDB)  # it did not get the lock
+    with pytest.raises(OwnerUnavailable):
+        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+
+
+async def test_who_cannot_make_the_directory_does_not_keep_others_from_theirs(process: Process, tmp_path: Path) -> None:
+    (first, _), (second, _) = process(A), process(B)
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(StoreUnavailable):
+        await first.settle(ROCKSDB, "tables", tmp_path / "file" / "a", "LLOG_ROCKSDB_DIR")
+    assert not first.holds(ROCKSDB)
+    await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
 
 
 async def test_another_directory_is_refused_with_the_owners_address_while_it_runs_and_without_later(
