@@ -46,6 +46,17 @@ def leashed(
             watcher.stdin.close()
 
 
+def signal_command(watcher: int, number: signal.Signals) -> None:
+    """Send a signal to the command of the watcher with this id. `ProcessLookupError` if the command has ended.
+
+    The watcher itself must not be stopped, or nobody would end what is left.
+    """
+    children = Path(f"/proc/{watcher}/task/{watcher}/children").read_text().split()
+    if len(children) != 1:
+        raise ProcessLookupError("the command has ended")
+    os.kill(int(children[0]), number)
+
+
 def _watch(command: Sequence[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

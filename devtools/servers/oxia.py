@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from devtools.servers.leash import leashed
+from devtools.servers.leash import leashed, signal_command
 from devtools.servers.weed import ServerError
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
@@ -68,17 +68,17 @@ class OxiaNode:
 
     def pause(self) -> None:
         """Stop the process where it is: its connections stay open, and nothing answers."""
-        os.kill(self._pid(), signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self._pid(), signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
-    def _pid(self) -> int:
-        """The server's own process: the leash's watcher must not be stopped, or nobody would end what is left."""
-        children = Path(f"/proc/{self._watcher}/task/{self._watcher}/children").read_text().split()
-        if len(children) != 1:
-            raise ServerError(f"the Oxia node {self.address} is not running: {_tail(self.log)}")
-        return int(children[0])
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._watcher is not None, f"{self.address} is not running"
+        try:
+            signal_command(self._watcher, number)
+        except ProcessLookupError as error:
+            raise ServerError(f"the Oxia node {self.address} is not running: {_tail(self.log)}") from error
 
 
 class OxiaServer:

@@ -22,11 +22,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import obstore
-import psutil
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from devtools.servers.leash import leashed
+from devtools.servers.leash import leashed, signal_command
 
 START_LIMIT_S = 60
 START_ATTEMPTS = 3
@@ -109,10 +108,9 @@ class Weed:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         assert self._watcher is not None
-        for child in psutil.Process(self._watcher.pid).children():
-            child.send_signal(number)
+        signal_command(self._watcher.pid, number)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,28 +30,7 @@ from llog.stores.meta import ABSENT, Put
 from llog.stores.postgres import PostgresMetaStore
 from llog.stores.postgres.watches import Watches
 from llog.stores.postgres.writer import NOTICE_BYTES_MAX, NOTICES_MAX, _touched, delete_range, put
-
-Open = Callable[[], PostgresMetaStore]
-
-
-@pytest.fixture
-def schema() -> str:
-    return f"s_{uuid4().hex}"
-
-
-@pytest.fixture
-async def open_store(postgres: PostgresServer, schema: str) -> AsyncIterator[Open]:
-    """Opens as many stores of one schema as a test wants."""
-    opened: list[PostgresMetaStore] = []
-
-    def open_one() -> PostgresMetaStore:
-        address = PostgresAddress.parse(postgres.url(schema))
-        opened.append(PostgresMetaStore(address, password=postgres.password, session_timeout_ms=60_000))
-        return opened[-1]
-
-    yield open_one
-    for store in opened:
-        await store.close()
+from tests.conformance.conftest import Open
 
 
 @pytest.fixture

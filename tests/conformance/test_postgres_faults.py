@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -17,17 +16,14 @@ import trustme
 
 from devtools.servers.postgres import PostgresServer, postgres_server
 from devtools.servers.weed import ServerError
-from llog.addresses import PostgresAddress
 from llog.config import Secret, Settings
 from llog.errors import ConfigurationError, LlogError, OutcomeUnknown, StaleReads, StoreUnavailable, StoreUnreachable
 from llog.opening import open_log, opened_log
 from llog.partition.log import Log
 from llog.stores.meta import ABSENT, MetaStore
-from llog.stores.postgres import PostgresMetaStore
 from llog.stores.postgres.schema import lock_key
+from tests.conformance.conftest import Open
 from tests.conftest import unavailable
-
-Open = Callable[[], PostgresMetaStore]
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +35,6 @@ def server() -> Iterator[PostgresServer]:
         except ServerError as error:
             unavailable(str(error))
         yield started
-
-
-@pytest.fixture
-def schema() -> str:
-    return f"s_{uuid4().hex}"
-
-
-@pytest.fixture
-async def open_store(server: PostgresServer, schema: str) -> AsyncIterator[Open]:
-    opened: list[PostgresMetaStore] = []
-
-    def open_one() -> PostgresMetaStore:
-        address = PostgresAddress.parse(server.url(schema))
-        opened.append(PostgresMetaStore(address, password=server.password, session_timeout_ms=60_000))
-        return opened[-1]
-
-    yield open_one
-    for store in opened:
-        await store.close()
 
 
 @asynccontextmanager
@@ -121,8 +98,20 @@ async def test_writes_during_kills_and_restarts_happened_did_not_or_may_have(
     assert set(outcomes.values()) <= {None, StoreUnavailable, OutcomeUnknown}
 
 
-async def test_a_write_whose_connection_is_lost_under_way_may_have_happened(
-    open_store: Open, server: PostgresServer, schema: str
+@pytest.mark.parametrize(
+    ("interruption", "outcome", "advice"),
+    [
+        pytest.param("pg_terminate_backend", OutcomeUnknown, "read to find out", id="connection lost: it may have"),
+        pytest.param("pg_cancel_backend", StoreUnavailable, None, id="cancelled by the server: it did not"),
+    ],
+)
+async def test_a_write_that_is_interrupted_says_whether_it_may_have_happened(
+    open_store: Open,
+    server: PostgresServer,
+    schema: str,
+    interruption: str,
+    outcome: type[LlogError],
+    advice: str | None,
 ) -> None:
     store = open_store()
     await store.put("a", b"")
@@ -130,25 +119,10 @@ async def test_a_write_whose_connection_is_lost_under_way_may_have_happened(
         await other.execute(f"SELECT pg_advisory_lock({lock_key(schema)})")
         writing = asyncio.ensure_future(store.put("b", b""))
         (waiting,) = await _until(other, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        await other.execute("SELECT pg_terminate_backend($1)", waiting["pid"])
-        with pytest.raises(OutcomeUnknown, match="read to find out"):
+        await other.execute(f"SELECT {interruption}($1)", waiting["pid"])
+        with pytest.raises(outcome, match=advice) as raised:
             await writing
-    assert await store.get("b") is None
-    await store.put("b", b"")
-
-
-async def test_a_write_that_the_server_cancels_did_not_happen(
-    open_store: Open, server: PostgresServer, schema: str
-) -> None:
-    store = open_store()
-    await store.put("a", b"")
-    async with connected(server) as other:
-        await other.execute(f"SELECT pg_advisory_lock({lock_key(schema)})")
-        writing = asyncio.ensure_future(store.put("b", b""))
-        (waiting,) = await _until(other, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        await other.execute("SELECT pg_cancel_backend($1)", waiting["pid"])
-        with pytest.raises(StoreUnavailable):
-            await writing
+        assert type(raised.value) is outcome
     assert await store.get("b") is None
     await store.put("b", b"")
 

@@ -13,9 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import psutil
-
-from devtools.servers.leash import leashed
+from devtools.servers.leash import leashed, signal_command
 from devtools.servers.weed import S3Server
 from llog.config import Settings
 from llog.loading import load_settings
@@ -116,10 +114,9 @@ class Process:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         assert self._watcher is not None
-        (child,) = psutil.Process(self._watcher.pid).children()
-        child.send_signal(number)
+        signal_command(self._watcher.pid, number)
 
 
 class Broker(Process):
