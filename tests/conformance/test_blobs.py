@@ -15,10 +15,11 @@ import pytest
 
 from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument, StoreUnavailable
 from llog.stores import blobs_object
-from llog.stores.blobs import BlobStore, OperationCounts
+from llog.stores.blobs import BlobStore
 from llog.stores.blobs_file import FileBlobStore
 from llog.stores.blobs_memory import MemoryBlobStore
 from llog.stores.blobs_object import ObjectBlobStore
+from llog.stores.counting import OperationCounts
 
 
 class Counted(BlobStore, Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts
 
 BATCH_BYTES: Final = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _OPERATIONS: Final = "Operations on the stores."

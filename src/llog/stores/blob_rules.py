@@ -1,16 +1,11 @@
-"""What every blob store holds to: which names and ranges are valid, and how its calls are counted.
+"""What every blob store holds to: which names and ranges are valid.
 
 One rule for all stores, so that a name that one takes is taken by every other.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument, StoreUnavailable
-from llog.stores.blobs import OperationCounts
+from llog.errors import CorruptBatch, InvalidArgument, StoreUnavailable
 
 PAGE = 1000
 """Blobs to a page of a listing, and names to a delete request."""
@@ -75,25 +70,3 @@ def _check_text(name: str) -> None:
     # Object stores list in XML, which cannot carry control characters.
     if any(byte < 0x20 or byte == 0x7F for byte in encoded) or "\\" in name:
         raise InvalidArgument(f"the blob name {name!r} has a control character or a backslash: leave it out")
-
-
-class Call:
-    """One call under way; `size` is what it moved, told before it ends."""
-
-    size = 0
-
-
-@contextmanager
-def counted(counts: OperationCounts, operation: str) -> Iterator[Call]:
-    """Counts the call when it ends; a blob that is there already, or is not there, is an answer and no failure."""
-    call = Call()
-    start = time.perf_counter()
-    failed = True
-    try:
-        yield call
-        failed = False
-    except (BlobExists, BlobNotFound):
-        failed = False
-        raise
-    finally:
-        counts.add(operation, call.size, time.perf_counter() - start, failed=failed)

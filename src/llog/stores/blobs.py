@@ -63,20 +63,3 @@ class BlobStore(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class OperationCounts:
-    """What was asked of a store: plain attributes, exported by whoever wants them."""
-
-    def __init__(self) -> None:
-        self.count: dict[str, int] = {}
-        self.bytes: dict[str, int] = {}
-        self.errors: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-
-    def add(self, operation: str, size: int, seconds: float, *, failed: bool = False) -> None:
-        self.count[operation] = self.count.get(operation, 0) + 1
-        self.bytes[operation] = self.bytes.get(operation, 0) + size
-        self.seconds[operation] = self.seconds.get(operation, 0.0) + seconds
-        if failed:
-            self.errors[operation] = self.errors.get(operation, 0) + 1

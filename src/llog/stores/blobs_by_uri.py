@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NoReturn
 
 from llog.errors import ConfigurationError, WrongStore
-from llog.stores.blob_rules import counted
-from llog.stores.blobs import BlobInfo, BlobStore, Buffer, OperationCounts
+from llog.stores.blobs import BlobInfo, BlobStore, Buffer
+from llog.stores.counting import OperationCounts, counted
 
 STORES_MAX: Final = 16
 """Buckets that one reader opens: more of them are no log, but damaged or forged metadata."""

@@ -21,8 +21,9 @@ from typing import TypeVar
 
 from llog.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, check_writable, make_directory, sync_directory
 from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
-from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, counted, lost, too_short
-from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
+from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, lost, too_short
+from llog.stores.blobs import BlobInfo, Buffer
+from llog.stores.counting import OperationCounts, counted
 
 T = TypeVar("T")
 Buffers = list[Buffer]

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from llog.errors import BlobExists, BlobNotFound
 from llog.runtime import SystemRuntime
 from llog.stores.blob_rules import PAGE, check_name, check_prefix, check_range, lost, too_short
-from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
+from llog.stores.blobs import BlobInfo, Buffer
+from llog.stores.counting import OperationCounts
 
 
 class MemoryBlobs:

@@ -19,8 +19,9 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from llog.errors import BlobExists, BlobNotFound, ConfigurationError, InvalidArgument, OutcomeUnknown, StoreUnavailable
-from llog.stores.blob_rules import NAME_BYTES_MAX, PAGE, check_name, check_prefix, check_range, counted, lost, too_short
-from llog.stores.blobs import BlobInfo, Buffer, OperationCounts
+from llog.stores.blob_rules import NAME_BYTES_MAX, PAGE, check_name, check_prefix, check_range, lost, too_short
+from llog.stores.blobs import BlobInfo, Buffer
+from llog.stores.counting import OperationCounts, counted
 from llog.stores.object_answers import FAILURES, Failure, Limits, Place, merged, without_none
 from llog.stores.object_listing import Page, ordered
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts
 from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, mismatch
 
 

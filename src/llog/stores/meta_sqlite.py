@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from llog.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts
 from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
 from llog.stores.sqlite_file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
 from llog.stores.sqlite_watches import Watch, Watches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llog.errors import VersionMismatch
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts
 from llog.stores.diagnosis import Diagnosis, diagnose
 from llog.stores.meta import Entry, MetaStore, Put, Reads, Watch
 

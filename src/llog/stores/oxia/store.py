@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from llog.errors import (
     OutcomeUnknown,
@@ -21,7 +20,7 @@ from llog.errors import (
     VersionMismatch,
     WrongStore,
 )
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts, counted_answer
 from llog.stores.diagnosis import Diagnosis
 from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch, partition_prefix
 from llog.stores.oxia.channels import Channels, Security
@@ -38,8 +37,6 @@ OPERATION_SECONDS: Final = 30.0
 """An election after a node was lost can take as long."""
 OPEN_SECONDS: Final = 10.0
 CHECK_SECONDS: Final = 3.0
-
-R = TypeVar("R")
 
 
 class OxiaMetaStore:
@@ -95,30 +92,36 @@ class OxiaMetaStore:
 
     async def get(self, key: str) -> Entry | None:
         check(key)
-        return await self._counted("get", self._get(key), _entry_size)
+        return await counted_answer(self.counts, "get", self._get(key), _entry_size)
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         for key in keys:
             check(key)
-        return await self._counted("get_many", self._get_many(keys), lambda found: sum(map(_entry_size, found)))
+        return await counted_answer(
+            self.counts, "get_many", self._get_many(keys), lambda found: sum(map(_entry_size, found))
+        )
 
     async def floor(self, key: str) -> Entry | None:
         check_bounds(key)
-        return await self._counted("floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), _entry_size)
+        return await counted_answer(
+            self.counts, "floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), _entry_size
+        )
 
     async def ceiling(self, key: str) -> Entry | None:
         check_bounds(key)
-        return await self._counted("ceiling", self._nearest(key, proto.KeyComparisonType.CEILING, min), _entry_size)
+        return await counted_answer(
+            self.counts, "ceiling", self._nearest(key, proto.KeyComparisonType.CEILING, min), _entry_size
+        )
 
     async def range(self, start: str, end: str, limit: int) -> list[Entry]:
         check_bounds(start, end, limit)
-        return await self._counted(
-            "range", self._range(start, end, limit), lambda entries: sum(map(_entry_size, entries))
+        return await counted_answer(
+            self.counts, "range", self._range(start, end, limit), lambda entries: sum(map(_entry_size, entries))
         )
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         check_bounds(start, end, limit)
-        return await self._counted("keys", self._keys(start, end, limit), lambda _: 0)
+        return await counted_answer(self.counts, "keys", self._keys(start, end, limit), lambda _: 0)
 
     async def begin_reads(self) -> OxiaReads:
         clients = await self._ready()
@@ -134,21 +137,21 @@ class OxiaMetaStore:
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
         put = self._put_ephemeral(key, value, expected) if ephemeral else self._put(key, value, expected)
-        return await self._counted("put", put, lambda _: len(value))
+        return await counted_answer(self.counts, "put", put, lambda _: len(value))
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
         for put in puts:
             check(put.key, put.value)
         size = sum(len(put.value) for put in puts)
-        return await self._counted("put_many", self._put_many(puts), lambda _: size)
+        return await counted_answer(self.counts, "put_many", self._put_many(puts), lambda _: size)
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
         check(key)
-        return await self._counted("delete", self._delete(key, expected), lambda _: 0)
+        return await counted_answer(self.counts, "delete", self._delete(key, expected), lambda _: 0)
 
     async def delete_range(self, start: str, end: str) -> None:
         check_bounds(start, end)
-        await self._counted("delete_range", self._delete_range(start, end), lambda _: 0)
+        await counted_answer(self.counts, "delete_range", self._delete_range(start, end), lambda _: 0)
 
     # --- the rest
 
@@ -321,19 +324,6 @@ class OxiaMetaStore:
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
         asked: list[ShardClient] = clients.of_partition(partition_of(start, end))
         await _answers([future for client in asked for future in client.writes.submit([request], request.ByteSize())])
-
-    async def _counted(self, operation: str, call: Awaitable[R], size: Callable[[R], int]) -> R:
-        began = perf_counter()
-        try:
-            result = await call
-        except VersionMismatch:
-            self.counts.add(operation, 0, perf_counter() - began)
-            raise
-        except BaseException:
-            self.counts.add(operation, 0, perf_counter() - began, failed=True)
-            raise
-        self.counts.add(operation, size(result), perf_counter() - began)
-        return result
 
 
 class OxiaReads:

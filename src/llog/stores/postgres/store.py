@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final
 from weakref import WeakSet
 
 from llog.addresses import PostgresAddress
 from llog.config import Secret
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
-from llog.stores.blobs import OperationCounts
+from llog.stores.counting import OperationCounts, counted_answer
 from llog.stores.diagnosis import Diagnosis
 from llog.stores.meta import Entry, Put, check, check_bounds
 from llog.stores.postgres.connections import Credentials, Identity, Server
@@ -24,8 +23,6 @@ from llog.stores.postgres.diagnosis import diagnose
 from llog.stores.postgres.reader import Reader
 from llog.stores.postgres.watches import Watch, Watches
 from llog.stores.postgres.writer import Operation, Writer, delete, delete_range, outcome, put
-
-T = TypeVar("T")
 
 
 class PostgresMetaStore:
@@ -63,12 +60,12 @@ class PostgresMetaStore:
 
     async def get(self, key: str) -> Entry | None:
         check(key)
-        return await self._counted("get", self._here().reader.get(key), _sized_entry)
+        return await counted_answer(self.counts, "get", self._here().reader.get(key), _sized_entry)
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         for key in keys:
             check(key)
-        return await self._counted("get_many", self._here().reader.get_many(keys), _sized_entries)
+        return await counted_answer(self.counts, "get_many", self._here().reader.get_many(keys), _sized_entries)
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
@@ -95,19 +92,19 @@ class PostgresMetaStore:
 
     async def floor(self, key: str) -> Entry | None:
         check_bounds(key)
-        return await self._counted("floor", self._here().reader.floor(key), _sized_entry)
+        return await counted_answer(self.counts, "floor", self._here().reader.floor(key), _sized_entry)
 
     async def ceiling(self, key: str) -> Entry | None:
         check_bounds(key)
-        return await self._counted("ceiling", self._here().reader.ceiling(key), _sized_entry)
+        return await counted_answer(self.counts, "ceiling", self._here().reader.ceiling(key), _sized_entry)
 
     async def range(self, start: str, end: str, limit: int) -> list[Entry]:
         check_bounds(start, end, limit)
-        return await self._counted("range", self._here().reader.range(start, end, limit), _sized_entries)
+        return await counted_answer(self.counts, "range", self._here().reader.range(start, end, limit), _sized_entries)
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         check_bounds(start, end, limit)
-        return await self._counted("keys", self._here().reader.keys(start, end, limit), _unsized)
+        return await counted_answer(self.counts, "keys", self._here().reader.keys(start, end, limit), _unsized)
 
     async def begin_reads(self) -> _Reads:
         process = self._here()
@@ -154,18 +151,8 @@ class PostgresMetaStore:
     async def _write(self, name: str, operations: list[Operation]) -> list[int | VersionMismatch]:
         size = sum(len(each.value) for each in operations) if name != "delete_range" else 0
         writing = self._here().writer.write(operations, size)
-        results = await self._counted(name, writing, lambda _: size)
+        results = await counted_answer(self.counts, name, writing, lambda _: size)
         return [outcome(operation, result) for operation, result in zip(operations, results, strict=True)]
-
-    async def _counted(self, name: str, call: Awaitable[T], size: Callable[[T], int]) -> T:
-        started = time.perf_counter()
-        try:
-            result = await call
-        except BaseException:
-            self.counts.add(name, 0, time.perf_counter() - started, failed=True)
-            raise
-        self.counts.add(name, size(result), time.perf_counter() - started)
-        return result
 
 
 class _Process:
