@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from llog.addresses import PostgresAddress
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Secret, Settings
@@ -121,6 +123,16 @@ async def opened_log(
         yield log
     finally:
         await close_log(log)
+
+
+@asynccontextmanager
+async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Owners]:
+    """The owners of a log, for those who need nothing else of it: no blob store is opened. `LogNotFound` if there is no log."""
+    await asyncio.to_thread(require_log, settings)
+    without_blobs = msgspec.structs.replace(settings, blobs=NO_BLOBS, s3_bucket=None)
+    async with opened_log(without_blobs, runtime=runtime, reads_only=True) as log:
+        assert log.owners is not None
+        yield log.owners
 
 
 def log_exists(settings: Settings) -> bool:

@@ -23,6 +23,7 @@ from llog.broker.keyed_tail import TAILS_MAX
 from llog.config import Secret
 from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, freshness
 from llog.keyed.model import KEY_BYTES_MAX
+from llog.opening import opened_log
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -292,11 +293,12 @@ async def test_a_log_in_a_bucket_is_served_with_the_credentials_of_the_settings(
         s3_secret_access_key=Secret(s3_server.secret_key),
     )
     await _refused(served, "scan?key=k", 404, "keyed_log_not_found")
-    await _append(served, ("k", "1"))
-    assert _values((await _get(served, "scan", key="k"))["records"]) == ["1"]
-    async with _Events(served, "key=k&after=-1") as events:
-        assert await events.records(1) == [(0, "1")]
-    await served.close()
+    async with opened_log(served.settings):  # where the lease of the writer is
+        await _append(served, ("k", "1"))
+        assert _values((await _get(served, "scan", key="k"))["records"]) == ["1"]
+        async with _Events(served, "key=k&after=-1") as events:
+            assert await events.records(1) == [(0, "1")]
+        await served.close()
 
 
 # --- tails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -16,8 +17,9 @@ import httpx
 import pytest
 
 from devtools.servers.weed import S3Server
-from llog.errors import LogOwned
+from llog.errors import ConfigurationError, LogOwned, WriterFenced, WrongStore
 from llog.keyed import SyncKeyedLog
+from llog.loading import load_settings
 from tests.broker.test_owners import address, forwarded, until
 from tests.broker.test_process import LIMIT_S, LLOG, Running, running
 
@@ -27,8 +29,8 @@ Broker = Callable[..., Running]
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """Starts brokers of one keyed log: in a directory, or in a bucket with the metadata in SQLite or PostgreSQL."""
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The settings of one keyed log: in a directory, or in a bucket with the metadata in SQLite or PostgreSQL."""
     kind = request.param
     environment = {"LLOG_KEYED": f"file://{tmp_path}/keyed", "LLOG_SESSION_TIMEOUT_MS": "3s"}
     if kind != "directory":
@@ -45,6 +47,12 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     if kind == "postgres":
         schema = f"keyed_owners_{time.monotonic_ns()}"
         environment |= request.getfixturevalue("postgres").environment(schema) | {"LLOG_BLOBS": f"{prefix}/blobs"}
+    return environment
+
+
+@pytest.fixture
+def broker(environment: dict[str, str], tmp_path: Path) -> Iterator[Broker]:
+    """Starts brokers of the keyed log."""
     with ExitStack() as stack:
 
         def started(**settings: str) -> Running:
@@ -86,7 +94,7 @@ def write(broker: Running, name: str, acknowledged: list[str], stop: threading.E
             return  # it was killed
 
 
-@pytest.mark.parametrize("broker", ["directory", "sqlite"], indirect=True)
+@pytest.mark.parametrize("environment", ["directory", "sqlite"], indirect=True)
 def test_of_brokers_whose_first_appends_come_at_once_one_owns_and_nobody_is_fenced(broker: Broker) -> None:
     brokers = [broker(), broker()]
     answers: list[tuple[int, httpx.Response]] = []
@@ -121,7 +129,7 @@ def test_of_brokers_whose_first_appends_come_at_once_one_owns_and_nobody_is_fenc
     assert other.process.wait(LIMIT_S) == 0
 
 
-@pytest.mark.parametrize("broker", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("environment", ["sqlite", "postgres"], indirect=True)
 def test_after_the_owner_was_killed_another_takes_over_with_all_that_was_acknowledged(broker: Broker) -> None:
     owner, other = broker(), broker()
     appended(owner, "first")
@@ -149,7 +157,7 @@ def test_after_the_owner_was_killed_another_takes_over_with_all_that_was_acknowl
     assert metric(other, "llog_keyed_fenced") == 0
 
 
-@pytest.mark.parametrize("broker", ["postgres"], indirect=True)
+@pytest.mark.parametrize("environment", ["postgres"], indirect=True)
 def test_an_owner_that_was_paused_beyond_its_session_sends_on_what_it_is_asked_for(broker: Broker) -> None:
     paused, other = broker(), broker(LLOG_BROKER_FORWARD_TIMEOUT_MS="2s")
     appended(paused, "before")
@@ -167,7 +175,7 @@ def test_an_owner_that_was_paused_beyond_its_session_sends_on_what_it_is_asked_f
     assert forwarded(paused) > 0
 
 
-@pytest.mark.parametrize("broker", ["directory", "sqlite"], indirect=True)
+@pytest.mark.parametrize("environment", ["directory", "sqlite"], indirect=True)
 def test_when_the_owner_stops_another_goes_on_without_a_gap(broker: Broker) -> None:
     owner, other = broker(), broker()
     assert [appended(owner, "a"), appended(other, "b")] == [0, 1]
@@ -176,17 +184,84 @@ def test_when_the_owner_stops_another_goes_on_without_a_gap(broker: Broker) -> N
     assert values(other) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("broker", ["directory"], indirect=True)
-def test_programs_are_refused_with_the_address_of_the_broker_that_owns_the_log(broker: Broker, tmp_path: Path) -> None:
+def run_append(environment: dict[str, str], directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*LLOG, "keyed", "append", *options, "k\tfrom the command line"]
+    settings = {**os.environ, **environment}
+    return subprocess.run(command, cwd=directory, env=settings, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def elsewhere(environment: dict[str, str], directory: Path) -> dict[str, str]:
+    """The settings of a program in another directory, which knows the keyed log and not the metadata store."""
+    directory.mkdir()
+    return {name: value for name, value in environment.items() if name not in ("LLOG_META", "LLOG_BLOBS")} | {
+        "LLOG_DATA_DIR": str(directory)
+    }
+
+
+@pytest.mark.parametrize("environment", ["directory", "sqlite", "postgres"], indirect=True)
+def test_programs_are_refused_with_the_address_of_the_broker_that_owns_the_log(
+    broker: Broker, environment: dict[str, str], tmp_path: Path
+) -> None:
     owner = broker()
     appended(owner, "a")
-    url = f"file://{tmp_path}/keyed"
+    settings = load_settings({"data_dir": str(tmp_path / "llog-data")}, environment=environment)
     with pytest.raises(LogOwned) as refused:
-        SyncKeyedLog.open(url)
+        SyncKeyedLog.open(environment["LLOG_KEYED"], settings=settings)
     assert refused.value.address == address(owner)
-    done = subprocess.run(
-        [*LLOG, "keyed", "append", "--url", url, "k\tb"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = run_append(environment, tmp_path)
     assert done.returncode == 1, done.stderr
     assert address(owner) in done.stderr
     assert appended(owner, "c") == 1, "it was not fenced"
+
+
+@pytest.mark.parametrize("environment", ["sqlite"], indirect=True)
+def test_a_program_that_does_not_know_the_metadata_store_fences_nobody(
+    broker: Broker, environment: dict[str, str], tmp_path: Path
+) -> None:
+    owner = broker()
+    appended(owner, "a")
+    lost = elsewhere(environment, tmp_path / "lost")
+    with pytest.raises(ConfigurationError, match=r"LLOG_META.*take_over=True"):
+        SyncKeyedLog.open(lost["LLOG_KEYED"], settings=load_settings(environment=lost))
+    done = run_append(lost, tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "LLOG_META" in done.stderr
+    assert "--take-over" in done.stderr
+    assert not list((tmp_path / "lost").iterdir()), "and made no log"
+    assert appended(owner, "b") == 1, "it was not fenced"
+
+
+@pytest.mark.parametrize("environment", ["sqlite"], indirect=True)
+def test_a_program_with_the_metadata_store_of_another_log_fences_nobody(
+    broker: Broker, environment: dict[str, str], tmp_path: Path
+) -> None:
+    owner = broker()
+    appended(owner, "a")
+    other = elsewhere(environment, tmp_path / "other")
+    with running(tmp_path, "serve", environment=other) as stranger:
+        refused = posted(stranger, "b")
+        assert refused.json()["code"] == WrongStore.code, refused.text
+    done = run_append(other, tmp_path)
+    assert done.returncode != 0
+    assert "LLOG_META" in done.stderr
+    assert appended(owner, "c") == 1, "it was not fenced"
+    done = run_append(other, tmp_path, "--take-over")
+    assert done.returncode == 0, done.stderr
+    assert posted(owner, "d").json()["code"] == WriterFenced.code
+    done = run_append(other, tmp_path)
+    assert done.returncode == 0, f"the log belongs to the other metadata store now: {done.stderr}"
+
+
+@pytest.mark.parametrize("environment", ["postgres"], indirect=True)
+def test_a_program_owns_the_log_in_a_bucket_until_it_closes_it(
+    broker: Broker, environment: dict[str, str], tmp_path: Path
+) -> None:
+    other = broker()
+    with SyncKeyedLog.open(environment["LLOG_KEYED"], settings=load_settings(environment=environment)) as log:
+        assert log.append([(b"k", b"a")]) == 0
+        refused = posted(other, "b")
+        assert refused.json()["code"] == LogOwned.code
+        assert str(os.getpid()) in refused.json()["detail"]
+        assert log.append([(b"k", b"c")]) == 1
+    assert appended(other, "d") == 2
+    assert values(other) == ["a", "c", "d"]

@@ -34,7 +34,7 @@ async def test_records_in_a_bucket_are_read_by_another_opening(settings: Setting
     url = "s3://keyed/read"
     with pytest.raises(KeyedLogNotFound):
         await KeyedLogReader.open(url, FAST, settings=settings)
-    async with await KeyedLog.open(url, FAST, settings=settings) as log:
+    async with await KeyedLog.open(url, FAST, settings=settings, take_over=True) as log:
         await log.append([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")])
         await log.seal_segment(b"meta")
         await log.append([(b"a", b"4")])
@@ -45,7 +45,7 @@ async def test_records_in_a_bucket_are_read_by_another_opening(settings: Setting
             coming = asyncio.ensure_future(anext(tail))
             await log.append([(b"a", b"5")])
             assert (await coming).value == b"5"
-    async with await KeyedLog.open(url, FAST, settings=settings) as log:
+    async with await KeyedLog.open(url, FAST, settings=settings, take_over=True) as log:
         assert await log.count(b"a") == 4
         assert [key async for key in log.keys(b"")] == [b"a", b"b"]
         assert await log.append([(b"a", b"6")]) == 5
@@ -60,7 +60,7 @@ async def test_writers_in_a_bucket_fence_each_other_and_lose_nothing_acknowledge
 
     async def write(name: int) -> None:
         try:
-            log = await KeyedLog.open(url, FAST, settings=settings)
+            log = await KeyedLog.open(url, FAST, settings=settings, take_over=True)
         finally:
             opened.append(name)
         for number in range(100_000):
@@ -71,7 +71,7 @@ async def test_writers_in_a_bucket_fence_each_other_and_lose_nothing_acknowledge
     racing = [asyncio.ensure_future(write(number)) for number in range(3)]
     while len(opened) < 3 or len(acknowledged) < 5:
         await asyncio.sleep(0.01)
-    async with await KeyedLog.open(url, FAST, settings=settings) as last:
+    async with await KeyedLog.open(url, FAST, settings=settings, take_over=True) as last:
         for writer in racing:
             with pytest.raises(WriterFenced):
                 await writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -14,8 +14,8 @@ import msgspec
 from llog.cli.common import Invocation, json_option, note, print_json, print_table, shown_time
 from llog.cli.consume import write_out
 from llog.cli.keyed_records import from_json, key_bytes, pairs_of, print_records, ranges, selected, splitting
-from llog.errors import ConfigurationError, InvalidArgument
-from llog.opening import log_exists, opened_log
+from llog.errors import ConfigurationError, InvalidArgument, LogNotFound
+from llog.opening import opened_owners
 from llog.units import format_size
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ F = TypeVar("F", bound=Callable[..., object])
 url_option = click.option("--url", metavar="URL", help="The keyed log, e.g. file:///var/llog/keyed (LLOG_KEYED).")
 prefix_option = click.option("--prefix", metavar="TEXT", help="All keys that begin with this; '' for every key.")
 base64_option = click.option("--base64", "as_base64", is_flag=True, help="KEY and --prefix are written as base64url.")
+take_over_option = click.option(
+    "--take-over", is_flag=True, help="Write even if another process does, which is then fenced: ask nobody."
+)
 format_option = click.option(
     "--format",
     "form",
@@ -51,7 +54,8 @@ def keyed() -> None:
     """A keyed log: every key is a log of its own, and there may be millions. --url or LLOG_KEYED says where it is.
 
     There is one writer at a time: while a broker writes the log, `append` and `seal` are refused, with its address. In a bucket, LLOG_META
-    must name the metadata store of that broker: nothing else tells who writes. Reading disturbs nobody.
+    must name the metadata store of its brokers, which tells who writes; a log that no broker serves needs --take-over. Reading disturbs
+    nobody.
 
     \b
       export LLOG_KEYED=file:///var/llog/keyed
@@ -74,8 +78,11 @@ def keyed() -> None:
     show_default=True,
     help='json: {"key": …, "value": …}, bytes that are no text as {"base64": …}.',
 )
+@take_over_option
 @click.pass_obj
-def append(invocation: Invocation, records: tuple[str, ...], url: str | None, key_separator: str, form: str) -> None:
+def append(
+    invocation: Invocation, records: tuple[str, ...], url: str | None, key_separator: str, form: str, take_over: bool
+) -> None:
     """Append RECORDS, or the lines of standard input: each is a key, a tab and a value, or JSON.
 
     They are appended in their order, in batches, each of them wholly or not at all. The summary on stderr counts what is durable; after a
@@ -100,7 +107,7 @@ def append(invocation: Invocation, records: tuple[str, ...], url: str | None, ke
         finally:
             note(f"appended {total} records ({format_size(size)}) to {log.url} in {appends} appends")
 
-    _with_writer(invocation, url, appended)
+    _with_writer(invocation, url, appended, take_over=take_over)
 
 
 @keyed.command(short_help="Print the records of a key, or of all keys with a prefix.")
@@ -259,14 +266,15 @@ def segments(invocation: Invocation, start: str | None, end: str | None, as_json
 @keyed.command(short_help="Seal the active segment and start the next one.")
 @click.option("--user-meta", metavar="TEXT", help="Attach this to the sealed segment.")
 @url_option
+@take_over_option
 @click.pass_obj
-def seal(invocation: Invocation, user_meta: str | None, url: str | None) -> None:
+def seal(invocation: Invocation, user_meta: str | None, url: str | None, take_over: bool) -> None:
     """Seal the active segment, start the next one, and print the id of the one sealed."""
 
     async def sealed(log: KeyedLog, _: Settings) -> int:
         return await log.seal_segment(None if user_meta is None else os.fsencode(user_meta))
 
-    click.echo(_with_writer(invocation, url, sealed))
+    click.echo(_with_writer(invocation, url, sealed, take_over=take_over))
 
 
 @keyed.command(short_help="Print records as they are appended.")
@@ -318,15 +326,23 @@ def _with_reader(
     return asyncio.run(opened())
 
 
-def _with_writer(invocation: Invocation, url: str | None, operation: Callable[[KeyedLog, Settings], Awaitable[R]]) -> R:
+def _with_writer(
+    invocation: Invocation,
+    url: str | None,
+    operation: Callable[[KeyedLog, Settings], Awaitable[R]],
+    *,
+    take_over: bool,
+) -> R:
     async def opened() -> R:
         from llog.keyed import KeyedLog
 
         settings, where = _place(invocation, url)
         async with AsyncExitStack() as stack:
-            owners = (await stack.enter_async_context(opened_log(settings))).owners if log_exists(settings) else None
-            log = await stack.enter_async_context(await KeyedLog.open(where, settings=settings, owners=owners))
-            return await operation(log, settings)
+            owners = None
+            with suppress(LogNotFound):
+                owners = await stack.enter_async_context(opened_owners(settings))
+            opening = KeyedLog.open(where, settings=settings, owners=owners, take_over=take_over)
+            return await operation(await stack.enter_async_context(await opening), settings)
 
     return asyncio.run(opened())
 

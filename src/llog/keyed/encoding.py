@@ -12,6 +12,7 @@ All numbers are big-endian, so that keys sort as the numbers do. The version is 
 | 0x05 log state | | `first segment u64 | active segment u64 |` totals of the active one | by each append, seal and deletion |
 | 0x06 segment totals | `segment_id u64` | `end_seq u64 | records u64 | bytes u64 | append_ms i64` | when a segment is sealed |
 | 0x07 deletion mark | `segment_id u64` | empty | from the moment a segment is deleted until the last of its entries is gone |
+| 0x08 log id | | the id of the log whose metadata store tells who writes this one | in a bucket, by the first writer that has one |
 
 TerminatedBytes: 00 becomes 01 01, 01 becomes 01 02, and 00 ends it. So keys sort as their bytes do, a shorter key before those that
 it begins, and a prefix of keys is the range from its escaped bytes to their increment.
@@ -36,10 +37,12 @@ LISTING: Final = 0x04
 STATE: Final = 0x05
 SEGMENT_TOTALS: Final = 0x06
 DELETION_MARK: Final = 0x07
+LOG_ID: Final = 0x08
 
 MARKER_KEY: Final = bytes((VERSION, MARKER))
 SEQUENCE_BLOCK_KEY: Final = bytes((VERSION, SEQUENCE_BLOCK))
 STATE_KEY: Final = bytes((VERSION, STATE))
+LOG_ID_KEY: Final = bytes((VERSION, LOG_ID))
 BEYOND_KEYS: Final = bytes((VERSION + 1,))
 """A key at or after this is of a newer version."""
 

@@ -1,9 +1,9 @@
 """`KeyedLog`: the one writer of a keyed log, which reads as well.
 
 Appends may be in flight together: their sequences follow the order of the calls, each is answered when it is durable, and one
-WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another process writes it is refused, as
-far as that can be known (`ownership.py`). If it is not, SlateDB fences the writer before: that gets `WriterFenced` from its next append on,
-and nothing of it is acknowledged after.
+WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another process writes it is refused
+(`ownership.py`). Of a process that takes it over nevertheless, or after the other was paused, SlateDB fences the writer before: that gets
+`WriterFenced` from its next append on, and nothing of it is acknowledged after.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from llog.errors import InvalidArgument, LlogError, StoreUnavailable, WriterFenc
 from llog.keyed.counts import Counts, counted_before
 from llog.keyed.deleting import beyond, erase, marked, unlist
 from llog.keyed.encoding import (
+    LOG_ID_KEY,
     MARKER_KEY,
     SEGMENT_META,
     SEGMENT_TOTALS,
@@ -62,7 +63,7 @@ class _Written(NamedTuple):
 
 
 class KeyedLog(KeyedLogReader):
-    """A keyed log, open for appends. There is one writer at a time: opening it takes it over."""
+    """A keyed log, open for appends. There is one writer at a time."""
 
     def __init__(
         self, database: Database, place: Place, config: Config, runtime: Runtime, ownership: Ownership
@@ -93,18 +94,22 @@ class KeyedLog(KeyedLogReader):
     ) -> Self:
         """Opens the log, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is not touched.
 
-        `LogOwned` if another process writes it, as far as can be known: always of a log in a directory, and of one in a bucket with the
-        `owners` of a log whose brokers share it. Without them, and with `take_over`, that writer is fenced.
+        `LogOwned` if another process writes it, which `take_over` fences. Of a log in a bucket, the metadata store that the settings name
+        tells, or the `owners` of an open log; `ConfigurationError` if there is none, `WrongStore` if it is not that of the log's brokers.
         """
         config, runtime = config or Config(), runtime or SystemRuntime()
         place = locate(url, settings)
+        log_id: bytes | None = None
         if await exists(place):
             view = await open_view(place, config.storage, once=True)
             try:
                 await has_begun(view)  # refuses before anybody is fenced
+                log_id = await view.get(LOG_ID_KEY)
             finally:
                 await view.close()
-        ownership = await own(place, owners, take_over=take_over)
+        ownership = await own(
+            place, owners, known_log_id=log_id, settings=settings, runtime=runtime, take_over=take_over
+        )
         try:
             database = await open_database(place, config.storage)
             try:
@@ -252,6 +257,11 @@ class KeyedLog(KeyedLogReader):
             batch.put(MARKER_KEY, marker_value())
             batch.put(segment_key(SEGMENT_META, 0), meta_value(Meta(0, now, None)))
             batch.put(STATE_KEY, state_value(State(0, 0, Totals(0, 0, 0, now))))
+            await database.durable(await database.write(batch))
+        log_id = self.ownership.log_id
+        if log_id is not None and await database.get(LOG_ID_KEY) != log_id:
+            batch = new_batch()
+            batch.put(LOG_ID_KEY, log_id)
             await database.durable(await database.write(batch))
         await self._segments.refresh(database)
         block = await database.get(SEQUENCE_BLOCK_KEY)

@@ -32,7 +32,7 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.owning import DIRECTORY_ID, Owner, directory_id, make_directory_id
-from llog.partition.keys import home_key, owner_key
+from llog.partition.keys import LOG_ID, home_key, owner_key
 from llog.partition.records import decode, encode
 from llog.runtime import Runtime, uuid7
 from llog.stores.meta import ABSENT, Entry, MetaStore
@@ -207,6 +207,11 @@ class Owners:
         if self.holds(what):
             await self._renew(what)
         return self.holds(what)
+
+    async def log_id(self) -> bytes | None:
+        """The id of the log whose owners these are; None if it was not made yet."""
+        found = await self._meta.get(LOG_ID)
+        return None if found is None else found.value
 
     async def find(self, what: str) -> Lease | None:
         """The lease of the process that owns it, this one or another; None if none that runs does."""

@@ -140,4 +140,5 @@ def test_other_keys_and_values_are_those_of_the_test_vectors() -> None:
             encoding.totals_value(Totals(20, 10, 1000, 1_700_000_000_500)).hex(),
         ],
         "deletion_mark": [segment_key(encoding.DELETION_MARK, 1).hex(), ""],
+        "log_id": [encoding.LOG_ID_KEY.hex(), b"018bcfe5-6800-7000-8000-000000000001".hex()],
     } == VECTORS["others"]
