@@ -6,17 +6,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
+RUNTIME_LOCK := requirements/runtime.lock
+RUNTIME_EXTRAS := broker keyed oxia postgres sql
 TOOLS := $(VENV)/.tools
+RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
+# Everything contains what running needs: once it is installed, it stays.
+UP := $(if $(findstring --pipeline,$(ARGS)),$(READY),$(firstword $(wildcard $(READY)) $(RUNTIME)))
+COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --custom-compile-command "make lock" --quiet
 
 .PHONY: help setup up test check lock bench demo soak docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) ## make .venv with the locked packages and the project itself (again when pyproject.toml or the lock changed)
+setup: $(READY) ## make .venv with all locked packages and the project itself (again when pyproject.toml or the lock changed)
 
-up: $(READY) ## run a local log (ARGS="..." go to `llog up`)
+up: $(UP) ## run a local log, with only the packages that it needs (ARGS="..." go to `llog up`; ARGS=--pipeline installs Spark)
 	@$(BIN)/llog up $(ARGS)
 
 test: $(READY) ## check, then every suite, fast first (SUITE=unit, SUITE="unit sim": only those)
@@ -25,9 +31,9 @@ test: $(READY) ## check, then every suite, fast first (SUITE=unit, SUITE="unit s
 check: $(READY) ## format, lint, types, import layers, freshness of the generated docs
 	@$(BIN)/python -m devtools.suites check
 
-lock: $(TOOLS) ## regenerate requirements/dev.lock from pyproject.toml (ARGS=--upgrade: take newer releases)
-	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
-		--custom-compile-command "make lock" --quiet $(ARGS) -o $(LOCK)
+lock: $(TOOLS) ## regenerate both locks in requirements/ from pyproject.toml (ARGS=--upgrade: take newer releases)
+	@$(COMPILE) --all-extras $(ARGS) -o $(LOCK)
+	@$(COMPILE) $(addprefix --extra ,$(RUNTIME_EXTRAS)) --constraints $(LOCK) -o $(RUNTIME_LOCK)
 
 bench: $(READY) ## run the benchmarks (ARGS="..." go to `python -m bench`)
 	@$(BIN)/python -m bench $(ARGS)
@@ -55,9 +61,12 @@ $(TOOLS):
 	@touch $@
 
 # uv does not read pip's configuration. Where only pip knows the way to a registry, pip installs the same pins.
-$(READY): pyproject.toml $(LOCK) | $(TOOLS)
-	@echo "installing $(LOCK) into $(VENV) (the first time takes a minute or two)"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet $(LOCK) || \
-		{ echo "uv could not install the lock; trying pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(LOCK); }
+$(RUNTIME): $(RUNTIME_LOCK)
+$(READY): $(LOCK)
+$(RUNTIME) $(READY): pyproject.toml | $(TOOLS)
+	@echo "installing $(filter %.lock,$^) into $(VENV) (the first time takes a minute or two)"
+	@rm -f $(RUNTIME) $(READY)
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet $(filter %.lock,$^) || \
+		{ echo "uv could not install the lock; trying pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(filter %.lock,$^); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

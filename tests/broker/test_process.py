@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,27 +240,76 @@ def test_a_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> N
     assert ended.stderr.count("\n") == 1
 
 
-def test_up_prints_commands_that_work_and_compacts_in_its_own_process(tmp_path: Path) -> None:
-    with running(tmp_path, "up", "--no-pipeline", "--interval", "200ms") as server:
-        told = server.errors.splitlines()
-        commands = [line.strip() for line in told[told.index("try:") + 1 : told.index("end it with Ctrl-C")]]
-        assert len(commands) == 3
-        for command in (*(f"{curl} -sS" for curl in commands[:2]), commands[2].replace("--follow", "--max 1")):
-            shown = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
-            assert '"error"' not in shown.stdout
-            assert "offset" in shown.stdout or shown.stdout == "hello\n", shown.stderr
+def test_up_compacts_in_its_own_process_and_starts_no_other(tmp_path: Path) -> None:
+    with running(tmp_path, "up", "--interval", "200ms") as server:
         for n in range(10):
             server.produce(f"{n}")
         _wait_for_compaction(tmp_path)
         assert [each["payload"] for each in server.consume()] == [f"{n}" for n in range(10)]
+        assert _children_of(server.process.pid) == []
         assert server.end() == 0
-    assert _children_of(server.process.pid) == []
 
 
-def test_up_with_spark_compacts_by_a_pipeline_that_ends_with_it(tmp_path: Path) -> None:
+def test_every_command_that_up_prints_works_whichever_comes_first(tmp_path: Path) -> None:
     if find_spec("pyspark") is None:
         unavailable("Spark is not installed")
-    with running(tmp_path, "up", "--interval", "1s") as server:
+    with running(tmp_path, "up") as server:
+        assert httpx.get(_opened(server)).json() == {"topics": []}
+        commands = _commands(server)
+        assert list(commands) == ["curl", "Python", "SQL", "Spark"]
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        for user in reversed(commands):
+            shown = _pasted(commands[user], elsewhere)
+            assert shown.returncode == 0, (user, shown.stderr)
+            assert '"error"' not in shown.stdout
+        assert [each["name"] for each in httpx.get(_opened(server)).json()["topics"]] == ["hello"]
+        for user in ("Python", "SQL", "Spark"):
+            shown = _pasted(commands[user], elsewhere)
+            assert "from curl" in shown.stdout, (user, shown.stderr)
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "users"),
+    [
+        ({"LLOG_ROLE": "write"}, ["curl"]),
+        ({"LLOG_ROLE": "read"}, ["curl", "Spark"]),
+        ({"LLOG_AUTO_CREATE": "off"}, ["curl", "Python", "SQL", "Spark"]),
+    ],
+)
+def test_up_prints_only_what_its_settings_allow(
+    tmp_path: Path, environment: Mapping[str, str], users: list[str]
+) -> None:
+    with running(tmp_path, "up", environment=environment) as server:
+        commands = _commands(server)
+        assert list(commands) == users
+        shown = _pasted(commands["curl"], tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert "error" not in shown.stdout
+        assert json.loads(shown.stdout).keys() <= {"topics", "topic_partitions"}
+
+
+def _opened(server: Running) -> str:
+    """The address that `up` offers to open."""
+    return next(line.split()[1] for line in server.errors.splitlines() if line.startswith("  open "))
+
+
+def _commands(server: Running) -> dict[str, str]:
+    """What `up` offers to try, by the kind of user."""
+    lines = server.errors.splitlines()
+    offered = lines[lines.index("try, in another terminal:") + 1 : lines.index("end it with Ctrl-C")]
+    return {heading.strip(" :"): command.strip() for heading, command in pairwise(offered) if heading.endswith(":")}
+
+
+def _pasted(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=LIMIT_S, cwd=directory)
+
+
+def test_up_with_a_pipeline_compacts_by_it_and_ends_it(tmp_path: Path) -> None:
+    if find_spec("pyspark") is None:
+        unavailable("Spark is not installed")
+    with running(tmp_path, "up", "--pipeline", "--interval", "1s") as server:
         for n in range(10):
             server.produce(f"{n}")
         server.wait_for("STEP")  # the pipeline's own summary of a round
@@ -272,6 +322,17 @@ def test_up_with_spark_compacts_by_a_pipeline_that_ends_with_it(tmp_path: Path) 
         while any(map(_is_alive, family)):
             assert time.monotonic() < deadline, "the pipeline outlived `llog up`"
             time.sleep(0.1)
+
+
+def test_a_pipeline_without_spark_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['pyspark'] = None; from llog.cli.main import main; main(['up', '--pipeline'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ended.returncode == 2
+    assert 'pip install "leaderless-log[spark]"' in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_up_goes_on_without_a_pipeline_that_cannot_run(tmp_path: Path) -> None:

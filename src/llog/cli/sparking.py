@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 
+SPARK_INSTALLATION: Final = 'pip install "leaderless-log[spark]", or make setup in a clone'
 _MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d*)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|yarn|k8s://\S+"
 )
@@ -37,13 +39,9 @@ def spark_options(command: F) -> F:
 
 
 def require_spark() -> None:
-    """`MissingExtra`, unless Spark is installed."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f'the pipeline runs on Spark, which is not installed ({error}): pip install "leaderless-log[spark]"'
-        ) from error
+    """Raise `MissingExtra` unless Spark is installed."""
+    if find_spec("pyspark") is None:
+        raise MissingExtra(f"the pipeline runs on Spark, which is not installed: {SPARK_INSTALLATION}")
 
 
 def open_session(app_name: str, master: str, conf: Sequence[str], settings: Settings) -> SparkSession:

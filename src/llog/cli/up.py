@@ -5,29 +5,34 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from llog.cli.common import DURATION, Invocation, note, noting_new_log
 from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
+from llog.cli.sparking import SPARK_INSTALLATION, require_spark
 from llog.config import Settings
-from llog.errors import JavaNotFound, MissingExtra
 from llog.units import format_duration_ms
 
 if TYPE_CHECKING:
     from llog.partition.log import Log
 
 
+_SQL_INSTALLATION: Final = 'pip install "leaderless-log[sql]"'
+
+
 @click.command(short_help="Start a broker and the upkeep of its log: everything in one command.")
 @listen_options
 @click.option(
     "--pipeline/--no-pipeline",
-    default=None,
-    help="Keep the log in order by `llog pipeline run`, on Spark, in a process of its own. Default: if Spark is installed.",
+    default=False,
+    help="Run the upkeep as `llog pipeline run`, on Spark, in a process of its own; without it, no JVM is started.",
 )
 @click.option(
     "--interval",
@@ -40,60 +45,51 @@ def up(
     host: str | None,
     port: int | None,
     role: str | None,
-    pipeline: bool | None,
+    pipeline: bool,
     interval: int | None,
 ) -> None:
     """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
 
-    Without Spark, the upkeep runs in the broker's own process. A pipeline that dies is started again; it ends with this command,
-    however that ends.
+    The upkeep runs in the broker's own process, or on Spark with --pipeline. A pipeline that dies is started again; it ends with this
+    command, however that ends.
 
     \b
       llog up
-      llog --data-dir /var/llog up --no-pipeline --port 9000
+      llog --data-dir /var/llog up --pipeline --port 9000
     """
     from llog.broker.server import run
 
+    if pipeline:
+        _require_pipeline()
     settings = listen_settings(invocation, host, port, role)
     if interval is not None:
         settings = msgspec.structs.replace(
             settings, compactor_idle_sleep_ms=max(interval, 1), compactor_idle_jitter_ms=0
         )
-    on_spark = _is_on_spark(pipeline)
     warn_if_open(settings)
     note_new_log = noting_new_log(settings)
 
     async def upkeep(log: Log) -> None:
         from llog.broker.maintenance import Maintenance
 
-        if on_spark:
+        if pipeline:
             await _pipeline(settings)
             note("llog: the pipeline cannot run as things are (see above): the upkeep goes on without Spark")
         await Maintenance(log, settings, _report).run()
 
     def ready(address: str) -> None:
         note_new_log()
-        _tell(settings, address, on_spark)
+        note(_introduction(settings, address, on_spark=pipeline))
 
     run(settings, ready=ready, beside=[upkeep])
 
 
-def _is_on_spark(wanted: bool | None) -> bool:
-    """Whether to run the pipeline; an error if it is wanted and cannot be had."""
+def _require_pipeline() -> None:
+    """Raise `MissingExtra` or `JavaNotFound` if the pipeline cannot run here."""
     from llog.spark.java import java_home
 
-    if wanted is False:
-        return False
-    try:
-        if find_spec("pyspark") is None:
-            raise MissingExtra('the pipeline needs Spark: pip install "leaderless-log[spark]"')
-        java_home()
-    except (JavaNotFound, MissingExtra) as error:
-        if wanted:
-            raise
-        note(f"llog: upkeep without Spark: {error}")
-        return False
-    return True
+    require_spark()
+    java_home()
 
 
 async def _pipeline(settings: Settings) -> None:
@@ -109,28 +105,66 @@ def _report(message: str) -> None:
     note(f"llog: {' '.join(message.split())}")
 
 
-def _tell(settings: Settings, address: str, on_spark: bool) -> None:
+def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
+    """Return what a newcomer needs: an address to open, and a command for each kind of user that works as it stands."""
     local = Settings(data_dir=settings.data_dir)
-    if (local.meta, local.blobs) == (settings.meta, settings.blobs):
-        where, options = f"in {settings.data_dir}", f"--data-dir {quote(settings.data_dir)}"
-    else:
-        where = f"in {settings.meta} and {settings.blobs}"
-        options = f"--meta {quote(settings.meta)} --blobs {quote(settings.blobs)}"
+    is_local = (local.meta, local.blobs) == (settings.meta, settings.blobs)
+    data = settings.data_dir if is_local else f"{settings.meta} and {settings.blobs}"
     upkeep = "a Spark pipeline" if on_spark else "this process"
-    body = '{"topic_partitions": [{"topic": "hello", "partition": 0, %s}]}'
-    command = "llog" if shutil.which("llog") else f"{quote(sys.executable)} -m llog.cli.main"
-    post = f"curl -X POST {address}/%s -H 'content-type: application/json' -d '{body}'"
-    tries = [f"{command} {options} consume hello --follow"]
-    if settings.role != "write":
-        tries.insert(0, post % ("consume", '"fetch_offset": 1'))
-    if settings.role != "read":
-        tries.insert(0, post % ("produce", '"records": ["hello"]'))
-    shown = "\n  ".join(tries)
-    note(
-        f"""llog: {listening_line(settings, address)}
-  data    {where}
-  upkeep  by {upkeep}, every {format_duration_ms(settings.compactor_idle_sleep_ms)}
-try:
-  {shown}
-end it with Ctrl-C"""
+    return "\n".join(
+        [
+            f"llog: {listening_line(settings, address)}",
+            f"  open    {address}/topics",
+            f"  data    in {data}",
+            f"  upkeep  by {upkeep}, every {format_duration_ms(settings.compactor_idle_sleep_ms)}",
+            "try, in another terminal:",
+            *(f"  {user}:\n    {command}" for user, command in _commands(settings, address)),
+            "  Kafka clients cannot connect yet.",
+            "end it with Ctrl-C",
+        ]
     )
+
+
+def _commands(settings: Settings, address: str) -> Iterator[tuple[str, str]]:
+    """Yield the kinds of users that this broker's role serves, each with a command that needs no other one before it."""
+    python = quote(sys.executable)
+    if settings.role == "read" or settings.auto_create == "off":
+        yield "curl", f"curl {quote(f'{address}/topics')}"
+    else:
+        body = '{"topic_partitions": [{"topic": "hello", "partition": 0, "records": ["from curl"]}]}'
+        url = quote(f"{address}/produce")
+        yield "curl", f"curl -X POST {url} -H 'content-type: application/json' -d '{body}'"
+    if settings.role == "both":
+        program = (
+            f'import llog; log = llog.connect("{address}"); log.execute("CREATE TOPIC IF NOT EXISTS hello"); '
+            'log.execute("INSERT INTO TOPIC hello (payload) VALUES (?)", ["from Python"]); '
+            'print(log.execute("SELECT offset, payload FROM TOPIC hello").fetchall())'
+        )
+        yield _heading("Python", "rocksdict", _SQL_INSTALLATION), f"{python} -c {quote(program)}"
+        statements = (
+            "CREATE TOPIC IF NOT EXISTS hello",
+            "INSERT INTO TOPIC hello (payload) VALUES ('from SQL')",
+            "SELECT * FROM TOPIC hello",
+        )
+        options = " ".join(f'-c "{statement}"' for statement in statements)
+        yield _heading("SQL", "rocksdict", _SQL_INSTALLATION), f"{_llog()} sql --url {quote(address)} {options}"
+    if settings.role != "write":
+        program = (
+            'from llog.spark.session import spark_session; spark_session("hello").read.format("llog")'
+            f'.option("broker", "{address}").option("subscribePattern", "hello").load()'
+            '.selectExpr("topic", "partition", "offset", "cast(value as string)").show()'
+        )
+        yield _heading("Spark", "pyspark", SPARK_INSTALLATION), f"{python} -c {quote(program)}"
+
+
+def _heading(user: str, module: str, installation: str) -> str:
+    """Return the kind of user, with what to install first if the module is missing here."""
+    return user if find_spec(module) is not None else f"{user} (first {installation})"
+
+
+def _llog() -> str:
+    """Return how a shell runs this installation of `llog`."""
+    script = Path(sys.executable).with_name("llog")
+    if not script.exists():
+        return f"{quote(sys.executable)} -m llog.cli.main"
+    return "llog" if shutil.which("llog") == str(script) else quote(str(script))
