@@ -9,26 +9,40 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pyarrow as pa
 import pytest
 
+from devtools.servers.postgres import PostgresServer
 from llog.errors import LogOwned
 from tests.broker.test_process import LIMIT_S, Running, running
 
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 Machine = Callable[..., Running]
 
+on_each_store = pytest.mark.parametrize("machine", ["sqlite", "postgres"], indirect=True)
+
+
+def of_each_engine(*on_postgres: str) -> pytest.MarkDecorator:
+    """Both engines on SQLite, and these on PostgreSQL as well."""
+    cases = [("sqlite", "disk"), ("sqlite", "rocksdb"), *(("postgres", engine) for engine in on_postgres)]
+    return pytest.mark.parametrize(("machine", "engine"), cases, indirect=["machine"])
+
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Starts the broker of a machine."""
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    """Starts the broker of a machine. Metadata is in SQLite, unless the test says otherwise."""
+    stores = {}
+    if getattr(request, "param", "sqlite") == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        stores = server.environment(f"owners_{uuid4().hex}") | {"LLOG_BLOBS": f"file://{tmp_path}/blobs"}
     with ExitStack() as stack:
 
         def started(name: str, **settings: str) -> Running:
             directories = {f"LLOG_{each}_DIR": str(tmp_path / name / each.lower()) for each in ("SEGMENTS", "ROCKSDB")}
-            return stack.enter_context(running(tmp_path, "serve", environment=directories | settings))
+            return stack.enter_context(running(tmp_path, "serve", environment=stores | directories | settings))
 
         yield started
 
@@ -90,7 +104,7 @@ def stream(*values: bytes) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("engine", ["disk", "rocksdb"])
+@of_each_engine("disk", "rocksdb")
 def test_every_broker_serves_the_topics_of_the_one_that_owns_them(machine: Machine, engine: str) -> None:
     owner, other = machine("1"), machine("2")
     made(owner, "t", engine)
@@ -154,6 +168,7 @@ def test_a_poll_of_topics_of_several_owners_ends_with_the_first_record_of_any(ma
         produced(first, *((each, "b") for each in everywhere if each != topic))
 
 
+@on_each_store
 def test_sql_is_run_by_the_owner_of_the_tables(machine: Machine) -> None:
     owner, other = machine("1"), machine("2")
     assert sql(owner, "CREATE TABLE t (id INT PRIMARY KEY, name TEXT)").status_code == 200
@@ -172,6 +187,7 @@ def test_sql_is_run_by_the_owner_of_the_tables(machine: Machine) -> None:
     assert other.client.post("/sql", content="SELECT 1", headers=page).status_code == 400
 
 
+@on_each_store
 def test_of_two_brokers_that_make_tables_at_once_one_has_them_all(machine: Machine) -> None:
     brokers = [machine("1"), machine("2")]
     answers: dict[int, httpx.Response] = {}
@@ -228,7 +244,7 @@ def test_a_broker_on_every_address_says_that_it_cannot_be_reached(machine: Machi
     assert "LLOG_BROKER_ADVERTISED_ADDRESS" in refused.json()["detail"]
 
 
-@pytest.mark.parametrize("engine", ["disk", "rocksdb"])
+@of_each_engine("rocksdb")
 def test_what_is_on_a_machine_waits_for_a_broker_there(machine: Machine, engine: str, tmp_path: Path) -> None:
     owner, other = machine("1", LLOG_SESSION_TIMEOUT_MS="2s"), machine("2")
     made(owner, "t", engine)
@@ -252,7 +268,7 @@ def test_what_is_on_a_machine_waits_for_a_broker_there(machine: Machine, engine:
     assert consumed(again, "t") == {"t": ["a", "c"]}
 
 
-@pytest.mark.parametrize("engine", ["disk", "rocksdb"])
+@of_each_engine("disk")
 def test_an_owner_that_was_paused_beyond_its_session_goes_on_as_the_one_owner(machine: Machine, engine: str) -> None:
     owner = machine("1", LLOG_SESSION_TIMEOUT_MS="2s")
     beside = machine("1", LLOG_BROKER_FORWARD_TIMEOUT_MS="1s")  # on the same machine, with the same directories
