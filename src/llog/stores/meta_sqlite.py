@@ -48,7 +48,6 @@ class SqliteMetaStore:
         self._path = file.path
         self._session_timeout_ms = session_timeout_ms
         self._closed = False
-        self._pid = os.getpid()
         self._writer: Writer | None = None
         self._starting = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -157,7 +156,6 @@ class SqliteMetaStore:
         await self._write("check", lambda transaction: None, (), 0)
 
     async def close(self) -> None:
-        self._enter_process()
         self._closed = True
         # Idempotent, and a second caller waits as the first does.
         if self._writer is not None:
@@ -284,21 +282,9 @@ class SqliteMetaStore:
             lambda query, parameters: self._read("watch", query, parameters, SLICE_ROWS_FIRST), lambda: self._closed
         )
 
-    # --- processes
-
     def _check_open(self) -> None:
-        self._enter_process()
         if self._closed:
             raise StoreUnavailable(f"metadata store {self._path} is closed: open another one")
-
-    def _enter_process(self) -> None:
-        """After a fork the child starts anew: threads, connections and the session stayed with the parent."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._writer = None
-            self._starting = threading.Lock()
-            self._reading = threading.Lock()
-            self._watches = self._new_watches()
 
 
 def _now_ms() -> int:
@@ -320,8 +306,6 @@ _forking: list[tuple[SqliteMetaStore, Writer | None]] = []
 
 def _before_fork() -> None:
     for store in list(_stores):
-        if store._pid != os.getpid():
-            continue
         store._starting.acquire()
         store._reading.acquire()
         store._disconnect_readers()
@@ -341,9 +325,14 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for _, writer in _forking:
+    """The child starts anew: threads and the session stayed with the parent."""
+    for store, writer in _forking:
         if writer is not None:
             writer.forget()
+        store._writer = None
+        store._starting = threading.Lock()
+        store._reading = threading.Lock()
+        store._watches = store._new_watches()
     _forking.clear()
 
 
