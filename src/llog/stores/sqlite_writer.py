@@ -1,7 +1,8 @@
 """The one thread of a process that writes to a SQLite metadata store: group commit and the session's heartbeat.
 
-Whatever was asked for while a transaction ran shares the next one, and its one fsync. Statements take many rows each:
-every step of a statement gives up the interpreter lock, which a busy event loop returns late.
+Whatever was asked for while a transaction ran shares the next one, and its one fsync. An event loop hands over the calls of
+one turn together, and is woken once for all answers of a transaction. Statements take many rows each: every step of a
+statement gives up the interpreter lock, which a busy event loop returns late.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -35,27 +36,45 @@ GROUP_BYTES_MAX: Final = 16 << 20
 ROWS_MAX: Final = 256
 """Rows per statement."""
 
+KNOWN_VERSIONS_MAX: Final = 20_000
+"""Versions of keys that are remembered from one transaction to the next."""
+
 CLOSE_SECONDS_MAX: Final = 5.0
+
+_UPSERT: Final = (
+    "INSERT INTO entries VALUES {} "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, session = excluded.session"
+)
 
 
 class Transaction:
     """What a group of jobs does, applied in order to a picture of its keys, and written at the end."""
 
-    def __init__(self, connection: sqlite3.Connection, session: int | None, timeout_ms: int, keys: list[str]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        session: int | None,
+        timeout_ms: int,
+        keys: Iterable[str],
+        versions: dict[str, int],
+    ) -> None:
+        """`versions` has those that are known already, ABSENT for keys that do not exist; it is brought up to date."""
         self.session = session
         self.changed = False
         self._connection = connection
         self._timeout_ms = timeout_ms
         self.renewed = False
-        (self._revision,) = connection.execute("SELECT revision FROM state").fetchone()
+        self._revision: int = connection.execute("SELECT revision FROM state").fetchone()[0]
         self._now_ms = time.time_ns() // 1_000_000
-        self._purge()
         self._keys = keys
-        self._versions = self._load()
+        self._versions = versions
         self._writes: dict[str, tuple[bytes, int, int | None] | None] = {}
+        self._purge()
+        self._load()
 
     def put(self, key: str, value: bytes, expected: int | None, *, ephemeral: bool = False) -> int:
-        self._match(key, expected)
+        if expected is not None and expected != self._versions[key]:
+            raise mismatch(key, expected, self._versions[key])
         session = self._own_session() if ephemeral else None
         version = self._next()
         self._versions[key] = version
@@ -63,11 +82,13 @@ class Transaction:
         return version
 
     def delete(self, key: str, expected: int | None) -> bool:
-        if key not in self._versions:
+        found = self._versions[key]
+        if found == ABSENT:
             return False
-        self._match(key, expected)
+        if expected is not None and expected != found:
+            raise mismatch(key, expected, found)
         self._next()
-        del self._versions[key]
+        self._versions[key] = ABSENT
         self._writes[key] = None
         return True
 
@@ -75,7 +96,8 @@ class Transaction:
         self._flush()
         if self._connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", (start, end)).rowcount:
             self._next()
-            self._versions = self._load()
+            self._versions.clear()
+            self._load()
 
     def renew(self) -> None:
         """Keeps the session alive. One that has ended stays ended: others may have seen its keys gone."""
@@ -94,6 +116,7 @@ class Transaction:
         self._connection.execute("DELETE FROM entries WHERE session = ?", (self.session,))
         self._connection.execute("DELETE FROM sessions WHERE id = ?", (self.session,))
         self._next()
+        self._versions.clear()
         self.session = None
 
     def finish(self) -> None:
@@ -104,13 +127,7 @@ class Transaction:
     def _next(self) -> int:
         self.changed = True
         self._revision += 1
-        return int(self._revision)
-
-    def _match(self, key: str, expected: int | None) -> None:
-        if expected is not None:
-            found = self._versions.get(key, ABSENT)
-            if found != expected:
-                raise mismatch(key, expected, found)
+        return self._revision
 
     def _own_session(self) -> int:
         self.renew()
@@ -128,46 +145,84 @@ class Transaction:
             self._connection.execute("DELETE FROM entries WHERE session = ?", row)
             self._connection.execute("DELETE FROM sessions WHERE id = ?", row)
             self._next()
+            self._versions.clear()
 
-    def _load(self) -> dict[str, int]:
-        versions: dict[str, int] = {}
-        for at in range(0, len(self._keys), ROWS_MAX):
-            keys = self._keys[at : at + ROWS_MAX]
-            marks = ",".join("?" * len(keys))
+    def _load(self) -> None:
+        unknown = [key for key in self._keys if key not in self._versions]
+        for at in range(0, len(unknown), ROWS_MAX):
+            keys = unknown[at : at + ROWS_MAX]
+            marks = ",".join(["(?)"] * len(keys))
             (found,) = self._connection.execute(
-                f"SELECT json_group_array(json_array(key, version)) FROM entries WHERE key IN ({marks})", keys
+                f"SELECT json_group_object(key, version) FROM (VALUES {marks}) CROSS JOIN entries ON key = column1",
+                keys,
             ).fetchone()
-            versions.update(json.loads(found))
-        return versions
+            self._versions.update(dict.fromkeys(keys, ABSENT) | json.loads(found))
 
     def _flush(self) -> None:
-        gone = [key for key, write in self._writes.items() if write is None]
-        rows = [(key, *write) for key, write in self._writes.items() if write is not None]
-        for at in range(0, len(gone), ROWS_MAX):
-            keys = gone[at : at + ROWS_MAX]
-            self._connection.execute(f"DELETE FROM entries WHERE key IN ({','.join('?' * len(keys))})", keys)
-        for at in range(0, len(rows), ROWS_MAX):
-            values = [each for row in rows[at : at + ROWS_MAX] for each in row]
-            marks = ",".join(["(?,?,?,?)"] * (len(values) // 4))
-            self._connection.execute(f"INSERT OR REPLACE INTO entries VALUES {marks}", values)
+        gone: list[str] = []
+        plain: list[Any] = []
+        ephemeral: list[Any] = []
+        for key, write in self._writes.items():
+            if write is None:
+                gone.append(key)
+                continue
+            value, version, session = write
+            if session is None:
+                plain += (key, value, version)
+            else:
+                ephemeral += (key, value, version, session)
         self._writes.clear()
+        self._write_rows("DELETE FROM entries WHERE key IN ({})", "?", gone)
+        self._write_rows(_UPSERT, "(?,?,?,NULL)", plain)
+        self._write_rows(_UPSERT, "(?,?,?,?)", ephemeral)
+
+    def _write_rows(self, statement: str, row: str, values: list[Any]) -> None:
+        width = row.count("?")
+        for at in range(0, len(values), ROWS_MAX * width):
+            some = values[at : at + ROWS_MAX * width]
+            self._connection.execute(statement.format(",".join([row] * (len(some) // width))), some)
 
 
 class Job:
     """One call, and where its answer goes."""
 
-    __slots__ = ("apply", "error", "future", "is_begun", "keys", "loop", "result", "size")
+    __slots__ = ("apply", "error", "future", "keys", "result")
 
-    def __init__(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> None:
+    def __init__(self, apply: Callable[[Transaction], Any], keys: Sequence[str], future: asyncio.Future[Any]) -> None:
         self.apply = apply
         self.keys = keys
-        self.size = size
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.is_begun = False
-        """A transaction has taken it up, and will answer it."""
+        self.future = future
         self.result: Any = None
         self.error: Exception | None = None
+
+
+class Batch:
+    """The jobs of one turn of an event loop, which are handed over, timed and answered together."""
+
+    __slots__ = ("deadline", "error", "is_begun", "jobs", "loop", "size")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.jobs: list[Job] = []
+        self.size = 0
+        self.deadline: asyncio.TimerHandle | None = None
+        """Set when the batch is handed over."""
+        self.is_begun = False
+        """A transaction has taken it up, and will answer it."""
+        self.error: Exception | None = None
+        """Why all of its jobs failed."""
+
+    def deliver(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        for job in self.jobs:
+            if job.future.done():  # its caller was cancelled
+                continue
+            error = self.error or job.error
+            if error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(error)
 
 
 class Writer:
@@ -184,40 +239,47 @@ class Writer:
         self._beat_at = 0.0
         self._session: int | None = None
         self._connection: sqlite3.Connection | None = None
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._unanswered: set[Job] = set()
-        self._group: list[Job] = []
+        self._versions: dict[str, int] = {}
+        """Of keys that this connection wrote or looked up, true as long as no other one changes the file."""
+        self._data_version = 0
+        self._open: Batch | None = None
+        """The batch of the present turn of the event loop that wrote last."""
+        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._unanswered: set[Batch] = set()
+        self._group: list[Batch] = []
         self._closed = False
         self._abandoned = False
         self._is_locked_out = False
-        """A job has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
+        """A batch has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
         self._ended = threading.Event()
         self._lock = open_lock(file.path)
         self._thread = threading.Thread(target=self._run, name=f"llog-meta-{file.path.name}", daemon=True)
         self._thread.start()
 
-    async def write(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> Any:
+    def write(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> asyncio.Future[Any]:
         """What `apply` returned, once it is durable. `keys`: all that it puts or deletes one by one."""
-        job = Job(apply, keys, size)
         if self._closed:
             raise _closed(self._path)
         if self._is_locked_out:
             raise lock_timeout(self._path)
-        self._unanswered.add(job)
-        self._queue.put(job)
-        if self._ended.is_set():
-            raise _closed(self._path)
-        deadline = job.loop.call_later(LOCK_SECONDS, self._withdraw, job)
-        try:
-            return await job.future
-        finally:
-            deadline.cancel()
+        loop = asyncio.get_running_loop()
+        batch = self._open
+        if batch is None or batch.loop is not loop:
+            batch = self._open = Batch(loop)
+            loop.call_soon(self._hand_over, batch)
+        future: asyncio.Future[Any] = loop.create_future()
+        batch.jobs.append(Job(apply, keys, future))
+        batch.size += size
+        if len(batch.jobs) >= GROUP_JOBS_MAX or batch.size >= GROUP_BYTES_MAX:
+            self._open = None
+        return future
 
     async def close(self) -> None:
         """Finishes what was asked for before, ends the session. Gives up on a thread that is stuck."""
         if not self._closed:
             self._closed = True
-            self._queue.put(None)
+            # Behind the batches that this turn has yet to hand over.
+            asyncio.get_running_loop().call_soon(self._queue.put, None)
         give_up = time.monotonic() + CLOSE_SECONDS_MAX
         pause = 0.0005
         while not self._ended.is_set() and not self._abandoned:
@@ -230,24 +292,33 @@ class Writer:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+            self._versions.clear()
 
     def forget(self) -> None:
         """In a forked child: closes the inherited descriptor, with which it would hold the parent's lock."""
         if not self._ended.is_set():
             os.close(self._lock)
 
-    def _withdraw(self, job: Job) -> None:
-        """At a job's deadline: fails the job if the thread still waits for the lock. With the gate in our hands no transaction begins."""
-        if job.is_begun:
+    def _hand_over(self, batch: Batch) -> None:
+        if self._open is batch:
+            self._open = None
+        batch.deadline = batch.loop.call_later(LOCK_SECONDS, self._withdraw, batch)
+        self._unanswered.add(batch)
+        self._queue.put(batch)
+        if self._ended.is_set():
+            self._fail([batch], _closed(self._path))
+
+    def _withdraw(self, batch: Batch) -> None:
+        """At a batch's deadline: fails it if the thread still waits for the lock. With the gate in our hands no transaction begins."""
+        if batch.is_begun:
             return
         if not self.gate.acquire(blocking=False):
-            job.loop.call_later(LOCK_SECONDS, self._withdraw, job)
+            batch.deadline = batch.loop.call_later(LOCK_SECONDS, self._withdraw, batch)
             return
         try:
-            if not job.is_begun:
+            if not batch.is_begun:
                 self._is_locked_out = True
-                job.error = lock_timeout(self._path)
-                self._answer([job])
+                self._fail([batch], lock_timeout(self._path))
         finally:
             self.gate.release()
 
@@ -258,12 +329,9 @@ class Writer:
         group = [] if idle else list(self._group)
         if idle:
             self.gate.release()
-        for job in group:
-            job.error = OutcomeUnknown(f"metadata store {self._path} was closed while this write was being committed")
-        rest = self._unanswered.difference(group)
-        for job in rest:
-            job.error = _closed(self._path)
-        self._answer([*group, *rest])
+        unknown = OutcomeUnknown(f"metadata store {self._path} was closed while this write was being committed")
+        self._fail(group, unknown)
+        self._fail(self._unanswered.difference(group), _closed(self._path))
 
     def _run(self) -> None:
         try:
@@ -275,36 +343,34 @@ class Writer:
                 self.disconnect()
             os.close(self._lock)
         finally:
-            # In this order: a job that is queued later sees that nobody is here any more.
+            # In this order: a batch that is queued later sees that nobody is here any more.
             self._ended.set()
-            late = [job for job in self._unanswered.copy() if job.error is None]
-            for job in late:
-                job.error = _closed(self._path)
-            self._answer(late)
+            self._fail([batch for batch in self._unanswered.copy() if batch.error is None], _closed(self._path))
 
     def _turn(self) -> bool:
         """One group, or one heartbeat; False when closed."""
         try:
             wait = None if self._session is None else max(0.0, self._beat_at - time.monotonic())
-            job = self._queue.get(timeout=wait)
+            batch = self._queue.get(timeout=wait)
         except Empty:
             self._transact([], lambda transaction: transaction.renew())
             return not self._abandoned
-        group: list[Job] = []
-        size = 0
-        while job is not None:
-            group.append(job)
-            size += job.size
-            if len(group) >= GROUP_JOBS_MAX or size >= GROUP_BYTES_MAX or self._queue.empty():
+        group: list[Batch] = []
+        jobs = size = 0
+        while batch is not None:
+            group.append(batch)
+            jobs += len(batch.jobs)
+            size += batch.size
+            if jobs >= GROUP_JOBS_MAX or size >= GROUP_BYTES_MAX or self._queue.empty():
                 break
-            job = self._queue.get()
+            batch = self._queue.get()
         if group:
             beat = self._session is not None and time.monotonic() >= self._beat_at
             self._transact(group, (lambda transaction: transaction.renew()) if beat else None)
             self._answer(group)
-        return job is not None and not self._abandoned
+        return batch is not None and not self._abandoned
 
-    def _transact(self, group: list[Job], first: Callable[[Transaction], None] | None) -> None:
+    def _transact(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
         error: Exception
         try:
             with locked(self._lock), self.gate:
@@ -320,26 +386,28 @@ class Writer:
         finally:
             self._group = []
         self._beat_at = time.monotonic() + self._beat_seconds / 4
-        for job in group:
-            job.error = error
+        for batch in group:
+            batch.error = error
 
-    def _apply(self, group: list[Job], first: Callable[[Transaction], None] | None) -> None:
+    def _apply(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
         if self._abandoned:
             raise _closed(self._path)
         self._is_locked_out = False
-        group = [job for job in group if job.error is None]
-        for job in group:
-            job.is_begun = True
+        group = [batch for batch in group if batch.error is None]
+        for batch in group:
+            batch.is_begun = True
+        jobs = [job for batch in group for job in batch.jobs]
         if self._connection is None:
             self._file.check()
             self._connection = connect(self._path, BUSY_SECONDS)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            keys = list({key: None for job in group for key in job.keys})
-            transaction = Transaction(self._connection, self._session, self._timeout_ms, keys)
+            self._forget_old_versions(self._connection)
+            keys = {key for job in jobs for key in job.keys}
+            transaction = Transaction(self._connection, self._session, self._timeout_ms, keys, self._versions)
             if first is not None:
                 first(transaction)
-            for job in group:
+            for job in jobs:
                 try:
                     job.result = job.apply(transaction)
                 except VersionMismatch as error:
@@ -361,12 +429,23 @@ class Writer:
             self._beat_at = time.monotonic() + self._beat_seconds
         self._session = transaction.session
 
-    def _answer(self, jobs: list[Job]) -> None:
-        """Wakes every event loop once, for all of its jobs."""
-        loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-        for job in jobs:
-            self._unanswered.discard(job)
-            loops.setdefault(job.loop, []).append(job)
+    def _forget_old_versions(self, connection: sqlite3.Connection) -> None:
+        (data_version,) = connection.execute("PRAGMA data_version").fetchone()
+        if data_version != self._data_version or len(self._versions) > KNOWN_VERSIONS_MAX:
+            self._versions.clear()
+            self._data_version = data_version
+
+    def _fail(self, batches: Collection[Batch], error: Exception) -> None:
+        for batch in batches:
+            batch.error = error
+        self._answer(batches)
+
+    def _answer(self, batches: Collection[Batch]) -> None:
+        """Wakes every event loop once, for all of its batches."""
+        loops: dict[asyncio.AbstractEventLoop, list[Batch]] = {}
+        for batch in batches:
+            self._unanswered.discard(batch)
+            loops.setdefault(batch.loop, []).append(batch)
         for loop, answered in loops.items():
             try:
                 loop.call_soon_threadsafe(_deliver, answered)
@@ -374,14 +453,9 @@ class Writer:
                 continue
 
 
-def _deliver(jobs: list[Job]) -> None:
-    for job in jobs:
-        if job.future.done():
-            continue
-        if job.error is not None:
-            job.future.set_exception(job.error)
-        else:
-            job.future.set_result(job.result)
+def _deliver(batches: list[Batch]) -> None:
+    for batch in batches:
+        batch.deliver()
 
 
 def _closed(path: Path) -> StoreUnavailable:

@@ -18,6 +18,7 @@ from llog.stores import sqlite_writer
 from llog.stores.meta import ABSENT, Entry, Put
 from llog.stores.meta_sqlite import SqliteMetaStore
 from llog.stores.sqlite_file import APPLICATION_ID, USER_VERSION, locked, open_lock
+from llog.stores.sqlite_writer import GROUP_JOBS_MAX
 
 
 @pytest.fixture
@@ -28,13 +29,109 @@ def path(tmp_path: Path) -> Path:
 # --- group commit
 
 
-async def test_concurrent_puts_share_commits(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("puts", "commits"), [(64, 1), (GROUP_JOBS_MAX, 1), (2 * GROUP_JOBS_MAX, 2), (2 * GROUP_JOBS_MAX + 1, 3)]
+)
+async def test_the_puts_of_one_turn_share_commits_of_a_bounded_size(path: Path, puts: int, commits: int) -> None:
     store = SqliteMetaStore.open(path)
-    await store.put("first", b"")
-    before = store.commits
-    versions = await asyncio.gather(*(store.put(f"k/{number}", b"") for number in range(64)))
-    assert len(set(versions)) == 64
-    assert 1 <= store.commits - before <= 8
+    versions = await asyncio.gather(*(store.put(f"k/{number}", b"") for number in range(puts)))
+    assert versions == sorted(set(versions)), "they are applied in their order"
+    assert store.commits == commits
+    assert store.counts.count["put"] == puts
+    await store.close()
+
+
+async def test_a_put_that_is_cancelled_fails_no_other_one_of_its_turn(path: Path) -> None:
+    store = SqliteMetaStore.open(path)
+    puts = [asyncio.ensure_future(store.put(key, b"")) for key in "abc"]
+    await asyncio.sleep(0)
+    puts[1].cancel()
+    first, cancelled, last = await asyncio.gather(*puts, return_exceptions=True)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert [first, last] == [entry.version for entry in await store.range("", "z", 10) if entry.key != "b"]
+    assert store.counts.errors == {"put": 1}
+    await store.close()
+
+
+async def test_a_key_that_only_this_store_writes_is_looked_up_once(path: Path) -> None:
+    store, other = SqliteMetaStore.open(path), SqliteMetaStore.open(path)
+    version = await store.put("a", b"")
+    assert store._writer is not None
+    assert store._writer._connection is not None
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    version = await store.put("a", b"", expected=version)
+    with pytest.raises(VersionMismatch, match=f"has version {version}"):
+        await store.put("a", b"", expected=version + 1)
+    assert not [each for each in statements if "SELECT json" in each]
+    await other.put("b", b"")
+    await store.put("a", b"", expected=version)
+    assert [each for each in statements if "SELECT json" in each]
+    await store.close()
+    await other.close()
+
+
+async def _delete_range(store: SqliteMetaStore, path: Path) -> None:
+    await store.delete_range("a", "b")
+
+
+async def _delete_by_another_process(store: SqliteMetaStore, path: Path) -> None:
+    other = SqliteMetaStore.open(path)
+    await other.delete("a")
+    await other.close()
+
+
+async def _delete_by_another_program(store: SqliteMetaStore, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM entries WHERE key = 'a'")
+
+
+async def _fail_to_commit(store: SqliteMetaStore, path: Path) -> None:
+    await store.delete("a")
+    writer = store._writer
+    assert writer is not None
+    assert writer._connection is not None
+    writer._connection = _FailsAt(writer._connection, "COMMIT")  # type: ignore[assignment]
+    with pytest.raises(OutcomeUnknown):
+        await store.put("a", b"")
+
+
+@pytest.mark.parametrize(
+    "vanish",
+    [_delete_range, _delete_by_another_process, _delete_by_another_program, _fail_to_commit],
+)
+async def test_a_key_that_vanished_is_known_to_be_absent(
+    path: Path, vanish: Callable[[SqliteMetaStore, Path], Awaitable[None]]
+) -> None:
+    store = SqliteMetaStore.open(path)
+    version = await store.put("a", b"")
+    await vanish(store, path)
+    with pytest.raises(VersionMismatch, match="does not exist"):
+        await store.put("a", b"", expected=version)
+    assert await store.put("a", b"", expected=ABSENT) > version
+    await store.close()
+
+
+async def test_a_key_that_vanished_with_its_session_is_known_to_be_absent(path: Path) -> None:
+    store = SqliteMetaStore.open(path, session_timeout_ms=1)
+    version = await store.put("a", b"", ephemeral=True)
+    while await store.get("a") is not None:
+        await asyncio.sleep(0.001)
+    with pytest.raises(VersionMismatch, match="does not exist"):
+        await store.put("a", b"", expected=version)
+    await store.close()
+
+
+async def test_versions_are_remembered_for_a_bounded_number_of_keys(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "KNOWN_VERSIONS_MAX", 10)
+    store = SqliteMetaStore.open(path)
+    for number in range(100):
+        await store.put(f"k/{number}", b"")
+        assert store._writer is not None
+        assert len(store._writer._versions) <= 11
+    assert await store.delete("k/0")
     await store.close()
 
 
