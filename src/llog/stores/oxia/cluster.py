@@ -18,7 +18,7 @@ from llog.errors import LlogError, StoreUnavailable
 from llog.stores.oxia.channels import Channels
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
-from llog.stores.oxia.refusals import final, unavailable
+from llog.stores.oxia.refusals import final, no_shard, unavailable
 
 PATIENCE_SECONDS: Final = 0.25
 """How long a call waits before somebody looks whether another server is in charge."""
@@ -125,7 +125,7 @@ class Cluster:
         for low, high, shard in self._bounds:
             if low <= number <= high:
                 return shard
-        raise StoreUnavailable(f"no shard of Oxia has the hash {number}: its shards are being changed, try again")
+        raise no_shard(number)
 
     def suspect(self, address: str) -> None:
         """A call to this server waits, or failed: ask the next server who leads, unless one was asked a moment ago."""

@@ -53,3 +53,7 @@ def final(error: BaseException, address: str, namespace: str) -> LlogError | Non
 
 def unavailable(what: str, error: BaseException | None) -> StoreUnavailable:
     return StoreUnavailable(f"{what} ({describe(error)}): check that Oxia runs and has a leader for every shard")
+
+
+def no_shard(number: int) -> StoreUnavailable:
+    return StoreUnavailable(f"no shard of Oxia has the hash {number}: its shards are being changed, try again")

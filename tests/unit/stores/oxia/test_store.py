@@ -25,6 +25,7 @@ from llog.stores.oxia import store as store_module
 from llog.stores.oxia.client import ShardClient
 from llog.stores.oxia.cluster import Shard
 from llog.stores.oxia.keys import SORTING_PROBE
+from llog.stores.oxia.proto import client_pb2 as proto
 from tests.unit.stores.oxia.certificate import CERTIFICATE, KEY
 from tests.unit.stores.oxia.fake import FakeOxia, FakeShard, fake_oxia
 
@@ -413,6 +414,31 @@ async def test_what_is_wrong_with_an_address_is_said(oxia: FakeOxia, monkeypatch
     with pytest.raises(ConfigurationError, match="oxia://"):
         await OxiaMetaStore(oxia.addresses, "default", security=Security(tls=True)).connected()
     await other.stop(None)
+
+
+async def test_a_key_whose_shard_is_missing_for_a_moment_is_looked_for_again(
+    oxia: FakeOxia, store: OxiaMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(key(1), b"")
+    whole, asked = oxia.assignments(), 0
+
+    def missing_twice() -> proto.ShardAssignments:
+        nonlocal asked
+        asked += 1
+        return whole if asked > 2 else proto.ShardAssignments()
+
+    monkeypatch.setattr(oxia, "assignments", missing_twice)
+    assert await asyncio.to_thread(store.has_key, key(1)) is True
+    assert await asyncio.to_thread(store.has_key, key(2)) is False
+
+
+async def test_a_key_whose_shard_stays_missing_makes_the_store_unreachable(
+    oxia: FakeOxia, store: OxiaMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "OPEN_SECONDS", 0.5)
+    monkeypatch.setattr(oxia, "assignments", proto.ShardAssignments)
+    with pytest.raises(StoreUnreachable, match=r"no shard of Oxia has the hash \d+: its shards are being changed"):
+        await asyncio.to_thread(store.has_key, key(1))
 
 
 async def test_natural_sorting_is_refused(oxia: FakeOxia, monkeypatch: pytest.MonkeyPatch) -> None:
