@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from llog.stores.blobs_file import FileBlobStore
+from llog.stores.files.blobs import FileBlobStore
 
 SIZE = 8 * 1024 * 1024
 PARTS = 64

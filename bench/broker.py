@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.report import Report, rate
-from llog.broker.connections import allowed_files
+from llog.broker.http.connections import allowed_files
 
 WAIT_MS = 60_000
 PAYLOAD = "x" * 100

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from llog.batch.columns import Columns
+from llog.engines.object.collector import Collector, CollectorOptions
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.loading import load_settings
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
 from llog.model import TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.collector import Collector, CollectorOptions
-from llog.partition.compactor import Compactor
-from llog.partition.log import Log
-from llog.partition.writer import Writer
-from llog.ports import Group
 
 T = TypeVar("T")
 

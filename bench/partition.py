@@ -19,15 +19,15 @@ from bench.logs import BenchLog, records
 from bench.report import Report, rate
 from llog.batch.columns import Columns, stamped
 from llog.batch.format import encode
+from llog.engines.object.reader import Reader
+from llog.engines.object.snapshot import Snapshot, take_snapshot
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import LlogError
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
 from llog.model import TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.snapshot import Snapshot, take_snapshot
-from llog.partition.writer import Writer
-from llog.ports import Group
 
 FLUSH_BYTES = 8 << 20
 RECORD_BYTES = 1000

@@ -24,14 +24,14 @@ from awscrt.checksums import crc32c
 
 from bench.report import Report, rate
 from llog.batch.columns import Columns, stamped
-from llog.ports import Bounds
-from llog.segment.files import INDEX, LOG, TIMEINDEX, name_of, write_at
-from llog.segment.frames import Body, body_of, frame_parts
-from llog.segment.index import IndexRule, Maxima
-from llog.segment.log import Fsync, SegmentLog, SegmentOptions, encode_body
-from llog.segment.reader import SegmentReader
-from llog.segment.segments import Segment
-from llog.segment.tail import boot, open_tail, pack_tail, write_tail
+from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, name_of, write_at
+from llog.engines.disk.format.frames import Body, body_of, frame_parts
+from llog.engines.disk.format.index import IndexRule, Maxima
+from llog.engines.disk.format.segment import Segment
+from llog.engines.disk.format.tail import boot, open_tail, pack_tail, write_tail
+from llog.engines.disk.log.log import Fsync, SegmentLog, SegmentOptions, encode_body
+from llog.engines.disk.log.reader import SegmentReader
+from llog.engines.port import Bounds
 
 RECORDS = 1000
 RECORD_BYTES = 100

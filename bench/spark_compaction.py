@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench.logs import BenchLog, fill
 from bench.report import Report, rate
+from llog.engines.object.reader import Reader
+from llog.engines.object.snapshot import Snapshot, take_snapshot
+from llog.log.catalog import Catalog
+from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.snapshot import Snapshot, take_snapshot
 
 PARTITIONS = 50
 BLOBS = 200

@@ -14,10 +14,10 @@ import msgspec
 
 from bench.logs import BenchLog
 from bench.report import Report
-from llog.partition.catalog import Catalog
-from llog.partition.keys import WAL, PartitionKeys
-from llog.partition.log import Log
-from llog.partition.records import Control, IndexEntry, Kind, decode, encode
+from llog.log.catalog import Catalog
+from llog.log.keys import WAL, PartitionKeys
+from llog.log.log import Log
+from llog.log.records import Control, IndexEntry, Kind, decode, encode
 from llog.runtime import uuid7
 from llog.stores.meta import Put
 

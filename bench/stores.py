@@ -25,16 +25,16 @@ from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, P
 from devtools.servers.oxia import oxia_server
 from devtools.servers.postgres import postgres_server
 from devtools.servers.weed import ServerError
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.loading import load_settings
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.writer import Writer
-from llog.ports import Group
-from llog.stores.blobs_memory import MemoryBlobStore
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.stores.memory.blobs import MemoryBlobStore
 from llog.stores.meta import ABSENT, MetaStore, Put, scan
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 
 CALLERS = (1, 64)
 RATIO_MIN = 0.5

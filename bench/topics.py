@@ -21,12 +21,12 @@ import uvloop
 
 from bench.report import Report
 from llog.config import Settings
-from llog.opening import opened_log
-from llog.rocks.keys import FAMILIES
-from llog.rocks.store import Changes
+from llog.engines.rocksdb.keys import FAMILIES
+from llog.engines.rocksdb.store import Changes
+from llog.groups.requests import ConsumeCall, Start
+from llog.log.opening import opened_log
 from llog.sql.database import Database
 from llog.sql.session import Session
-from llog.topics.calls import ConsumeCall, Start
 
 ROWS = 1000
 SCHEMA = """

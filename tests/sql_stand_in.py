@@ -10,11 +10,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from llog.cli.sql_script import split
+from llog.cli.sql.script import split
 from llog.client import embedded
 from llog.config import Settings
 from llog.errors import InvalidArgument
-from llog.partition.log import Log
+from llog.log.log import Log
 from llog.sql.result import Names, Result
 
 

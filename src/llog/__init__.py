@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llog.api.leaderless import LeaderlessLogCompactor as LeaderlessLogCompactor
+    from llog.api.leaderless import LeaderlessLogReader as LeaderlessLogReader
+    from llog.api.leaderless import LeaderlessLogWriter as LeaderlessLogWriter
+    from llog.api.leaderless import SharedAppendGroup as SharedAppendGroup
     from llog.client.connection import connect as connect
     from llog.config import Settings as Settings
     from llog.errors import *  # noqa: F403
     from llog.history.checker import check_history as check_history
     from llog.history.recorder import HistoryRecorder as HistoryRecorder
-    from llog.leaderless import LeaderlessLogCompactor as LeaderlessLogCompactor
-    from llog.leaderless import LeaderlessLogReader as LeaderlessLogReader
-    from llog.leaderless import LeaderlessLogWriter as LeaderlessLogWriter
-    from llog.leaderless import SharedAppendGroup as SharedAppendGroup
     from llog.loading import load_settings as load_settings
     from llog.model import Record as Record
     from llog.model import TopicPartition as TopicPartition
@@ -25,10 +25,10 @@ _HOMES = {
     "check_history": "llog.history.checker",
     "connect": "llog.client.connection",
     "HistoryRecorder": "llog.history.recorder",
-    "LeaderlessLogCompactor": "llog.leaderless",
-    "LeaderlessLogReader": "llog.leaderless",
-    "LeaderlessLogWriter": "llog.leaderless",
-    "SharedAppendGroup": "llog.leaderless",
+    "LeaderlessLogCompactor": "llog.api.leaderless",
+    "LeaderlessLogReader": "llog.api.leaderless",
+    "LeaderlessLogWriter": "llog.api.leaderless",
+    "SharedAppendGroup": "llog.api.leaderless",
     "Settings": "llog.config",
     "load_settings": "llog.loading",
     "Record": "llog.model",

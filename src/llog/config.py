@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from llog.base.units import format_duration_ms, format_size
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.locations import (
     NO_BLOBS,
@@ -27,7 +28,6 @@ from llog.locations import (
     shown,
 )
 from llog.model import PARTITIONS_MAX, check_topic_name
-from llog.units import format_duration_ms, format_size
 
 PREFIX: Final = "LLOG_"
 # Examples for people, of which some are within the bounds of every setting.

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from llog.base.units import parse_duration_ms, parse_size
 from llog.config import PREFIX, SETTINGS, Secret, Setting, Settings, check
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.locations import NO_BLOBS, superseded
-from llog.units import parse_duration_ms, parse_size
 
 CONFIG_VARIABLE: Final = "LLOG_CONFIG"
 CONFIG_FILE: Final = "llog.toml"

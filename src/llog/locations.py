@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.errors import ConfigurationError
 
 NO_BLOBS: Final = "none"

@@ -11,12 +11,12 @@ import httpx
 from llog.broker.app import Broker
 from llog.config import Settings
 from llog.errors import StoreUnavailable
-from llog.partition.log import Log
+from llog.log.log import Log
 from llog.runtime import SystemRuntime
 from llog.stores.blobs import Buffer
-from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import MetaStore
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 
 class Blobs(MemoryBlobStore):

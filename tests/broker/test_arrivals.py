@@ -9,7 +9,7 @@ from typing import Any
 from llog.broker.arrivals import Arrival, Arrivals
 from llog.engines.routing import EngineReader, Look
 from llog.model import TopicPartition
-from llog.stores.meta_memory import MemoryMetaStore
+from llog.stores.memory.meta import MemoryMetaStore
 from tests.broker.serving import Served
 
 LIMIT_S = 300

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.batch.columns import columns_of, stamped
-from llog.broker.arrow import MEDIA_TYPE, SCHEMA, columns_from, stream_of
+from llog.broker.http.arrow import MEDIA_TYPE, SCHEMA, columns_from, stream_of
+from llog.engines.object.retention import trim
+from llog.engines.port import Batch
 from llog.errors import InvalidArgument
 from llog.model import Record, TopicPartition
-from llog.partition.retention import trim
-from llog.ports import Batch
 from tests.broker.serving import Served
 
 PATH = "/topics/t/partitions/0/records"

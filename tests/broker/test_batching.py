@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 
 from llog.batch.columns import TIMESTAMP_MS_MAX, columns_of
-from llog.broker.arrow import MEDIA_TYPE
 from llog.broker.batching import BatchingProducer, Part
+from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.metrics import Metrics
+from llog.engines.object.writer import Writer
+from llog.engines.port import AppendResult
 from llog.errors import StoreUnavailable, TopicNotFound
+from llog.log.catalog import Catalog
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.writer import Writer
-from llog.ports import AppendResult
-from llog.stores.meta_memory import MemoryMetaStore
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.memory.meta import MemoryMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 from tests.broker.serving import Served
 
 T = TopicPartition("t", 0)

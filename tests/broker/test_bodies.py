@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from llog.broker.bodies import Pace
+from llog.broker.http.bodies import Pace
 from tests.broker.serving import Served
 
 LIMIT_S = 300

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llog.broker.consuming import RECORD_OVERHEAD
+from llog.broker.routes.consume import RECORD_OVERHEAD
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.retention import trim
 from llog.model import TopicPartition
-from llog.partition.compactor import Compactor
-from llog.partition.retention import trim
 from tests.broker.serving import Served
 
 

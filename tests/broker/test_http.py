@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from llog.broker.problems import error_of, items_answer, problem_of
+from llog.broker.http.problems import error_of, items_answer, problem_of
+from llog.engines.object.fencing import fence
 from llog.errors import StoreUnavailable
 from llog.model import TopicPartition
-from llog.partition.fencing import fence
-from llog.stores.meta_memory import MemoryMetaStore
+from llog.stores.memory.meta import MemoryMetaStore
 from tests.broker.serving import Served
 
 

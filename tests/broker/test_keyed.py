@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 from devtools.servers.weed import S3Server
-from llog.broker.arrow import MEDIA_TYPE
-from llog.broker.keyed_messages import ScanQuery
-from llog.broker.keyed_pages import scan_page
-from llog.broker.keyed_tail import TAILS_MAX
+from llog.broker.http.arrow import MEDIA_TYPE
+from llog.broker.keyed.messages import ScanQuery
+from llog.broker.keyed.pages import scan_page
+from llog.broker.keyed.tail import TAILS_MAX
 from llog.config import Secret
 from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, freshness
 from llog.keyed.model import KEY_BYTES_MAX
-from llog.opening import opened_log
+from llog.log.opening import opened_log
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -275,8 +275,8 @@ async def test_a_broker_ends_although_its_keyed_log_is_out_of_reach(
     assert writer is not None
     with monkeypatch.context() as patch:
         patch.setattr(KeyedLog, "close", stuck)
-        patch.setattr("llog.broker.keyed_held.CLOSE_LIMIT_S", 0.05)
-        patch.setattr("llog.broker.keyed_held._CANCEL_S", 0.05)
+        patch.setattr("llog.broker.keyed.holder.CLOSE_LIMIT_S", 0.05)
+        patch.setattr("llog.broker.keyed.holder._CANCEL_S", 0.05)
         await keyed.broker.close()
     assert waits == 2
     assert "is it out of reach?" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from llog.broker import sql as under_test
+from llog.broker.routes import sql as under_test
 from llog.errors import MissingExtra
 from llog.sql.wire import results_from
 from tests.broker.serving import Served

@@ -10,15 +10,15 @@ import pytest
 
 from llog.batch.columns import columns_of, records_of, stamped
 from llog.batch.format import encode
+from llog.broker.cache.tail import Tail
 from llog.broker.metrics import Metrics
-from llog.broker.tail import Tail
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
+from llog.engines.object.retention import trim
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
+from llog.log.records import encode as encode_record
 from llog.model import Record, TopicPartition
-from llog.partition.compactor import Compactor
-from llog.partition.reader import Reader
-from llog.partition.records import encode as encode_record
-from llog.partition.retention import trim
-from llog.partition.writer import Writer
-from llog.ports import Group
 from tests.broker.serving import Served
 
 T = TopicPartition("t", 0)

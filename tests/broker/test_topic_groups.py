@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from llog.batch.columns import encode_headers
-from llog.broker.arrow import MEDIA_TYPE
+from llog.broker.http.arrow import MEDIA_TYPE
+from llog.cdc.events import Op, PayloadMode, headers_of
+from llog.engines.port import Group
 from llog.engines.routing import EngineAppender
 from llog.errors import ConfigurationError
+from llog.groups.messages import CONSUMED
 from llog.model import Record
-from llog.ports import Group
-from llog.topics.events import Op, PayloadMode, headers_of
-from llog.topics.message_reading import CONSUMED
 from tests.broker.serving import Served
 
 MESSAGE_ID = (1 << 60) + 7

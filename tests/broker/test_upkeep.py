@@ -17,13 +17,13 @@ import pytest
 from llog.broker.child import ChildOptions, supervise
 from llog.broker.maintenance import Maintenance, MaintenanceOptions
 from llog.config import Settings
+from llog.engines.object.description import describe_partition
+from llog.engines.object.reader import Reader
 from llog.errors import StoreUnavailable
+from llog.log.catalog import Catalog
+from llog.log.opening import compactor_options
+from llog.log.records import Kind
 from llog.model import TopicPartition
-from llog.opening import compactor_options
-from llog.partition.catalog import Catalog
-from llog.partition.describe import describe_partition
-from llog.partition.reader import Reader
-from llog.partition.records import Kind
 from llog.runtime import SystemRuntime
 from tests.broker.serving import Served
 

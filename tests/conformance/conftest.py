@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from devtools.servers.postgres import PostgresServer
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.stores.postgres import PostgresMetaStore
 
 Open = Callable[[], PostgresMetaStore]

@@ -14,12 +14,12 @@ from typing import Protocol
 import pytest
 
 from llog.errors import BlobExists, BlobNotFound, CorruptBatch, InvalidArgument, StoreUnavailable
-from llog.stores import blobs_object
 from llog.stores.blobs import BlobStore
-from llog.stores.blobs_file import FileBlobStore
-from llog.stores.blobs_memory import MemoryBlobStore
-from llog.stores.blobs_object import ObjectBlobStore
 from llog.stores.counting import OperationCounts
+from llog.stores.files.blobs import FileBlobStore
+from llog.stores.memory.blobs import MemoryBlobStore
+from llog.stores.object import blobs as blobs_object
+from llog.stores.object.blobs import ObjectBlobStore
 
 
 class Counted(BlobStore, Protocol):

@@ -16,6 +16,8 @@ import pytest
 from devtools.servers.postgres import PostgresServer
 from llog.batch.columns import records_of
 from llog.config import Secret, Settings
+from llog.engines.object.writer import WriterOptions
+from llog.engines.port import AppendResult, Batch, Group, RetentionResult
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import retain_all
 from llog.errors import (
@@ -30,14 +32,12 @@ from llog.errors import (
     TopicNotFound,
     UnknownProducer,
 )
+from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.producers import PRODUCERS_MAX, Producer
+from llog.log.records import Cleanup, Topic
 from llog.model import Record, TimestampType, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
-from llog.partition.log import Log
-from llog.partition.records import Cleanup, Topic
-from llog.partition.writer import WriterOptions
-from llog.ports import AppendResult, Batch, Group, RetentionResult
-from llog.producers import PRODUCERS_MAX, Producer
 from llog.runtime import SystemRuntime
 
 START_MS = 1_700_000_000_000
@@ -402,8 +402,8 @@ import asyncio, sys
 from llog.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
-from llog.opening import opened_log
-from llog.ports import AppendResult, Group
+from llog.log.opening import opened_log
+from llog.engines.port import AppendResult, Group
 async def main():
     async with opened_log(load_settings()) as log:
         appender = EngineAppender(log)

@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from devtools.servers.oxia import OxiaMissing, OxiaServer, oxia_server
 from devtools.servers.postgres import PostgresServer
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
+from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import (
     ABSENT,
     KEY_BYTES_MAX,
@@ -34,10 +35,9 @@ from llog.stores.meta import (
     scan,
     scan_keys,
 )
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
-from llog.stores.meta_sqlite import SqliteMetaStore
 from llog.stores.oxia import OxiaMetaStore
 from llog.stores.postgres import PostgresMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 
 SESSION_TIMEOUT_MS = 1000
 PARTITION = "t/partitions/0000000000/"
@@ -80,7 +80,7 @@ class MemoryAdapter:
 
 _HOLDER = """
 import asyncio, sys
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 from llog.stores.oxia import OxiaMetaStore
 async def main():
     store = SqliteMetaStore.open(sys.argv[1], session_timeout_ms=int(sys.argv[3]))
@@ -104,7 +104,7 @@ class SqliteAdapter:
 
 _POSTGRES_HOLDER = """
 import asyncio, sys
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.stores.postgres import PostgresMetaStore
 async def main():
     url, password, timeout = sys.argv[1], sys.argv[2], int(sys.argv[4])

@@ -10,16 +10,16 @@ import pytest
 from devtools.servers.weed import S3Server
 from llog.cli.doctor import examine
 from llog.config import Secret, Settings
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
+from llog.engines.object.verify import verify
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import ConfigurationError, LlogError
 from llog.loading import load_settings
+from llog.log.catalog import Catalog
+from llog.log.opening import open_log, opened_log
 from llog.model import Record, TopicPartition
-from llog.opening import open_log, opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.compactor import Compactor
-from llog.partition.reader import Reader
-from llog.partition.verify import verify
-from llog.partition.writer import Writer
-from llog.ports import Group
 
 
 @pytest.fixture

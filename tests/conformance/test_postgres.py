@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 
 from devtools.servers.postgres import PostgresServer
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.cli.doctor import Finding, examine
 from llog.cli.main import main
 from llog.config import Secret, Settings
 from llog.errors import ConfigurationError, StoreUnavailable, VersionMismatch
 from llog.loading import load_settings
-from llog.opening import open_log, opened_log
-from llog.partition.catalog import Catalog
+from llog.log.catalog import Catalog
+from llog.log.opening import open_log, opened_log
 from llog.stores.diagnosis import clock
 from llog.stores.meta import ABSENT, Put
 from llog.stores.postgres import PostgresMetaStore
@@ -60,7 +60,7 @@ async def test_writers_of_opposite_key_orders_wait_for_one_another_and_do_not_de
 _INCREMENT = """
 import asyncio, sys
 from llog.errors import VersionMismatch
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.stores.postgres import PostgresMetaStore
 async def main():
     store = PostgresMetaStore(PostgresAddress.parse(sys.argv[1]), password=sys.argv[2])
@@ -180,7 +180,7 @@ def test_notices_name_the_keys_or_none_if_there_are_too_many() -> None:
 
 _FORK = """
 import asyncio, os, sys
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.stores.postgres import PostgresMetaStore
 store = PostgresMetaStore(PostgresAddress.parse(sys.argv[1]), password=sys.argv[2])
 

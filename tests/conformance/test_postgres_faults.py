@@ -18,8 +18,8 @@ from devtools.servers.postgres import PostgresServer, postgres_server
 from devtools.servers.weed import ServerError
 from llog.config import Secret, Settings
 from llog.errors import ConfigurationError, LlogError, OutcomeUnknown, StaleReads, StoreUnavailable, StoreUnreachable
-from llog.opening import open_log, opened_log
-from llog.partition.log import Log
+from llog.log.log import Log
+from llog.log.opening import open_log, opened_log
 from llog.stores.meta import ABSENT, MetaStore
 from llog.stores.postgres.schema import lock_key
 from tests.conformance.conftest import Open

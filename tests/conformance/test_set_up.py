@@ -23,7 +23,7 @@ from devtools.servers.oxia import OxiaServer
 from devtools.servers.postgres import PostgresServer
 from devtools.servers.weed import S3Server
 from llog.loading import load_settings
-from llog.opening import opened_log
+from llog.log.opening import opened_log
 
 LLOG = [sys.executable, "-m", "llog.cli.main"]
 LIMIT_S = 300

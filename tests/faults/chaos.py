@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
+from llog.log.catalog import Catalog
+from llog.log.opening import opened_log
 from tests.faults.cluster import SESSION_MS, Cluster, Process, Server
 from tests.faults.load import PARTITIONS, TOPIC, Load
 

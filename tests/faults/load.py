@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 
 from llog.config import Settings
+from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import Contention, LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker
 from llog.history.recorder import HistoryRecorder
+from llog.log.opening import opened_log
+from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.ports import AppendResult, Group
-from llog.producers import Producer
 from tests.faults.cluster import Broker, until
 
 TOPIC = "faults"

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from llog.engines.rocksdb.keys import LOGS
+from llog.engines.rocksdb.store import RocksStore
 from llog.errors import StoreUnavailable
-from llog.rocks.keys import LOGS
-from llog.rocks.store import RocksStore
 from tests.broker.test_process import Running, running
 from tests.conftest import unavailable
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from llog.config import Settings
+from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.routing import EngineReader
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedReader
 from llog.history.recorder import HistoryRecorder
 from llog.loading import load_settings
+from llog.log.catalog import OBJECT, Catalog
+from llog.log.opening import opened_log
 from llog.model import TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import OBJECT, Catalog
-from llog.partition.compactor import Compactor
 from tests.faults.recorded_writer import PARTITIONS, TOPIC
 
 _ROOT = Path(__file__).parents[2]

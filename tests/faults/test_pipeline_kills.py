@@ -16,12 +16,12 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
+from llog.log.catalog import Catalog
+from llog.log.log import Log
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.compactor import Compactor
-from llog.partition.log import Log
-from llog.partition.writer import Writer
-from llog.ports import Group
 from tests.pipeline.lake_tools import DAY_MS, rows_of, table_rows
 from tests.spark.logs import LogOnDisk
 

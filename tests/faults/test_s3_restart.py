@@ -7,21 +7,21 @@ from collections.abc import Sized
 from pathlib import Path
 
 from devtools.servers.weed import Weed
+from llog.engines.object.reader import Reader
+from llog.engines.object.writer import Writer
+from llog.engines.port import AppendResult, Group
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorder import HistoryRecorder
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.writer import Writer
-from llog.ports import AppendResult, Group
-from llog.producers import Producer
 from llog.runtime import SystemRuntime
-from llog.stores.blobs_object import ObjectBlobStore
-from llog.stores.meta_sqlite import SqliteMetaStore
-from llog.stores.object_answers import Limits
+from llog.stores.object.answers import Limits
+from llog.stores.object.blobs import ObjectBlobStore
+from llog.stores.sqlite.store import SqliteMetaStore
 
 BUCKET = "restarted"
 LIMIT_S = 300

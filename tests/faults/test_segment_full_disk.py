@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from llog.batch.columns import columns_of
+from llog.engines.disk.format.files import INDEX, name_of
+from llog.engines.disk.log.log import SegmentLog, SegmentOptions
+from llog.engines.disk.log.reader import SegmentReader
+from llog.engines.disk.log.writer import Append, SegmentWriter
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.model import Record
-from llog.segment.files import INDEX, name_of
-from llog.segment.log import SegmentLog, SegmentOptions
-from llog.segment.reader import SegmentReader
-from llog.segment.writer import Append, SegmentWriter
 from tests.conftest import unavailable
-from tests.unit.segment.tools import Faults, append, body, kill, read_all
+from tests.unit.engines.disk.tools import Faults, append, body, kill, read_all
 
 MIB = 1 << 20
 

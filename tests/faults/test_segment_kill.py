@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from llog.engines.disk.log.log import SegmentLog
+from llog.engines.disk.log.reader import SegmentReader
 from llog.errors import LogOwned
-from llog.segment.log import SegmentLog
-from llog.segment.reader import SegmentReader
-from tests.unit.segment.tools import read_all
+from tests.unit.engines.disk.tools import read_all
 
 _APPENDS = 50_000
 
@@ -22,7 +22,7 @@ import asyncio, os, sys
 from pathlib import Path
 from llog.batch.columns import columns_of
 from llog.model import Record
-from llog.segment.log import SegmentLog, SegmentOptions
+from llog.engines.disk.log.log import SegmentLog, SegmentOptions
 async def main():
     log = SegmentLog.open(Path(sys.argv[1]), SegmentOptions(segment_bytes=300_000))
     numbers = iter(range(int(sys.argv[2])))

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llog.engines.object.reader import Reader
 from llog.model import TopicPartition
-from llog.partition.reader import Reader
 from tests.spark.logs import LogOnDisk
 
 RECORDS = 24_000

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from llog.stores.meta import scan
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 
 _PUTS = 10_000
 
 _WRITER = """
 import asyncio, os, sys
 from llog.stores.meta import ABSENT
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.sqlite.store import SqliteMetaStore
 async def main():
     store = SqliteMetaStore.open(sys.argv[1])
     numbers = iter(range(int(sys.argv[2])))

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from llog.errors import StoreUnavailable
-from llog.stores import sqlite_writer
-from llog.stores.meta_sqlite import SqliteMetaStore
+from llog.stores.sqlite import writer as sqlite_writer
+from llog.stores.sqlite.store import SqliteMetaStore
 from tests.broker.test_process import running
 
 LIMIT_S = 300
 
 _LLOG = """
 import asyncio, os, signal, sys
-from llog.stores.meta_sqlite import SqliteMetaStore
-from llog.stores.sqlite_writer import Transaction
+from llog.stores.sqlite.store import SqliteMetaStore
+from llog.stores.sqlite.writer import Transaction
 finish = Transaction.finish
 def finish_after_a_stop(transaction):
     os.write(1, b"holds the lock\\n")

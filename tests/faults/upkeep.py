@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from llog.engines.object.collector import Collector
+from llog.engines.object.compaction.compactor import Compactor, lagging
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
 from llog.loading import load_settings
-from llog.opening import collector_options, compactor_options, opened_log
-from llog.partition.collector import Collector
-from llog.partition.compactor import Compactor, lagging
-from llog.partition.log import Log
+from llog.log.log import Log
+from llog.log.opening import collector_options, compactor_options, opened_log
 
 _PAUSE_S = 0.3
 _PASSING = (StoreUnavailable, OutcomeUnknown)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import duckdb
 
+from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.config import Settings
-from llog.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.model import Record
 
 DAY_MS = 86_400_000
@@ -63,7 +63,7 @@ def table_rows(kind: str, directory: Path) -> list[Row]:
         rows = DeltaTable(str(directory)).to_pyarrow_table()
         found = duckdb.from_arrow(rows).query("rows", f"select {columns} from rows order by 1, 2")
     else:
-        from llog.spark.jobs.lake_iceberg import read_table
+        from llog.spark.jobs.lake.iceberg import read_table
 
         rows = read_table(directory, "events")
         found = duckdb.from_arrow(rows).query("rows", f"select {columns} from rows order by 1, 2")

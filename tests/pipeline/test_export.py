@@ -16,23 +16,23 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from llog.api.leaderless import LeaderlessLogWriter
 from llog.cli.main import main
 from llog.config import Settings
+from llog.engines.object.retention import trim
 from llog.errors import ConfigurationError, DataLoss, MissingExtra, StaleWrite, WrongStore
-from llog.leaderless import LeaderlessLogWriter
+from llog.log.opening import opened_log
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.retention import trim
-from llog.spark.jobs.decoding import avro_decoding, decoder, json_decoding
-from llog.spark.jobs.export import FORMATS, ExportOptions, Format, export, open_table
-from llog.spark.jobs.lake import in_process, in_spark, source_of
+from llog.spark.jobs.lake.decoder import avro_decoding, decoder, json_decoding
+from llog.spark.jobs.lake.export import FORMATS, ExportOptions, Format, export, open_table
+from llog.spark.jobs.lake.topic_table import in_process, in_spark, source_of
 from llog.spark.process import run
 from tests.pipeline.lake_tools import append, kill_until_done, numbered, rows_of, table_rows
 
 KILLED = """
 from llog.config import Settings
-from llog.spark.jobs.export import ExportOptions, export, open_table
-from llog.spark.jobs.lake import in_process, source_of
+from llog.spark.jobs.lake.export import ExportOptions, export, open_table
+from llog.spark.jobs.lake.topic_table import in_process, source_of
 from llog.spark.process import run
 settings = Settings(data_dir={data!r})
 options = ExportOptions(topic="events", format={kind!r}, to={to!r}, commit_bytes=3000)
@@ -276,7 +276,7 @@ def test_avro_values_become_the_columns_of_their_schema(log_settings: Settings, 
 def test_values_without_a_fitting_column_type_are_found_one_by_one() -> None:
     import pyarrow as pa
 
-    from llog.spark.jobs.decoding import Decoding
+    from llog.spark.jobs.lake.decoder import Decoding
 
     decode = decoder(Decoding("json", pa.schema([("price", pa.decimal128(3, 1))])))
     rows, wrong = decode(pa.array([b'{"price": 12.5}', b'{"price": 1234.5}'], pa.binary()))

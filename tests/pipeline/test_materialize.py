@@ -17,16 +17,16 @@ from llog.cli.main import main
 from llog.config import Settings
 from llog.errors import ConfigurationError, StaleWrite
 from llog.model import Record
-from llog.spark.jobs.decoding import Decoding
-from llog.spark.jobs.lake import in_process, in_spark
-from llog.spark.jobs.materialize import MaterializeOptions, last_of_each, materialize
+from llog.spark.jobs.lake.decoder import Decoding
+from llog.spark.jobs.lake.materialize import MaterializeOptions, last_of_each, materialize
+from llog.spark.jobs.lake.topic_table import in_process, in_spark
 from tests.pipeline.lake_tools import append, kill_until_done
 
 CUSTOMER = Decoding("json", pa.schema([("id", pa.int64()), ("city", pa.string())]))
 KILLED = """
 from llog.config import Settings
-from llog.spark.jobs.lake import in_process
-from llog.spark.jobs.materialize import MaterializeOptions, materialize
+from llog.spark.jobs.lake.topic_table import in_process
+from llog.spark.jobs.lake.materialize import MaterializeOptions, materialize
 import deltalake
 settings = Settings(data_dir={data!r})
 print("begun", flush=True)

@@ -20,21 +20,21 @@ from pyspark.sql import SparkSession
 from llog.batch.columns import columns_of
 from llog.cli.main import main
 from llog.config import Settings
+from llog.engines.object.collector import CollectorOptions, partitions, references
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
+from llog.engines.object.sink import SinkUploader
+from llog.engines.object.verify import verify
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import ConfigurationError
+from llog.log.catalog import Catalog
+from llog.log.keys import ROOT, WAL, sink_key
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.pins import pin, release
+from llog.log.records import Manifest, Sink, encode
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.collector import CollectorOptions, partitions, references
-from llog.partition.compactor import Compactor
-from llog.partition.keys import ROOT, WAL, sink_key
-from llog.partition.log import Log
-from llog.partition.pins import pin, release
-from llog.partition.reader import Reader
-from llog.partition.records import Manifest, Sink, encode
-from llog.partition.sink import SinkUploader
-from llog.partition.verify import verify
-from llog.partition.writer import Writer
-from llog.ports import Group
 from llog.runtime import stamp_of, uuid7
 from llog.spark.jobs.collect import SparkCollector, collect, wal_prefixes
 from llog.spark.jobs.compact import TOGETHER_BYTES_MAX, Share, assign, compact_lagging

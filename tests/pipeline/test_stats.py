@@ -13,18 +13,18 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from llog.api.leaderless import LeaderlessLogCompactor, LeaderlessLogWriter, SharedAppendGroup
 from llog.cli.main import main
 from llog.config import Settings
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.leaderless import LeaderlessLogCompactor, LeaderlessLogWriter, SharedAppendGroup
+from llog.groups.groups import Groups
+from llog.log.opening import opened_log
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.spark.jobs.stats import Stats, gather, stats
-from llog.spark.jobs.stats_bill import BlobCounts, estimate
-from llog.spark.jobs.stats_charts import draw
-from llog.spark.jobs.stats_output import SCHEMA, write_parquet
-from llog.spark.jobs.stats_timeline import STEPS_MAX, Timeline
-from llog.topics.groups import Groups
+from llog.spark.jobs.stats.bill import BlobCounts, estimate
+from llog.spark.jobs.stats.charts import draw
+from llog.spark.jobs.stats.output import SCHEMA, write_parquet
+from llog.spark.jobs.stats.stats import Stats, gather, stats
+from llog.spark.jobs.stats.timeline import STEPS_MAX, Timeline
 
 APPENDS = 4
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from llog.cli.simulate import simulate
-from llog.partition import compaction
+from llog.engines.object.compaction import job as compaction
 from llog.sim.mutations import MUTATIONS, mutated
 from llog.sim.plan import SEEDS_MAX, SimPlan
 from llog.sim.world import run_seed

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from llog.batch.columns import records_of
+from llog.engines.object.collector import CollectionResult, Collector, CollectorOptions
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
+from llog.engines.object.verify import Problem, verify
+from llog.engines.object.writer import Writer
+from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.loading import load_settings
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
 from llog.model import Record, TimestampType, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.collector import CollectionResult, Collector, CollectorOptions
-from llog.partition.compactor import Compactor
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.verify import Problem, verify
-from llog.partition.writer import Writer
-from llog.ports import Group
 
 T = TypeVar("T")
 

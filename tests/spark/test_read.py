@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from llog.config import Settings
+from llog.engines.object.retention import trim
 from llog.model import Record, TimestampType, TopicPartition
-from llog.partition.retention import trim
 from llog.runtime import SystemRuntime
 from llog.spark import register
 from llog.spark.streams import run_stream

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from llog.errors import ConfigurationError
+from llog.groups.groups import Groups
+from llog.log.catalog import Catalog
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
 from llog.spark import register
 from llog.spark.streams import run_stream
-from llog.topics.groups import Groups
 from tests.spark.conftest import message_of
 from tests.spark.logs import LogOnDisk
 

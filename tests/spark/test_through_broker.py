@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from llog.errors import DataLoss, StoreUnavailable
 from llog.model import TopicPartition
 from llog.spark import broker_client
+from llog.spark.broker_source import BrokerTask, read_broker_task
 from llog.spark.offsets import Range
-from llog.spark.through_broker import BrokerTask, read_broker_task
 from tests.broker.test_process import Running, running
 from tests.spark.conftest import message_of
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devtools import docs
+from llog.base.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
 from llog.config import SETTINGS, Secret, Settings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.loading import load_settings
 from llog.locations import NO_BLOBS
-from llog.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
 
 
 @pytest.fixture(autouse=True)

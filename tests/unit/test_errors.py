@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from llog import errors
-from llog.broker.problems import problem_of
+from llog.broker.http.problems import problem_of
 from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StaleReads, StoreUnavailable
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]

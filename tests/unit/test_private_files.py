@@ -10,22 +10,22 @@ from stat import S_IMODE
 
 import pytest
 
+from llog.base.durable import make_directory, make_library_directory
 from llog.batch.columns import columns_of, stamped
 from llog.batch.format import encode
-from llog.broker.tail import private_directory
+from llog.broker.cache.shared_tail import TailReader, TailWriter
+from llog.broker.cache.tail import private_directory
 from llog.config import Settings
-from llog.durable import make_directory, make_library_directory
-from llog.engines.disk import DiskAppender
-from llog.engines.rocksdb import OpenRocks
+from llog.engines.disk.engine import DiskAppender
+from llog.engines.port import Group
+from llog.engines.rocksdb.engine import OpenRocks
 from llog.engines.routing import EngineAppender
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable
 from llog.keyed import KeyedLog
+from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.opening import opened_log
+from llog.log.records import Cleanup
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
-from llog.partition.records import Cleanup
-from llog.ports import Group
-from llog.segment.shared_tail import TailReader, TailWriter
 
 
 @pytest.fixture(autouse=True)

@@ -20,19 +20,17 @@ from starlette.routing import Route
 
 from llog.broker import metrics as counting
 from llog.broker.arrivals import Arrivals
-from llog.broker.arrow import MEDIA_TYPE, columns_from, stream_of
 from llog.broker.auto_creation import AutoCreation
 from llog.broker.batching import BatchingProducer, Part
-from llog.broker.bodies import JSON, Bodies
-from llog.broker.consuming import consume
-from llog.broker.cors import cors
-from llog.broker.fetching import Fetch, FetchService
-from llog.broker.forwarding import FORWARDED, Forwarding
-from llog.broker.groups import GroupRoutes
-from llog.broker.health import Health
-from llog.broker.hosts import host_check
-from llog.broker.keyed import READS, Keyed
-from llog.broker.messages import (
+from llog.broker.cache.tail import SharedTail, Tail, private_directory
+from llog.broker.cache.uploads import SeenAppends, SeenBlobs
+from llog.broker.fetcher import Fetch, FetchService
+from llog.broker.http.arrow import MEDIA_TYPE, columns_from, stream_of
+from llog.broker.http.bodies import JSON, Bodies
+from llog.broker.http.cors import cors
+from llog.broker.http.forwarding import FORWARDED, Forwarding
+from llog.broker.http.hosts import host_check
+from llog.broker.http.messages import (
     WAIT_MS_MAX,
     ConsumeRequest,
     FetchQuery,
@@ -43,16 +41,19 @@ from llog.broker.messages import (
     decoded,
     queried,
 )
-from llog.broker.problems import items_answer, problem, problem_of
-from llog.broker.producing import ProduceService
-from llog.broker.sql import Sql
-from llog.broker.tail import SharedTail, Tail, private_directory
-from llog.broker.topic_groups import TopicGroups
-from llog.broker.uploads import SeenAppends, SeenBlobs
+from llog.broker.http.problems import items_answer, problem, problem_of
+from llog.broker.routes.consume import consume
+from llog.broker.routes.groups import GroupRoutes
+from llog.broker.routes.health import Health
+from llog.broker.routes.keyed import READS, Keyed
+from llog.broker.routes.produce import ProduceService
+from llog.broker.routes.sql import Sql
+from llog.broker.routes.topic_groups import TopicGroups
 from llog.config import Settings
-from llog.engines.rocksdb import OpenRocks
+from llog.engines.disk.directories import rocks_of
+from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.rocksdb.engine import OpenRocks
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.engines.segments import OpenSegments
 from llog.engines.upkeep import let_go_of_deleted
 from llog.errors import (
     InvalidArgument,
@@ -65,18 +66,17 @@ from llog.errors import (
     StoreUnavailable,
     WrongRole,
 )
+from llog.groups.consumption import Consuming
+from llog.groups.groups import Groups
+from llog.groups.listing import GroupListing
+from llog.log.catalog import OBJECT, ROCKSDB, Catalog
+from llog.log.keys import LOG_ID
+from llog.log.log import Log
+from llog.log.opening import writer_options
+from llog.log.owners import disk_of
+from llog.log.records import Topic
 from llog.model import TopicPartition, check_topic_name
-from llog.opening import writer_options
-from llog.partition.catalog import OBJECT, ROCKSDB, Catalog
-from llog.partition.directories import rocks_of
-from llog.partition.keys import LOG_ID
-from llog.partition.log import Log
-from llog.partition.owners import disk_of
-from llog.partition.records import Topic
 from llog.runtime import uuid7
-from llog.topics.consuming import Consuming
-from llog.topics.group_listing import GroupListing
-from llog.topics.groups import Groups
 
 _ARROW_OVERHEAD: Final = 24
 """What a record counts for besides its bytes in an Arrow stream: its offset, its time and where its bytes end."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from llog.api.leaderless import ensure_partition
 from llog.errors import LlogError, PartitionNotInitialized, TopicExists, TopicNotFound
-from llog.leaderless import ensure_partition
+from llog.log.catalog import Catalog
+from llog.log.records import Topic
 from llog.model import PARTITIONS_MAX, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.records import Topic
 
 PARTITIONS_AHEAD_MAX: Final = 64
 """Partitions that a write may add with `lazy`, the default: a mistyped number must not make thousands of them."""

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from llog.batch.columns import Columns, byte_size, concat
+from llog.broker.cache.uploads import Appends
 from llog.broker.metrics import Metrics
-from llog.broker.uploads import Appends
+from llog.engines.port import AppendResult, Group
 from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable
 from llog.model import TopicPartition
-from llog.ports import AppendResult, Group
 
 FLUSHES_MAX: Final = 4
 RECORD_OVERHEAD: Final = 16

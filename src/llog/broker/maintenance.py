@@ -8,15 +8,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from llog.config import Settings
+from llog.engines.object.collector import Collector
+from llog.engines.object.compaction.compactor import Compactor, lagging
 from llog.engines.routing import EngineAppender
 from llog.engines.upkeep import clean_all, let_go_of_deleted, retain_all
 from llog.errors import LlogError, LogOwned, OwnerUnavailable
+from llog.log.catalog import DISK, ROCKSDB
+from llog.log.log import Log
+from llog.log.opening import collector_options, compactor_options
 from llog.model import TopicPartition
-from llog.opening import collector_options, compactor_options
-from llog.partition.catalog import DISK, ROCKSDB
-from llog.partition.collector import Collector
-from llog.partition.compactor import Compactor, lagging
-from llog.partition.log import Log
 
 _PAGE: Final = 256
 _PASSES_MAX: Final = 100

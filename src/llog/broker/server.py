@@ -14,15 +14,15 @@ from typing import Final, cast
 
 from llog.config import Settings
 from llog.errors import ConfigurationError, MissingExtra
-from llog.opening import opened_log
-from llog.partition.log import Log
+from llog.log.log import Log
+from llog.log.opening import opened_log
 
 try:
     import uvicorn
     import uvloop
 
     from llog.broker.app import Broker
-    from llog.broker.connections import Connection, Limits, allowed_files
+    from llog.broker.http.connections import Connection, Limits, allowed_files
 except ImportError as error:
     if (error.name or "").partition(".")[0] == "llog":
         raise  # a part of this package: nothing that could be installed

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from llog.base.units import parse_duration_ms, parse_size
 from llog.config import Settings
 from llog.errors import InvalidArgument
 from llog.loading import load_settings
 from llog.model import TopicPartition
-from llog.units import parse_duration_ms, parse_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from llog.partition.log import Log
+    from llog.log.log import Log
 
 R = TypeVar("R")
 
@@ -49,7 +49,7 @@ def with_log(
 
     `reads_only` is that of `open_log`.
     """
-    from llog.opening import opened_log, require_log
+    from llog.log.opening import opened_log, require_log
 
     async def opened() -> R:
         settings = invocation.settings()
@@ -66,7 +66,7 @@ def with_log(
 
 async def partitions_of(log: Log, topic: str | None, partition: int | None = None) -> list[TopicPartition]:
     """The partitions that a command is about: one, all of a topic, or all there are."""
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     catalog = Catalog(log)
     if topic is None:
@@ -145,7 +145,7 @@ def note_new_log(settings: Settings) -> None:
 
 def noting_new_log(settings: Settings) -> Callable[[], None]:
     """Return what says, later, that this log is new if there is none now."""
-    from llog.opening import log_exists
+    from llog.log.opening import log_exists
 
     if log_exists(settings):
         return lambda: None

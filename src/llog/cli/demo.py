@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from llog.base.units import format_size
 from llog.cli.common import note, progress
 from llog.config import Settings
 from llog.errors import InvalidArgument, LlogError, MissingExtra, SparkFailed
-from llog.units import format_size
 
 if TYPE_CHECKING:
     import numpy as np
     from pyspark.sql import SparkSession
 
+    from llog.engines.object.verify import VerifyReport
     from llog.model import Record
-    from llog.partition.verify import VerifyReport
 
 PARTITIONS: Final = 6
 EVENTS: Final = "events"
@@ -162,7 +162,7 @@ def _row(stage: Stage) -> str:
 def _produce(settings: Settings, events: int) -> Stage:
     import numpy as np
 
-    from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
+    from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
 
     random = np.random.default_rng(7)
     now_ms = int(time.time() * 1000)
@@ -213,7 +213,7 @@ def _events(random: np.random.Generator, begin_ms: int, first: int, last: int, e
 
 
 def _consume(settings: Settings, events: int) -> Stage:
-    from llog.leaderless import LeaderlessLogReader
+    from llog.api.leaderless import LeaderlessLogReader
 
     began = time.monotonic()
     ids = bytearray(events)
@@ -235,7 +235,7 @@ class _Identified(msgspec.Struct):
 
 def _ping(settings: Settings) -> Stage:
     """From the call of an append to its record in a reader's hands, one at a time."""
-    from llog.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
+    from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 
     began = time.monotonic()
     taken, read = [], 0
@@ -252,7 +252,7 @@ def _ping(settings: Settings) -> Stage:
 
 def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int, spark_seconds: float) -> Stage:
     """Every event is in exactly one sum, so the counts of the sums add up to the events: less if one was lost, more if doubled."""
-    from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
+    from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
     from llog.model import Record
 
     began = time.monotonic()
@@ -302,7 +302,7 @@ def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) ->
 
 def _read_sums(settings: Settings) -> tuple[int, int]:
     """The events that the sums count, and how many sums there are."""
-    from llog.leaderless import LeaderlessLogReader
+    from llog.api.leaderless import LeaderlessLogReader
 
     decoder = msgspec.json.Decoder(_Sum)
     with LeaderlessLogReader(settings) as reader:
@@ -320,9 +320,9 @@ class _Sum(msgspec.Struct):
 
 def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
     """Compacts, and then reads everything with its checksums."""
+    from llog.engines.object.verify import verify
+    from llog.log.log import Log
     from llog.model import TopicPartition
-    from llog.partition.log import Log
-    from llog.partition.verify import verify
     from llog.spark.jobs.compact import compact_lagging
     from llog.spark.process import run
 
@@ -340,9 +340,9 @@ def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
 
 
 def _export(spark: SparkSession, settings: Settings, root: Path, events: int) -> Stage:
-    from llog.spark.jobs.decoding import json_decoding
-    from llog.spark.jobs.export import ExportOptions, export
-    from llog.spark.jobs.lake import in_spark
+    from llog.spark.jobs.lake.decoder import json_decoding
+    from llog.spark.jobs.lake.export import ExportOptions, export
+    from llog.spark.jobs.lake.topic_table import in_spark
 
     decoding = json_decoding("id bigint, kind string, user bigint, product string, cents bigint")
     options = ExportOptions(topic=EVENTS, format="iceberg", to=str(root / "lake"), name=EVENTS, decoding=decoding)
@@ -354,7 +354,7 @@ def _export(spark: SparkSession, settings: Settings, root: Path, events: int) ->
 def _query(root: Path, events: int) -> Stage:
     import duckdb
 
-    from llog.spark.jobs.lake_iceberg import read_table
+    from llog.spark.jobs.lake.iceberg import read_table
 
     began = time.monotonic()
     table = read_table(root / "lake", EVENTS)

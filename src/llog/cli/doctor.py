@@ -15,7 +15,7 @@ from llog.runtime import uuid7
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.partition.log import Log
+    from llog.log.log import Log
     from llog.stores.blobs import BlobStore
     from llog.stores.meta import MetaStore
 

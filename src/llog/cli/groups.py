@@ -14,9 +14,9 @@ from llog.model import TopicPartition
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.partition.log import Log
-    from llog.topics.calls import Start
-    from llog.topics.group_listing import GroupListing, GroupShare
+    from llog.groups.listing import GroupListing, GroupShare
+    from llog.groups.requests import Start
+    from llog.log.log import Log
 
 
 @click.group(short_help="List, describe, reset and delete consumer groups.")
@@ -111,9 +111,9 @@ def describe(invocation: Invocation, group: str, as_json: bool, url: str | None)
 @click.pass_obj
 def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str, url: str | None) -> None:
     """Move GROUP in TOPIC, back or forward, and forget its claims. Stop its consumers first: they would commit over it."""
-    from llog.cli.consume import start_offset
+    from llog.cli.consume.command import start_offset
     from llog.engines.routing import EngineReader
-    from llog.topics.groups import Groups
+    from llog.groups.groups import Groups
 
     async def moved(log: Log, _: Settings) -> None:
         reader = EngineReader(log)
@@ -168,8 +168,8 @@ class _Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _listing(log: Log) -> GroupListing:
-    from llog.topics.group_listing import GroupListing
-    from llog.topics.groups import Groups
+    from llog.groups.groups import Groups
+    from llog.groups.listing import GroupListing
 
     return GroupListing(Groups(log))
 
@@ -188,8 +188,8 @@ def _tell_what_is_missing(missing: LlogError | str | None) -> None:
 
 
 def _start(where: str) -> Start:
-    from llog.cli.consume import parse_time_ms
-    from llog.topics.calls import Start
+    from llog.cli.consume.command import parse_time_ms
+    from llog.groups.requests import Start
 
     match where:
         case "earliest":

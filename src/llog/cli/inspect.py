@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llog.base.units import format_size
 from llog.cli.common import Invocation, json_option, partitions_of, print_json, print_table, shown_time, with_log
 from llog.errors import InvalidArgument
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.describe import DiskDescription, RocksDescription
-    from llog.partition.describe import BlobDescription, PartitionDescription
-    from llog.partition.log import Log
+    from llog.engines.description import DiskDescription, RocksDescription
+    from llog.engines.object.description import BlobDescription, PartitionDescription
+    from llog.log.log import Log
 
 
 @click.command(short_help="Show control record, compaction and index entries of partitions, or a blob.")
@@ -59,9 +59,9 @@ def inspect(
         return
 
     async def found(log: Log, _: Settings) -> list[PartitionDescription | DiskDescription | RocksDescription]:
-        from llog.engines.describe import describe_disk_partition, describe_rocks_partition
-        from llog.partition.catalog import DISK, ROCKSDB, Catalog
-        from llog.partition.describe import describe_partition
+        from llog.engines.description import describe_disk_partition, describe_rocks_partition
+        from llog.engines.object.description import describe_partition
+        from llog.log.catalog import DISK, ROCKSDB, Catalog
 
         assert topic is not None
         engine = (await Catalog(log).get(topic)).engine
@@ -72,7 +72,7 @@ def inspect(
             return [await describe_rocks_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
         return [await describe_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
 
-    from llog.engines.describe import DiskDescription, RocksDescription
+    from llog.engines.description import DiskDescription, RocksDescription
 
     described = with_log(invocation, found, reads_only=True)
     if as_json:
@@ -90,7 +90,7 @@ def inspect(
 
 
 async def _blob(log: Log, name: str) -> BlobDescription:
-    from llog.partition.describe import describe_blob
+    from llog.engines.object.description import describe_blob
 
     return await describe_blob(log, log.blob_name(name))
 

@@ -12,15 +12,15 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from llog.base.units import format_size
 from llog.cli.common import Invocation, note, progress, with_log
 from llog.errors import InvalidArgument, LlogError, RecordTooLarge, TopicExists, TopicNotFound
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.partition.log import Log
-    from llog.partition.records import Topic
-    from llog.ports import Group
+    from llog.engines.port import Group
+    from llog.log.log import Log
+    from llog.log.records import Topic
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_AHEAD = 8
@@ -74,7 +74,7 @@ class _Totals:
 
 
 async def _topic(log: Log, name: str, partitions: int) -> Topic:
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     catalog = Catalog(log)
     try:
@@ -87,9 +87,9 @@ async def _topic(log: Log, name: str, partitions: int) -> Topic:
 
 
 async def _append(log: Log, settings: Settings, router: _Router, files: Sequence[Path]) -> None:
+    from llog.engines.port import AppendResult
     from llog.engines.routing import EngineAppender
-    from llog.opening import writer_options
-    from llog.ports import AppendResult
+    from llog.log.opening import writer_options
 
     appender = EngineAppender(log, writer_options(settings))
     totals = _Totals()
@@ -126,7 +126,7 @@ class _Router:
 
         from llog.batch.columns import Columns
         from llog.batch.partitioning import partitions_for_keys
-        from llog.ports import Group
+        from llog.engines.port import Group
 
         if self._separator is None:
             chosen = self._turn % self.topic.partitions if self._partition is None else self._partition

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llog.base.units import format_duration_ms, format_size
 from llog.cli.common import DURATION, SIZE, Invocation, json_option, print_json, print_table, shown_time, with_log
 from llog.errors import InvalidArgument
-from llog.units import format_duration_ms, format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.partition.log import Log
-    from llog.partition.records import Topic
+    from llog.log.log import Log
+    from llog.log.records import Topic
 
 _retention = click.option(
     "--retention", type=DURATION, help="Keep records so long, e.g. 7d. Applied by `llog retain`. Default: for ever."
@@ -84,9 +84,9 @@ def create(
       llog topics create orders --partitions 12 --retention 7d
       llog topics create accounts --engine disk --cleanup compact
     """
+    from llog.log.catalog import Catalog
+    from llog.log.records import DELETE_RETENTION_MS, Cleanup
     from llog.model import TimestampType
-    from llog.partition.catalog import Catalog
-    from llog.partition.records import DELETE_RETENTION_MS, Cleanup
 
     if delete_retention is not None and cleanup != Cleanup.COMPACT:
         raise InvalidArgument("--delete-retention goes with --cleanup compact")
@@ -112,7 +112,7 @@ def create(
 @click.pass_obj
 def list_topics(invocation: Invocation, as_json: bool) -> None:
     """List all topics."""
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     async def found(log: Log, _: Settings) -> list[Topic]:
         return await Catalog(log).topics()
@@ -148,9 +148,9 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
 
     Readable are the offsets from the log start up to, and without, the next offset. `llog inspect` tells more.
     """
+    from llog.engines.port import Bounds
     from llog.engines.routing import EngineReader
-    from llog.partition.catalog import Catalog
-    from llog.ports import Bounds
+    from llog.log.catalog import Catalog
 
     async def found(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
         topic = await Catalog(log).get(name)
@@ -183,7 +183,7 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
 @click.pass_obj
 def set_retention(invocation: Invocation, name: str, retention: int | None, retention_bytes: int | None) -> None:
     """Replace both retention limits of topic NAME; one that is not given is lifted."""
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     async def changed(log: Log, _: Settings) -> Topic:
         return await Catalog(log).set_retention(name, retention, retention_bytes)
@@ -202,7 +202,7 @@ def add_partitions(invocation: Invocation, name: str, partitions: int) -> None:
 
     Keys are spread anew: records of one key before and after may lie in different partitions.
     """
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     async def grown(log: Log, _: Settings) -> Topic:
         return await Catalog(log).add_partitions(name, partitions)
@@ -220,9 +220,9 @@ def trim(invocation: Invocation, name: str, before: int, partition: int) -> None
 
     Space comes back with the next `llog collect`; of a disk topic, by whole segments, and in RocksDB, at once.
     """
+    from llog.engines.port import RetentionResult
     from llog.engines.routing import EngineAppender
     from llog.model import TopicPartition
-    from llog.ports import RetentionResult
 
     tp = TopicPartition(name, partition)
 
@@ -243,7 +243,7 @@ def delete(invocation: Invocation, name: str, yes: bool) -> None:
     They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic, and what is in
     RocksDB, at once. The name may be used again at once.
     """
-    from llog.partition.catalog import Catalog
+    from llog.log.catalog import Catalog
 
     if not yes:
         if not sys.stdin.isatty():

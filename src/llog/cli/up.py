@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from llog.base.units import format_duration_ms
 from llog.cli.common import DURATION, Invocation, note, noting_new_log
+from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
 from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
-from llog.cli.sparking import SPARK_INSTALLATION, require_spark
 from llog.config import Settings
-from llog.units import format_duration_ms
 
 if TYPE_CHECKING:
-    from llog.partition.log import Log
+    from llog.log.log import Log
 
 
 _SQL_INSTALLATION: Final = 'pip install "leaderless-log[sql]"'

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from llog.base.units import format_size
 from llog.cli.common import (
     DURATION,
     Invocation,
@@ -22,16 +23,15 @@ from llog.cli.common import (
     with_log,
 )
 from llog.errors import InvalidArgument, LlogError
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
+    from llog.engines.disk.cleaning.cleaner import CleanResult
+    from llog.engines.object.collector import CollectionResult
+    from llog.engines.object.compaction.compactor import CompactionResult
+    from llog.engines.port import RetentionResult
+    from llog.log.log import Log
     from llog.model import TopicPartition
-    from llog.partition.collector import CollectionResult
-    from llog.partition.compactor import CompactionResult
-    from llog.partition.log import Log
-    from llog.ports import RetentionResult
-    from llog.segment.cleaning import CleanResult
 
     _Compacted = tuple[list[CompactionResult], dict[TopicPartition, CleanResult | LlogError]]
 
@@ -55,8 +55,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
 
     async def compacted(log: Log, settings: Settings) -> _Compacted:
         from llog.engines.upkeep import clean_all
-        from llog.partition.catalog import COMPACTING, Catalog
-        from llog.partition.records import Cleanup
+        from llog.log.catalog import COMPACTING, Catalog
+        from llog.log.records import Cleanup
 
         owned = {each.name: each for each in await Catalog(log).topics() if each.engine in COMPACTING}
         tps = [tp for tp in await partitions_of(log, topic, partition) if tp.topic not in owned]
@@ -103,8 +103,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
 
 async def _joined(log: Log, settings: Settings, left: list[TopicPartition]) -> list[CompactionResult]:
     """The runs of object topics, one after the other."""
-    from llog.opening import compactor_options
-    from llog.partition.compactor import Compactor
+    from llog.engines.object.compaction.compactor import Compactor
+    from llog.log.opening import compactor_options
 
     compactor = Compactor(log, compactor_options(settings))
     runs: list[CompactionResult] = []
@@ -176,8 +176,8 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
     """
 
     async def collected(log: Log, settings: Settings) -> CollectionResult:
-        from llog.opening import collector_options
-        from llog.partition.collector import Collector
+        from llog.engines.object.collector import Collector
+        from llog.log.opening import collector_options
 
         options = collector_options(settings)
         if grace is not None:
@@ -208,7 +208,7 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
 
 
 async def _alive(log: Log) -> set[str]:
-    from llog.partition.pins import alive_pins
+    from llog.log.pins import alive_pins
 
     return {pin_id for pin_id, _ in await alive_pins(log)}
 

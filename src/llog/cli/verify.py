@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from llog.base.units import format_size
 from llog.cli.common import Invocation, json_option, note, partitions_of, print_json, print_table, progress, with_log
 from llog.errors import LlogError, TopicNotFound
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from llog.config import Settings
+    from llog.engines.object.verify import OrphanCounts, VerifyReport
     from llog.engines.routing import EngineReader
+    from llog.log.log import Log
     from llog.model import TopicPartition
-    from llog.partition.log import Log
-    from llog.partition.verify import OrphanCounts, VerifyReport
 
 EXIT_INCOMPLETE: Final = 3
 
@@ -62,10 +62,10 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
 async def _verified(
     log: Log, _: Settings, topic: str | None, partition: int | None, with_orphans: bool
 ) -> tuple[list[VerifyReport], OrphanCounts | None]:
+    from llog.engines.object.blob_headers import Headers
+    from llog.engines.object.verify import orphans
     from llog.engines.routing import EngineReader
     from llog.engines.verify import verify as verify_partition
-    from llog.partition.headers import Headers
-    from llog.partition.verify import orphans
 
     tps = await partitions_of(log, topic, partition)
     reader, headers = EngineReader(log), Headers(log)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from llog.client.backend import Backend, HasBackend, acknowledge, backend_of
 from llog.client.consumer import Message, messages_in, renamed
 from llog.errors import InvalidArgument, OutcomeUnknown, Overloaded, StoreUnavailable
-from llog.topics.consuming import ConsumeCall, Start
+from llog.groups.consumption import ConsumeCall, Start
 
 R = TypeVar("R")
 

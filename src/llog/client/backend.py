@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from llog.groups.acks import Acked, committed_in, warnings_of
+from llog.groups.consumption import ConsumeCall
 from llog.sql.result import Result
-from llog.topics.acks import Acked, committed_in, warnings_of
-from llog.topics.consuming import ConsumeCall
 
 logger: Final = logging.getLogger("llog.client")
 
@@ -31,7 +31,7 @@ class Backend(Protocol):
         ...
 
     def consume(self, call: ConsumeCall) -> pa.Table:
-        """Messages (`llog.topics.events.MESSAGES` and `attempt`); none if nothing came in time."""
+        """Messages (`llog.cdc.events.MESSAGES` and `attempt`); none if nothing came in time."""
         ...
 
     def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:

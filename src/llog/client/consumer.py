@@ -20,8 +20,8 @@ import pyarrow as pa
 from llog.batch.columns import headers_in
 from llog.client.backend import Backend, acknowledge
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember, StoreUnavailable
+from llog.groups.consumption import ConsumeCall, Start
 from llog.model import Header
-from llog.topics.consuming import ConsumeCall, Start
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WAIT_MS: Final = 5_000

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from llog.api.portal import Connection
 from llog.client.backend import Backend, Params
 from llog.config import Settings
 from llog.errors import StoreUnavailable
-from llog.partition.log import Log
-from llog.portal import Connection
+from llog.groups.acks import Acked
+from llog.groups.consumption import ConsumeCall, Consuming
+from llog.log.log import Log
 from llog.sql.opening import open_database
 from llog.sql.result import Names, Result
-from llog.topics.acks import Acked
-from llog.topics.consuming import ConsumeCall, Consuming
 
 if TYPE_CHECKING:
     from llog.sql.database import Database

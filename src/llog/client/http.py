@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llog import errors
-from llog.decoding import json_decoder
+from llog.base.decoders import json_decoder
 from llog.errors import (
     ConfigurationError,
     LlogError,

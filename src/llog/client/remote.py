@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
+from llog.base.decoders import json_decoder
 from llog.client.backend import Params
 from llog.client.http import ARROW, JSON, Http
-from llog.decoding import json_decoder
+from llog.groups.acks import Acked, Held
+from llog.groups.requests import ConsumeCall, Start
 from llog.sql.result import Result
-from llog.topics.acks import Acked, Held
-from llog.topics.calls import ConsumeCall, Start
 
 if TYPE_CHECKING:
     from llog.client.remote_sql import RemoteSession

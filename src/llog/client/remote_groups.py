@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from llog.base.decoders import json_decoder
 from llog.client.http import JSON, Http
 from llog.client.remote import TIMEOUT_S, start_out
-from llog.decoding import json_decoder
-from llog.topics.calls import Start
-from llog.topics.group_listing import GroupShare
+from llog.groups.listing import GroupShare
+from llog.groups.requests import Start
 
 R = TypeVar("R", bound=msgspec.Struct)
 

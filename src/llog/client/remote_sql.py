@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import msgspec
 import pyarrow as pa
 
+from llog.base.decoders import json_decoder
 from llog.client.http import ARROW, JSON, Http
-from llog.decoding import json_decoder
 from llog.errors import InvalidArgument
 from llog.sql.result import Names, Result
 from llog.sql.wire import ALL_RESULTS, params_out, results_from

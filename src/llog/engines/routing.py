@@ -12,18 +12,18 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from llog.engines.disk import DiskAppender, DiskReader
-from llog.engines.order import Line
-from llog.engines.rocksdb import RocksAppender, RocksReader
+from llog.engines.disk.engine import DiskAppender, DiskReader
+from llog.engines.object.reader import Reader
+from llog.engines.object.writer import Writer, WriterOptions, checked
+from llog.engines.port import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
+from llog.engines.reading import iter_from, read_offset
+from llog.engines.rocksdb.engine import RocksAppender, RocksReader
+from llog.engines.turnstile import Line
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound, WrongEngine
+from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.log import Log
+from llog.log.records import Topic
 from llog.model import Record, TimestampType, TopicPartition
-from llog.partition.catalog import DISK, OBJECT, ROCKSDB, Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.records import Topic
-from llog.partition.writer import Writer, WriterOptions, checked
-from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
-from llog.reading import iter_from, read_offset
 from llog.stores.meta import Reads
 
 _KNOWN_MAX: Final = 10_000

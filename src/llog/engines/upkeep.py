@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from llog.engines.disk import DiskAppender
-from llog.engines.rocksdb import OpenRocks, RocksAppender
-from llog.engines.segments import OpenSegments
+from llog.engines.disk.cleaning.cleaner import CleanResult
+from llog.engines.disk.engine import DiskAppender
+from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.port import LogAppender, RetentionResult
+from llog.engines.rocksdb.engine import OpenRocks, RocksAppender
 from llog.errors import LlogError, PartitionNotInitialized
+from llog.log.catalog import COMPACTING, DISK, ROCKSDB, Catalog
+from llog.log.log import Log
+from llog.log.records import Cleanup, Topic
 from llog.model import TopicPartition
-from llog.partition.catalog import COMPACTING, DISK, ROCKSDB, Catalog
-from llog.partition.log import Log
-from llog.partition.records import Cleanup, Topic
-from llog.ports import LogAppender, RetentionResult
-from llog.segment.cleaning import CleanResult
 
 
 async def retain_all(

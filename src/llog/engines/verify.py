@@ -8,9 +8,15 @@ from typing import Final
 
 import msgspec
 
-from llog.engines.disk import DiskTopics
-from llog.engines.rocksdb import RocksTopics
-from llog.engines.verify_rocks import RocksWalk
+from llog.engines.disk.engine import DiskTopics
+from llog.engines.disk.format.files import explained
+from llog.engines.disk.log.inspection import Piece
+from llog.engines.disk.log.reader import SegmentReader
+from llog.engines.object import verify as objects
+from llog.engines.object.blob_headers import Headers
+from llog.engines.object.verify import Findings, Problem, ProblemKind, VerifyReport
+from llog.engines.rocksdb.engine import RocksTopics
+from llog.engines.rocksdb.verify import RocksWalk
 from llog.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -21,16 +27,10 @@ from llog.errors import (
     StoreUnavailable,
     TopicElsewhere,
 )
+from llog.log.catalog import DISK, ROCKSDB, Catalog
+from llog.log.log import Log
+from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.partition import verify as objects
-from llog.partition.catalog import DISK, ROCKSDB, Catalog
-from llog.partition.headers import Headers
-from llog.partition.log import Log
-from llog.partition.records import Topic
-from llog.partition.verify import Findings, Problem, ProblemKind, VerifyReport
-from llog.segment.files import explained
-from llog.segment.inspecting import Piece
-from llog.segment.reader import SegmentReader
 
 _ATTEMPTS: Final = 10
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup, group_of
 from llog.batch.columns import columns_of
+from llog.engines.port import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
+from llog.engines.reading import iter_from, read_offset
 from llog.errors import LlogError, PartlyAppended
 from llog.history.recorder import HistoryRecorder, OpenOperation
-from llog.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup, group_of
 from llog.model import Record, TimestampType, TopicPartition
-from llog.ports import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
-from llog.reading import iter_from, read_offset
 
 R = TypeVar("R")
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from llog.broker.messages import RecordIn, columns_in
-from llog.decoding import json_decoder
+from llog.base.decoders import json_decoder
+from llog.broker.http.messages import RecordIn, columns_in
+from llog.engines.port import Batch
 from llog.history.recorder import HistoryRecorder, OpenOperation
 from llog.model import TopicPartition
-from llog.ports import Batch
 
 Item = Mapping[str, Any]
 

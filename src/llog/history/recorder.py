@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
+from llog.base.durable import FILE_MODE
 from llog.batch.columns import Columns
-from llog.durable import FILE_MODE
+from llog.engines.port import Batch
 from llog.errors import InvalidArgument, LlogError, OffsetOutOfRange, OutcomeUnknown
 from llog.history.lines import FORMAT, Append, Begin, Bounds, End, Outcome, Process, ProducerKey, Read, Trim, hashes_of
+from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
-from llog.ports import Batch
-from llog.producers import Producer
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 

@@ -11,14 +11,14 @@ import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from llog.base.lockfile import LOCK_AMONG_OTHERS, take_lock
 from llog.config import Settings
 from llog.errors import ConfigurationError, LlogError, LogNotFound, LogOwned, StoreUnavailable, WrongStore
 from llog.keyed.slate import Place, make_log_directory
 from llog.loading import load_settings
 from llog.locations import normal_url
-from llog.opening import opened_owners
-from llog.owning import LOCK_AMONG_OTHERS, take_lock
-from llog.partition.owners import Owners, keyed_of
+from llog.log.opening import opened_owners
+from llog.log.owners import Owners, keyed_of
 from llog.runtime import Runtime
 
 

@@ -15,10 +15,10 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
+from llog.base.durable import OpenedFile
 from llog.config import Settings
-from llog.durable import OpenedFile
 from llog.errors import InvalidArgument, KeyedLogNotFound, LlogError, StoreUnavailable
-from llog.keyed import tailing
+from llog.keyed import follower
 from llog.keyed.encoding import (
     BEYOND_KEYS,
     ENTRY,
@@ -48,7 +48,7 @@ from llog.keyed.model import (
     checked_key,
 )
 from llog.keyed.runs import peek, sequences_of
-from llog.keyed.scanning import batches, entries_of, limited
+from llog.keyed.scanner import batches, entries_of, limited
 from llog.keyed.segments import Bounds, Segments, state_of
 from llog.keyed.slate import Database, Place, Rows, exists, locate, open_view, refresh_interval
 from llog.runtime import Runtime, SystemRuntime
@@ -257,9 +257,9 @@ class KeyedLogReader:
             )
         if key is not None:
             checked_key(key)
-            return tailing.follow_key(self, key, after)
+            return follower.follow_key(self, key, after)
         assert prefix is not None
-        return tailing.follow_prefix(self, checked_key(prefix, "a prefix"), after)
+        return follower.follow_prefix(self, checked_key(prefix, "a prefix"), after)
 
     async def wait(self) -> None:
         """Until there may be more to read."""

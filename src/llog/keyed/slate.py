@@ -16,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from llog.base.durable import REMEDIES, OpenedFile, make_library_directory
+from llog.base.lockfile import DIRECTORY_ID, LOCK_AMONG_OTHERS
 from llog.config import SETTINGS, Settings
-from llog.durable import REMEDIES, OpenedFile, make_library_directory
 from llog.errors import (
     ConfigurationError,
     InconsistentReadState,
@@ -34,7 +35,6 @@ from llog.keyed.encoding import filter_length
 from llog.keyed.model import StorageConfig
 from llog.loading import load_settings
 from llog.locations import parse_address
-from llog.owning import DIRECTORY_ID, LOCK_AMONG_OTHERS
 
 try:
     import slatedb.uniffi as slate

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from llog.api.portal import run
 from llog.config import Settings
 from llog.errors import InvalidArgument
 from llog.keyed.model import (
@@ -28,9 +29,8 @@ from llog.keyed.model import (
     WriteOptions,
 )
 from llog.keyed.reader import PLAIN, KeyedLogReader
-from llog.keyed.scanning import entries_of
+from llog.keyed.scanner import entries_of
 from llog.keyed.writer import KeyedLog
-from llog.portal import run
 from llog.runtime import Runtime
 
 L = TypeVar("L", bound=KeyedLogReader, covariant=True)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from llog.config import Settings
 from llog.errors import InvalidArgument, LlogError, StoreUnavailable, WriterFenced
 from llog.keyed.counts import Counts, counted_before
-from llog.keyed.deleting import beyond, erase, marked, unlist
+from llog.keyed.deletion import beyond, erase, marked, unlist
 from llog.keyed.encoding import (
     LOG_ID_KEY,
     MARKER_KEY,
@@ -43,7 +43,7 @@ from llog.keyed.reader import KeyedLogReader, has_begun
 from llog.keyed.runs import Grouped, group, put_runs
 from llog.keyed.segments import Segments
 from llog.keyed.slate import Database, Place, exists, locate, new_batch, open_database, open_view
-from llog.partition.owners import Owners
+from llog.log.owners import Owners
 from llog.runtime import Runtime, SystemRuntime
 
 T = TypeVar("T")

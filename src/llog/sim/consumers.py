@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError, OffsetOutOfRange, StaleMember
+from llog.groups.assignment import Membership
+from llog.groups.consumption import ConsumeCall, Consuming, Start
+from llog.groups.groups import Groups
+from llog.groups.records import GroupMode
+from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.partition.log import Log
 from llog.sim.group_history import Place
 from llog.sim.process import Process
 from llog.sim.roles import PARTITIONS, STABLE, met
 from llog.sim.violation import Violation
-from llog.topics.assignment import Membership
-from llog.topics.consuming import ConsumeCall, Consuming, Start
-from llog.topics.group_records import GroupMode
-from llog.topics.groups import Groups
 
 if TYPE_CHECKING:
     from llog.sim.world import World

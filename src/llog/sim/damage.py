@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 
 from llog.errors import CorruptBatch, InconsistentReadState
-from llog.partition.keys import LOG_ID
+from llog.log.keys import LOG_ID
 from llog.sim.stores import WatchedMeta
-from llog.stores.blobs_memory import MemoryBlobs
+from llog.stores.memory.blobs import MemoryBlobs
 
 
 class Damage:

@@ -10,10 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from llog.batch.columns import columns_of
+from llog.engines.object.sink import SinkUploader, Upload, open_sink, publish
 from llog.errors import BlobCollected, LlogError, StaleWrite
+from llog.log.log import Log
 from llog.model import Record, TopicPartition
-from llog.partition.log import Log
-from llog.partition.sink import SinkUploader, Upload, open_sink, publish
 from llog.sim.process import Process
 from llog.sim.roles import STABLE, met
 

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from llog.groups.assignment import Membership
+from llog.groups.records import NOBODY, Claim, GroupMode, GroupRecord, Members, is_held
+from llog.log.keys import GROUPS, MEMBERS, PartitionKeys, group_key
+from llog.log.records import Control, decode
 from llog.model import TopicPartition
-from llog.partition.keys import GROUPS, MEMBERS, PartitionKeys, group_key
-from llog.partition.records import Control, decode
 from llog.sim.process import Process
 from llog.sim.stores import WatchedMeta
 from llog.sim.violation import Violation
-from llog.topics.assignment import Membership
-from llog.topics.group_records import NOBODY, Claim, GroupMode, GroupRecord, Members, is_held
 
 
 class Place(NamedTuple):

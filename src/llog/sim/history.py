@@ -13,16 +13,16 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from llog.batch.codecs import decoder
-from llog.partition.keys import GROUPS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
-from llog.partition.reader import pending_pieces
-from llog.partition.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
+from llog.engines.object.reader import pending_pieces
+from llog.log.keys import GROUPS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
+from llog.log.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
 from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
 from llog.sim.outbox import SimOutbox
 from llog.sim.stores import WatchedMeta
 from llog.sim.violation import Violation
 from llog.stores.blobs import Buffer
-from llog.stores.blobs_memory import MemoryBlobs
+from llog.stores.memory.blobs import MemoryBlobs
 
 R = TypeVar("R", bound=msgspec.Struct)
 _CONTROL: Final = "/meta/control"

@@ -13,8 +13,8 @@ from zlib import crc32
 
 from llog.errors import OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.sim.stores import META, Network
+from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import Entry, Put, Reads, Watch, after, partition_prefix
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 
 T = TypeVar("T")
 K = TypeVar("K")

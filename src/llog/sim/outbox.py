@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from llog.cdc.events import Op, PayloadMode, headers_of
+from llog.cdc.outbox import Cut, Entry
+from llog.cdc.relay import Relay, RelayOptions
+from llog.engines.object.writer import Writer, WriterOptions
 from llog.engines.routing import EngineReader
-from llog.partition.log import Log
-from llog.partition.writer import Writer, WriterOptions
+from llog.log.log import Log
 from llog.sim.process import Process
 from llog.sim.violation import Violation
-from llog.topics.events import Op, PayloadMode, headers_of
-from llog.topics.outbox import Cut, Entry
-from llog.topics.relay import Relay, RelayOptions
 
 if TYPE_CHECKING:
     from llog.sim.world import World

@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from llog.engines.object.collector import Collector, CollectorOptions
+from llog.engines.object.compaction.compactor import CompactionResult, Compactor, CompactorOptions
+from llog.engines.object.fencing import fence, unfence
+from llog.engines.object.reader import Reader, decode_located
+from llog.engines.object.repair.clock import find_clock_damage, repair_clock
+from llog.engines.object.repair.index import RepairPlan, apply_repair, plan_repairs
+from llog.engines.object.retention import retain, trim
+from llog.engines.object.snapshot import take_snapshot
+from llog.engines.object.writer import Writer, WriterOptions
+from llog.engines.port import AppendResult, Group
 from llog.errors import (
     BlobNotFound,
     Contention,
@@ -26,21 +36,11 @@ from llog.errors import (
     TopicNotFound,
     UnknownProducer,
 )
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.pins import pin, release
+from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.clock_repair import find_clock_damage, repair_clock
-from llog.partition.collector import Collector, CollectorOptions
-from llog.partition.compactor import CompactionResult, Compactor, CompactorOptions
-from llog.partition.fencing import fence, unfence
-from llog.partition.log import Log
-from llog.partition.pins import pin, release
-from llog.partition.reader import Reader, decode_located
-from llog.partition.repair import RepairPlan, apply_repair, plan_repairs
-from llog.partition.retention import retain, trim
-from llog.partition.snapshot import take_snapshot
-from llog.partition.writer import Writer, WriterOptions
-from llog.ports import AppendResult, Group
-from llog.producers import Producer
 from llog.sim.process import Process
 from llog.sim.violation import Violation
 from llog.stores.meta import confirmed

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from llog.engines.object import collection_tasks
+from llog.engines.object.clocks import window
+from llog.engines.object.collector import Bounds, Span, Waiting, is_candidate, may_be_named, strike_off_kept
+from llog.engines.object.gaps import Gap, Gaps
 from llog.errors import LlogError, StoreUnavailable
-from llog.partition import collection_tasks
-from llog.partition.clocks import window
-from llog.partition.collector import Bounds, Span, Waiting, is_candidate, may_be_named, strike_off_kept
-from llog.partition.gaps import Gap, Gaps
-from llog.partition.keys import ROOT, PartitionKeys
-from llog.partition.log import Log
+from llog.log.keys import ROOT, PartitionKeys
+from llog.log.log import Log
 from llog.sim.process import Process
 from llog.sim.roles import met
 

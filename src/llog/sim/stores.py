@@ -19,9 +19,9 @@ from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.sim.loop import SimLoop
 from llog.sim.trace import Trace
 from llog.stores.blobs import BlobInfo, Buffer
-from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.meta import MemoryMeta
 from llog.stores.meta import partition_prefix
-from llog.stores.meta_memory import MemoryMeta
 
 if TYPE_CHECKING:
     from llog.sim.meta_store import OldState

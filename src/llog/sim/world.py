@@ -12,14 +12,15 @@ from typing import Final
 
 import msgspec
 
+from llog.cdc import relay
+from llog.engines.object.collector import Collector, CollectorOptions
+from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
+from llog.engines.object.reader import Reader
+from llog.engines.object.repair.clock import find_clock_damage, repair_clock
+from llog.log.catalog import Catalog
+from llog.log.keys import LOG_ID, PartitionKeys
+from llog.log.log import Log, check_format, tie_together
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.clock_repair import find_clock_damage, repair_clock
-from llog.partition.collector import Collector, CollectorOptions
-from llog.partition.compactor import Compactor, CompactorOptions
-from llog.partition.keys import LOG_ID, PartitionKeys
-from llog.partition.log import Log, check_format, tie_together
-from llog.partition.reader import Reader
 from llog.sim import consumers, outbox, roles, spread
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
@@ -32,8 +33,7 @@ from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
 from llog.sim.trace import Trace
 from llog.sim.violation import Violation
-from llog.stores.blobs_memory import MemoryBlobs
-from llog.topics import relay
+from llog.stores.memory.blobs import MemoryBlobs
 
 Role = Callable[["World", Process, Log], Awaitable[None]]
 

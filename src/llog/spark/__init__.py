@@ -21,7 +21,7 @@ def register(spark: SparkSession, settings: Settings | None = None) -> None:
     A read or write has these settings; without them, those that this process has when it names the format.
     """
     from llog.spark.registration import register_sources
-    from llog.spark.writers import watch_writers
+    from llog.spark.write_modes import watch_writers
 
     watch_writers()
     register_sources(spark, settings)

@@ -15,12 +15,13 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from llog import errors, portal
-from llog.decoding import json_decoder
+from llog import errors
+from llog.api import portal
+from llog.base.decoders import json_decoder
+from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, LlogError, OffsetOutOfRange, StoreUnavailable
+from llog.log.records import Topic
 from llog.model import TimestampType, TopicPartition
-from llog.partition.records import Topic
-from llog.ports import Bounds
 from llog.runtime import SystemRuntime
 
 T = TypeVar("T")

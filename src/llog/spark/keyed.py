@@ -16,14 +16,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
+from llog.api.portal import run
+from llog.base.units import parse_base64url, parse_duration_ms, parse_size
 from llog.config import Settings
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
 from llog.loading import load_settings
 from llog.locations import parse_address
-from llog.portal import run
 from llog.runtime import SystemRuntime
 from llog.spark.schema import chosen_columns
-from llog.units import parse_base64url, parse_duration_ms, parse_size
 
 if TYPE_CHECKING:
     from llog.keyed import KeyedLogReader, Segment, SeqRange, TimeRange

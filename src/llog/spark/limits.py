@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.partition.log import Log
 from llog.spark.offsets import Range
-from llog.spark.planning import locate
+from llog.spark.planner import locate
 
 Offsets = dict[TopicPartition, int]
 

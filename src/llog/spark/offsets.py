@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from llog.engines.object.reader import Reader
+from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound, WrongEngine
+from llog.log.catalog import OBJECT, Catalog
+from llog.log.log import Log
+from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.partition.catalog import OBJECT, Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.records import Topic
-from llog.ports import Bounds
 from llog.spark.broker_client import BrokerLog
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
 

@@ -14,16 +14,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from llog.base.units import parse_duration_ms, parse_size
 from llog.config import SETTINGS, Settings
+from llog.engines.object.sink import check_sink
 from llog.errors import ConfigurationError, InvalidArgument
+from llog.groups.records import check_group_name
 from llog.loading import load_settings
 from llog.locations import superseded
+from llog.log.opening import addresses
 from llog.model import TopicPartition, check_topic_name
-from llog.opening import addresses
-from llog.partition.sink import check_sink
 from llog.spark.broker_client import check_broker
-from llog.topics.group_records import check_group_name
-from llog.units import parse_duration_ms, parse_size
 
 T = TypeVar("T")
 

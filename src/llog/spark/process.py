@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
+from llog.api.portal import Connection
 from llog.config import Settings
 from llog.errors import Contention, OutcomeUnknown, StoreUnavailable
-from llog.partition.log import Log
-from llog.portal import Connection
+from llog.log.log import Log
 
 T = TypeVar("T")
 

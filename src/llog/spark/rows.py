@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from llog.batch.columns import Columns, byte_size, concat, headers_from_arrow
 from llog.batch.partitioning import partitions_for_keys
 from llog.errors import InvalidArgument, TopicExists, TopicNotFound, WrongEngine
+from llog.log.catalog import OBJECT, Catalog
+from llog.log.log import Log
+from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.partition.catalog import OBJECT, Catalog
-from llog.partition.log import Log
-from llog.partition.records import Topic
 from llog.spark.options import WriteOptions
 
 _RECORD_OVERHEAD_BYTES = 8

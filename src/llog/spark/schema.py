@@ -16,9 +16,9 @@ from pyspark.sql.types import (
 )
 
 from llog.batch.columns import HEADERS_TYPE, append_times, effective_timestamps, headers_to_arrow
+from llog.engines.port import Batch
 from llog.errors import ConfigurationError
 from llog.model import TimestampType as TopicTime
-from llog.ports import Batch
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TIME = pa.timestamp("us", tz="UTC")

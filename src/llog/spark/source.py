@@ -16,12 +16,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from llog.config import Settings
-from llog.opening import require_log
-from llog.partition.log import Log
-from llog.partition.pins import pin, release
-from llog.partition.records import Topic
+from llog.log.log import Log
+from llog.log.opening import require_log
+from llog.log.pins import pin, release
+from llog.log.records import Topic
 from llog.spark import broker_client
-from llog.spark.fetching import PIN_LEASE_MS, fetch_runs
+from llog.spark.broker_source import BrokerTask, plan_broker_tasks, read_broker_task
+from llog.spark.fetcher import PIN_LEASE_MS, fetch_runs
 from llog.spark.offsets import (
     Opened,
     Range,
@@ -33,10 +34,9 @@ from llog.spark.offsets import (
     within_bounds,
 )
 from llog.spark.options import ReadOptions, read_options, write_options
-from llog.spark.planning import ReadTask, plan_tasks
+from llog.spark.planner import ReadTask, plan_tasks
 from llog.spark.process import iterate, run
 from llog.spark.schema import chosen_columns, source_schema, to_arrow
-from llog.spark.through_broker import BrokerTask, plan_broker_tasks, read_broker_task
 
 T = TypeVar("T")
 
@@ -66,12 +66,12 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
         return LlogStreamReader(dict(self.options), schema, self.settings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from llog.spark.writing import LlogWriter
+        from llog.spark.sink import LlogWriter
 
         return LlogWriter(write_options(self.options, streaming=False, settings=self.settings), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from llog.spark.writing import LlogStreamWriter
+        from llog.spark.sink import LlogStreamWriter
 
         return LlogStreamWriter(write_options(self.options, streaming=True, settings=self.settings), schema, overwrite)
 

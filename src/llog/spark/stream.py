@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from llog.config import Settings
+from llog.engines.port import Bounds
 from llog.errors import (
     InvalidArgument,
     LlogError,
@@ -31,14 +32,15 @@ from llog.errors import (
     PartitionNotInitialized,
     TopicNotFound,
 )
+from llog.groups.groups import Groups
+from llog.log.log import Log
+from llog.log.opening import require_log
+from llog.log.pins import pin, release
+from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.opening import require_log
-from llog.partition.log import Log
-from llog.partition.pins import pin, release
-from llog.partition.records import Topic
-from llog.ports import Bounds
 from llog.spark import broker_client
-from llog.spark.fetching import PIN_LEASE_MS
+from llog.spark.broker_source import BrokerTask, plan_broker_tasks
+from llog.spark.fetcher import PIN_LEASE_MS
 from llog.spark.limits import cut_by_bytes, cut_by_records
 from llog.spark.offsets import (
     Opened,
@@ -54,12 +56,10 @@ from llog.spark.offsets import (
     within_bounds,
 )
 from llog.spark.options import ReadOptions, read_options
-from llog.spark.planning import ReadTask, plan_tasks
+from llog.spark.planner import ReadTask, plan_tasks
 from llog.spark.process import run_patiently
 from llog.spark.schema import chosen_columns
 from llog.spark.source import read_task
-from llog.spark.through_broker import BrokerTask, plan_broker_tasks
-from llog.topics.groups import Groups
 
 T = TypeVar("T")
 

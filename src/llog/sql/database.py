@@ -11,30 +11,30 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
+from llog.cdc.outbox import RocksOutbox
+from llog.cdc.relay import Relay
 from llog.config import Settings
-from llog.engines.rocksdb import OpenRocks
+from llog.engines.rocksdb.engine import OpenRocks
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import ConfigurationError, LogOwned
-from llog.opening import writer_options
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
+from llog.groups.groups import Groups
+from llog.groups.listing import GroupListing
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import writer_options
 from llog.runtime import uuid7
-from llog.sql.mirror import Mirror
-from llog.sql.planning import Plan, is_simple, planned
+from llog.sql.commands.sources import Sources
+from llog.sql.commands.topics import TopicCommands
+from llog.sql.parse.statements import TableStatement
 from llog.sql.session import Session
-from llog.sql.sources import Sources
-from llog.sql.statements import TableStatement
-from llog.sql.tables import Tables
+from llog.sql.tables.mirror import Mirror
+from llog.sql.tables.plans import Plan, is_simple, planned
+from llog.sql.tables.tables import Tables
 from llog.sql.threads import Threads
-from llog.sql.topic_commands import TopicCommands
 from llog.sql.workers import jobs
 from llog.sql.workers.calls import call_apart
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from llog.sql.workers.process import zygote
-from llog.topics.group_listing import GroupListing
-from llog.topics.groups import Groups
-from llog.topics.outbox import RocksOutbox
-from llog.topics.relay import Relay
 
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llog.config import Settings
 from llog.errors import MissingExtra
-from llog.partition.log import Log
+from llog.log.log import Log
 
 if TYPE_CHECKING:
     from llog.sql.database import Database

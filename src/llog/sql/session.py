@@ -10,13 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import InvalidArgument, SqlError
-from llog.partition.catalog import check_partition
-from llog.sql import changing, describing
-from llog.sql import statements as sql
-from llog.sql.binding import Params, bind, given_values, shares
-from llog.sql.definitions import with_schema
-from llog.sql.grammar import can_be_placed, place_of, placed, prepare
+from llog.log.catalog import check_partition
+from llog.sql.commands import descriptions
+from llog.sql.parse import statements as sql
+from llog.sql.parse.parameters import Params, bind, given_values, shares
+from llog.sql.parse.parser import can_be_placed, place_of, placed, prepare
 from llog.sql.result import Names, Result
+from llog.sql.tables import transactions
+from llog.sql.tables.definitions import with_schema
 from llog.sql.threads import Use
 from llog.sql.topic_tables import topic_table
 
@@ -37,7 +38,7 @@ class Session:
         self._database = database
         self._topics = database.topics
         self._member = member
-        self._inner: changing.Session | None = None
+        self._inner: transactions.Session | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -173,9 +174,9 @@ class Session:
             case sql.InsertTopic():
                 return await self._topics.insert(statement, await self._select(statement.select, params))
             case sql.Show():
-                return Result("SHOW", await self._system(describing.SHOWN[statement.what]))
+                return Result("SHOW", await self._system(descriptions.SHOWN[statement.what]))
             case sql.Describe():
-                return Result("DESCRIBE", await describing.describe(self._database, statement))
+                return Result("DESCRIBE", await descriptions.describe(self._database, statement))
 
     async def _table_statement(self, statement: sql.TableStatement, params: Params) -> Result:
         if statement.kind == "SELECT":
@@ -248,15 +249,15 @@ class Session:
         return extra
 
     async def _system(self, name: str) -> pa.Table:
-        return await describing.system(self._database, name)
+        return await descriptions.system(self._database, name)
 
-    async def _tables(self) -> tuple[Held, changing.Session]:
+    async def _tables(self) -> tuple[Held, transactions.Session]:
         held = await self._database.held()
         if self._inner is None:
             self._inner = held.tables.session(self._member or "without a name")
         return held, self._inner
 
-    async def _changing(self, work: Callable[[], R], inner: changing.Session) -> R:
+    async def _changing(self, work: Callable[[], R], inner: transactions.Session) -> R:
         use = Use.TRANSACTION if inner.in_transaction else Use.CHANGE
         return await self._database.threads.run(use, work)
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final, TypeVar
 
+from llog.base.units import format_duration_ms
 from llog.errors import StatementTimeout
 from llog.sql.workers.jobs import Job
-from llog.units import format_duration_ms
 
 R = TypeVar("R")
 

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llog.base.units import format_size
+from llog.cdc.events import MESSAGES, messages_of
+from llog.engines.port import LogReader
+from llog.engines.reading import iter_from
 from llog.errors import LlogError, RecordTooLarge
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.records import Topic
-from llog.ports import LogReader
-from llog.reading import iter_from
-from llog.topics.events import MESSAGES, messages_of
-from llog.units import format_size
 
 TOPIC_BYTES_MAX: Final = 256 << 20
 """What a query may read of one topic: all of it is in memory while the query runs."""

@@ -7,7 +7,7 @@ import pytest
 
 from llog.batch.columns import Columns, encode_headers, slice_columns
 from llog.batch.event_headers import HEADER, Op, PayloadMode, deletions
-from llog.topics.events import headers_of
+from llog.cdc.events import headers_of
 
 
 def event(op: Op, mode: PayloadMode) -> bytes:

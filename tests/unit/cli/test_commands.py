@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from llog import opening
 from llog.cli.main import COMMANDS, main
 from llog.config import Settings
+from llog.engines.object import clocks
 from llog.loading import load_settings
-from llog.opening import opened_log
-from llog.partition import clocks, pins
-from llog.partition.keys import LOG_FORMAT, WAL, PartitionKeys
-from llog.partition.log import Log
-from llog.partition.records import IndexEntry, LogFormat, decode, encode
+from llog.log import opening, pins
+from llog.log.keys import LOG_FORMAT, WAL, PartitionKeys
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.records import IndexEntry, LogFormat, decode, encode
 from llog.runtime import SystemRuntime, stamp_of, uuid7
 
 Llog = Callable[..., Result]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from llog.cli.doctor import examine
-from llog.partition.log import Log
+from llog.log.log import Log
 from llog.runtime import SystemRuntime
 from llog.stores.blobs import BlobInfo, Buffer
-from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta_memory import MemoryMetaStore
+from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.meta import MemoryMetaStore
 
 
 class _Replacing(MemoryBlobStore):

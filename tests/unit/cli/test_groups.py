@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llog.cli.main import main
+from llog.engines.port import Group
 from llog.engines.routing import EngineAppender
+from llog.groups.groups import Groups
+from llog.groups.records import GroupMode
 from llog.loading import load_settings
+from llog.log.log import Log
+from llog.log.opening import opened_log
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.log import Log
-from llog.ports import Group
-from llog.topics.group_records import GroupMode
-from llog.topics.groups import Groups
 
 Llog = Callable[..., Result]
 R = TypeVar("R")

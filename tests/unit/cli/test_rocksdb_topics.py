@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from llog.cli.main import main
 from llog.config import Settings
 from llog.engines.routing import EngineReader
+from llog.log.opening import opened_log
 from llog.model import TopicPartition
-from llog.opening import opened_log
 
 Llog = Callable[..., Result]
 

@@ -20,16 +20,17 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from llog.cli import sql_output, sql_shell
 from llog.cli.main import main
-from llog.cli.sql_output import Format, Output
-from llog.cli.sql_script import Piece, split, transactions
+from llog.cli.sql import output as sql_output
+from llog.cli.sql import shell as sql_shell
+from llog.cli.sql.output import Format, Output
+from llog.cli.sql.script import Piece, split, transactions
 from llog.client import embedded
 from llog.client.sessions import open_session
 from llog.config import Settings
 from llog.errors import InvalidArgument, LogOwned, SqlError
-from llog.partition.log import Log
-from llog.sql.lexing import Kind, tokens_of
+from llog.log.log import Log
+from llog.sql.parse.lexer import Kind, tokens_of
 from llog.sql.result import Names
 from tests.sql_stand_in import StandIn, StandInSession, standing_in
 

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
 from llog.client.backend import Backend
 from llog.client.embedded import EmbeddedSession
 from llog.config import Settings
-from llog.leaderless import LeaderlessLogWriter, SharedAppendGroup
 
 _numbers = itertools.count()
 
@@ -30,9 +30,9 @@ class Place:
         self.writer.append_shared([SharedAppendGroup(topic=topic, partition=partition, payloads=payloads)])
 
     def committed(self, group: str = "g", topic: str = "t", partition: int = 0) -> int | None:
+        from llog.api.portal import Connection
+        from llog.groups.groups import Groups
         from llog.model import TopicPartition
-        from llog.portal import Connection
-        from llog.topics.groups import Groups
 
         connection = Connection(self.settings, Groups)
         try:
@@ -68,7 +68,7 @@ def remote() -> Iterator[Place]:
     from llog.broker.app import Broker
     from llog.broker.server import listening
     from llog.client.remote import RemoteBackend
-    from llog.opening import opened_log
+    from llog.log.opening import opened_log
 
     settings = new_settings()
     listener = listening("127.0.0.1", 0)

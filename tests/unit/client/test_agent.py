@@ -13,7 +13,7 @@ from llog.client.agent import Backoff, run_agent
 from llog.client.backend import Backend
 from llog.client.consumer import Message
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, Overloaded, StoreUnavailable, TopicNotFound
-from llog.topics.consuming import ConsumeCall
+from llog.groups.consumption import ConsumeCall
 from tests.unit.client.backends import Place, embedded
 
 FAST = Backoff(first_s=0.01, most_s=0.05)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llog.api.leaderless import SharedAppendGroup
 from llog.client.consumer import Consumer, Message
 from llog.client.remote import RemoteBackend
 from llog.errors import (
@@ -19,10 +20,9 @@ from llog.errors import (
     StoreUnavailable,
     TopicNotFound,
 )
-from llog.leaderless import SharedAppendGroup
+from llog.groups.acks import Acked
+from llog.groups.consumption import ConsumeCall, Start
 from llog.model import Record
-from llog.topics.acks import Acked
-from llog.topics.consuming import ConsumeCall, Start
 from tests.unit.client.backends import Place, embedded, remote
 
 

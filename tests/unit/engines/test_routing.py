@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from llog.base.lockfile import DIRECTORY_ID
 from llog.config import Settings
-from llog.engines import disk, segments
-from llog.engines.order import Line
+from llog.engines.disk import engine as disk
+from llog.engines.disk import open_segments as segments
+from llog.engines.disk.directories import remove_directories
+from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.object import fencing
+from llog.engines.object.compaction.compactor import lagging
+from llog.engines.object.reader import Reader
+from llog.engines.object.snapshot import take_snapshot
+from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.engines.segments import OpenSegments
+from llog.engines.turnstile import Line
 from llog.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -24,24 +32,17 @@ from llog.errors import (
     WrongEngine,
     WrongStore,
 )
+from llog.groups.groups import Groups
+from llog.groups.listing import GroupListing
+from llog.log.catalog import DISK, OBJECT, Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.producers import Producer
+from llog.log.records import Cleanup
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.owning import DIRECTORY_ID
-from llog.partition import fencing
-from llog.partition.catalog import DISK, OBJECT, Catalog
-from llog.partition.compactor import lagging
-from llog.partition.directories import remove_directories
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.records import Cleanup
-from llog.partition.snapshot import take_snapshot
-from llog.ports import AppendResult, Group
-from llog.producers import Producer
-from llog.stores.blobs_memory import MemoryBlobs, MemoryBlobStore
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
-from llog.topics.group_listing import GroupListing
-from llog.topics.groups import Groups
-from tests.unit.partition.world import ManualRuntime
+from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
+from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
+from tests.unit.world import ManualRuntime
 
 ON_DISK = TopicPartition("on-disk", 0)
 IN_BLOBS = TopicPartition("in-blobs", 0)
@@ -186,7 +187,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_and_refuses_appends_b
         raise RuntimeError("power cut")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llog.partition.catalog.remove_directories", crash)
+        patch.setattr("llog.log.catalog.remove_directories", crash)
         with pytest.raises(RuntimeError):
             await catalog.delete(ON_DISK.topic)
     assert directory.is_dir()
@@ -202,7 +203,7 @@ async def test_an_owner_looks_at_the_catalog_again_though_the_directory_is_there
 ) -> None:
     appender = EngineAppender(log)
     await appender.append([_group(ON_DISK, "a")])
-    monkeypatch.setattr("llog.partition.catalog.remove_directories", lambda _: None)
+    monkeypatch.setattr("llog.log.catalog.remove_directories", lambda _: None)
     await Catalog(log).delete(ON_DISK.topic)
     monkeypatch.setattr(disk, "LOOK_AGAIN_MS", 0)
     assert isinstance(await _refused(appender.append([_group(ON_DISK, "b")])), TopicNotFound)

@@ -11,9 +11,10 @@ import pytest
 from llog.batch.columns import records_of
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
-from llog.engines.disk import DiskAppender
+from llog.engines.disk.engine import DiskAppender
+from llog.engines.disk.open_segments import OpenSegments, _Owned
+from llog.engines.port import Group
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.engines.segments import OpenSegments, _Owned
 from llog.errors import (
     InvalidArgument,
     LlogError,
@@ -23,12 +24,11 @@ from llog.errors import (
     RecordRemoved,
     StoreUnavailable,
 )
+from llog.log.catalog import DISK, Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.records import Cleanup
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import DISK, Catalog
-from llog.partition.log import Log
-from llog.partition.records import Cleanup
-from llog.ports import Group
 
 SHORT = TopicPartition("short", 0)
 STATE = TopicPartition("state", 0)

@@ -21,6 +21,12 @@ from llog.batch.columns import slice_columns
 from llog.batch.joined import encode_run
 from llog.broker.app import Broker
 from llog.config import Settings
+from llog.engines.object import reader, writer
+from llog.engines.object.compaction import job as compaction
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
+from llog.engines.object.writer import Writer
+from llog.engines.port import AppendResult, Batch, Group
 from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedAppender, RecordedReader
@@ -28,18 +34,13 @@ from llog.history.recorded_http import RecordedAsyncBroker
 from llog.history.recorder import HistoryRecorder
 from llog.history.report import HistoryReport
 from llog.loading import load_settings
+from llog.log.catalog import Catalog
+from llog.log.keys import PartitionKeys
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.producers import Appended, Producer
+from llog.log.records import Control, Topic
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition import compaction, reader, writer
-from llog.partition.catalog import Catalog
-from llog.partition.compactor import Compactor
-from llog.partition.keys import PartitionKeys
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.records import Control, Topic
-from llog.partition.writer import Writer
-from llog.ports import AppendResult, Batch, Group
-from llog.producers import Appended, Producer
 from llog.sim.mutations import MUTATIONS
 from llog.sim.mutations.patch import Patch
 from llog.stores.meta import ABSENT, Put

@@ -15,22 +15,22 @@ import httpx
 import msgspec
 import pytest
 
+from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
+from llog.engines.object.reader import Reader
+from llog.engines.object.writer import Writer
+from llog.engines.port import AppendResult, Group, LogAppender, RetentionResult
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, StoreUnavailable, TopicNotFound
 from llog.history.checker import check_history
 from llog.history.lines import Append, Bounds, End, Line, Outcome, Read, Trim, decoder
 from llog.history.recorded import RecordedAppender, RecordedLogReader, RecordedLogWriter, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker, RecordedBroker
 from llog.history.recorder import HistoryRecorder
-from llog.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.loading import load_settings
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import opened_log
+from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
-from llog.opening import opened_log
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.reader import Reader
-from llog.partition.writer import Writer
-from llog.ports import AppendResult, Group, LogAppender, RetentionResult
-from llog.producers import Producer
 
 T0 = TopicPartition("t", 0)
 

@@ -23,7 +23,7 @@ from llog.keyed import (
     SyncKeyedLog,
     SyncKeyedLogReader,
 )
-from llog.keyed.scanning import entries_of
+from llog.keyed.scanner import entries_of
 
 KEYS = st.sampled_from([b"", b"\x00", b"\x01", b"a", b"a\x00", b"ab", b"\xff"])
 RECORDS = st.lists(st.tuples(KEYS, st.binary(max_size=3)), min_size=1, max_size=8)

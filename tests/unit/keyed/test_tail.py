@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llog.errors import InvalidArgument
-from llog.keyed import KeyedLog, KeyedLogReader, LogEntry, tailing
+from llog.keyed import KeyedLog, KeyedLogReader, LogEntry, follower
 from tests.unit.keyed.conftest import Opener, ReaderOpener
 
 
@@ -52,7 +52,7 @@ async def test_without_a_position_a_tail_begins_with_the_next_append(log: KeyedL
     assert [entry.value for entry in await coming] == [b"new"]
 
 
-@pytest.mark.parametrize("held", [tailing.HELD_BYTES_MAX, 200, 1])
+@pytest.mark.parametrize("held", [follower.HELD_BYTES_MAX, 200, 1])
 @pytest.mark.parametrize("from_reader", [False, True])
 @pytest.mark.parametrize("wanted", [{"key": b"a"}, {"prefix": b""}, {"prefix": b"b"}])
 async def test_whoever_resumes_from_any_sequence_gets_the_rest_once_and_in_order(
@@ -63,7 +63,7 @@ async def test_whoever_resumes_from_any_sequence_gets_the_rest_once_and_in_order
     from_reader: bool,
     wanted: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(tailing, "HELD_BYTES_MAX", held)
+    monkeypatch.setattr(follower, "HELD_BYTES_MAX", held)
     log = await opener()
     await fill(log, 20)
     everything = sorted(

@@ -7,7 +7,7 @@ import pytest
 
 from llog.spark import process
 from tests.spark.logs import LogOnDisk
-from tests.unit.partition.world import TP, World
+from tests.unit.world import TP, World
 
 
 @pytest.fixture

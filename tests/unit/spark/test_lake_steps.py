@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from llog.errors import ConfigurationError
-from llog.spark.jobs.export import ExportOptions
-from llog.spark.jobs.lake_steps import _typed
-from llog.spark.jobs.materialize import MaterializeOptions
+from llog.spark.jobs.lake.export import ExportOptions
+from llog.spark.jobs.lake.materialize import MaterializeOptions
+from llog.spark.jobs.lake.steps import _typed
 
 
 def test_text_becomes_options_of_an_export() -> None:

@@ -14,7 +14,7 @@ from llog.model import Record, TopicPartition, partition_for_key
 from llog.spark.options import WriteOptions, write_options
 from llog.spark.rows import RowGroups
 from tests.spark.logs import LogOnDisk
-from tests.unit.partition.world import TP, World
+from tests.unit.world import TP, World
 
 APPEND_MS = 1_700_000_000_000
 

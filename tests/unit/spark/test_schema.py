@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.snapshot import take_snapshot
+from llog.engines.port import Group
 from llog.model import Record, TimestampType, TopicPartition
-from llog.partition.compactor import Compactor
-from llog.partition.snapshot import take_snapshot
-from llog.ports import Group
-from llog.spark.fetching import fetch_runs
-from llog.spark.planning import Run
+from llog.spark.fetcher import fetch_runs
+from llog.spark.planner import Run
 from llog.spark.schema import to_arrow
-from tests.unit.partition.world import START_MS, World
+from tests.unit.world import START_MS, World
 
 
 @pytest.mark.parametrize("compacted", [False, True])

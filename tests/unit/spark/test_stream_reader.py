@@ -10,18 +10,18 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import IntegerType, StructType
 
+from llog.engines.object.retention import trim
+from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, LogNotFound, TopicNotFound
+from llog.groups.groups import Groups
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.pins import alive_pins
 from llog.model import TopicPartition
-from llog.partition.catalog import Catalog
-from llog.partition.log import Log
-from llog.partition.pins import alive_pins
-from llog.partition.retention import trim
-from llog.ports import Bounds
 from llog.spark import stream as stream_module
 from llog.spark.offsets import read_bounds
 from llog.spark.schema import source_schema
 from llog.spark.stream import LlogStreamReader
-from llog.topics.groups import Groups
 from tests.spark.logs import LogOnDisk
 
 Offset = dict[str, Any]

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from llog.rocks.keys import COUNTERS
-from llog.rocks.logs import RocksLogs, Staged
-from llog.rocks.store import RocksStore
-from llog.sql.changing import Executed, Session
-from llog.sql.statements import TableStatement
-from llog.sql.tables import Tables
+from llog.cdc.changes import Change, FewRows, table_of
+from llog.cdc.events import Op
+from llog.cdc.router import Router
+from llog.engines.rocksdb.keys import COUNTERS
+from llog.engines.rocksdb.logs import RocksLogs, Staged
+from llog.engines.rocksdb.store import RocksStore
+from llog.sql.parse.statements import TableStatement
+from llog.sql.tables.tables import Tables
+from llog.sql.tables.transactions import Executed, Session
 from llog.sql.workers.duckdb_server import DuckDBOptions
-from llog.topics.changes import Change, FewRows, table_of
-from llog.topics.events import Op
-from llog.topics.router import Router
-from tests.unit.partition.world import ManualRuntime
+from tests.unit.world import ManualRuntime
 
 _TARGET = re.compile(
     r"\s*(CREATE TABLE|DROP TABLE|INSERT|UPDATE|DELETE)\s+(?:IF (?:NOT )?EXISTS\s+)?"

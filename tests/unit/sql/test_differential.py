@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llog.cdc.changes import table_of
+from llog.cdc.events import Op
 from llog.errors import ConstraintViolation
-from llog.topics.changes import table_of
-from llog.topics.events import Op
 from tests.unit.sql.tables_world import World
 
 _KEYS = st.integers(0, 7)

@@ -11,8 +11,8 @@ import pytest
 
 from llog.config import Settings
 from llog.errors import InvalidArgument
+from llog.log.opening import opened_log
 from llog.model import partition_for_key
-from llog.opening import opened_log
 from llog.sql.database import Database
 from llog.sql.session import Session
 

@@ -18,7 +18,7 @@ import pytest
 
 from llog.config import Settings
 from llog.errors import SqlError, SqlMemoryExceeded, SqlWorkerEnded, StatementTimeout
-from llog.opening import opened_log
+from llog.log.opening import opened_log
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
 from llog.sql.session import Session

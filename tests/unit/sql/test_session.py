@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from llog.config import Settings
+from llog.engines.port import Group
 from llog.engines.upkeep import clean_all
 from llog.errors import ConstraintViolation, LlogError, OffsetOutOfRange, SqlError, TableNotFound
+from llog.log.opening import opened_log
+from llog.log.producers import Producer
 from llog.model import Record
-from llog.opening import opened_log
-from llog.ports import Group
-from llog.producers import Producer
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
 from llog.sql.session import Session

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llog.errors import SqlError
-from llog.sql.grammar import bind, parse
-from llog.sql.statements import CreateTopic, Parameter, TableStatement
+from llog.sql.parse.parser import bind, parse
+from llog.sql.parse.statements import CreateTopic, Parameter, TableStatement
 
 
 def one(sql: str) -> TableStatement:

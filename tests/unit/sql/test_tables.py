@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.errors import ConstraintViolation, CorruptBatch, ResultTooLarge, SqlError, TableExists, TableNotFound
-from llog.sql.rows import RowCodec, arrow_type
+from llog.sql.tables.rows import RowCodec, arrow_type
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from tests.unit.sql.tables_world import World, statement
 
@@ -353,7 +353,7 @@ def test_a_mirror_that_is_thrown_away_is_loaded_anew(world: World) -> None:
 
 
 def test_a_big_table_is_loaded_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llog.sql.definitions.PAGE_ROWS", 7)
+    monkeypatch.setattr("llog.sql.tables.definitions.PAGE_ROWS", 7)
     world.create("CREATE TABLE app.m (id BIGINT PRIMARY KEY, v VARCHAR)")
     for count in (6, 7, 8, 20):
         world.run("DELETE FROM app.m")
@@ -363,7 +363,7 @@ def test_a_big_table_is_loaded_in_pages(world: World, monkeypatch: pytest.Monkey
 
 
 def test_rows_that_wait_for_a_reader_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llog.sql.mirror._PENDING_ROWS_MAX", 5)
+    monkeypatch.setattr("llog.sql.tables.mirror._PENDING_ROWS_MAX", 5)
     world.create("CREATE TABLE app.m (id BIGINT PRIMARY KEY)")
     for each in range(4):
         world.values("app.m", (each,))

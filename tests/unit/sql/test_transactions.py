@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from llog.cdc.events import Op
 from llog.errors import ConstraintViolation, ResultTooLarge, SqlError, TransactionConflict, TransactionFailed
 from llog.sql.workers.duckdb_server import DuckDBOptions
-from llog.topics.events import Op
 from tests.unit.sql.tables_world import World, everything, told
 
 

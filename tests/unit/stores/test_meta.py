@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llog.partition.keys import PartitionKeys, group_key, members_key, pin_key, sink_key, topic_key
+from llog.log.keys import PartitionKeys, group_key, members_key, pin_key, sink_key, topic_key
 from llog.stores.meta import partition_prefix
 
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from llog.errors import VersionMismatch
+from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import ABSENT, MetaStore, Put, after, partition_prefix, scan
-from llog.stores.meta_memory import MemoryMeta, MemoryMetaStore
 from llog.stores.prefixed import PrefixedMetaStore
 
 NEIGHBOURS = ("a", "b/a", "b-", "b0", "bb", "c")

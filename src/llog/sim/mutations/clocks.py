@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from llog.partition import clock_repair, clocks, collector, lanes, writer
-from llog.partition.keys import PartitionKeys
-from llog.partition.log import Log
-from llog.partition.records import Control
+from llog.engines.object import clocks, collector, lanes, writer
+from llog.engines.object.repair import clock as clock_repair
+from llog.log.keys import PartitionKeys
+from llog.log.log import Log
+from llog.log.records import Control
 from llog.runtime import stamp_of
 from llog.sim.mutations.patch import Mutation, Patch
 from llog.sim.plan import jumping_clocks, unrepaired_clocks

@@ -7,18 +7,19 @@ from typing import Final
 
 import msgspec
 
+from llog.cdc import relay
+from llog.cdc.outbox import Cut
+from llog.engines.port import Bounds
 from llog.errors import VersionMismatch
+from llog.groups import assignment, claims, groups
+from llog.groups.records import Claim, GroupRecord, Members
+from llog.groups.store import GroupKey, MetaGroups
+from llog.log.keys import group_key
+from llog.log.producers import Producer
 from llog.model import TopicPartition
-from llog.partition.keys import group_key
-from llog.ports import Bounds
-from llog.producers import Producer
 from llog.sim import consumers, outbox
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import jumping_members, lossy_groups
-from llog.topics import assignment, claims, groups, relay
-from llog.topics.group_records import Claim, GroupRecord, Members
-from llog.topics.group_stores import GroupKey, MetaGroups
-from llog.topics.outbox import Cut
 
 
 def an_ack_drops_the_claims_of_others(patch: Patch) -> None:

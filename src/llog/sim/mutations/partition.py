@@ -10,16 +10,19 @@ from typing import Final
 import msgspec
 
 from llog.batch.shared import Body
+from llog.engines.object import collector, sink, writer
+from llog.engines.object.clocks import Window
+from llog.engines.object.compaction import job as compaction
+from llog.engines.object.compaction import plan as compaction_plan
+from llog.engines.object.compaction.plan import Crumb
+from llog.engines.object.gaps import Gaps
+from llog.engines.object.repair import index as repair
+from llog.engines.object.repair.candidates import Candidate, fills
+from llog.engines.port import AppendResult
 from llog.errors import VersionMismatch
-from llog.partition import collector, compaction, compaction_plan, repair, sink, writer
-from llog.partition.candidates import Candidate, fills
-from llog.partition.clocks import Window
-from llog.partition.compaction_plan import Crumb
-from llog.partition.gaps import Gaps
-from llog.partition.keys import PartitionKeys
-from llog.partition.log import Log
-from llog.partition.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
-from llog.ports import AppendResult
+from llog.log.keys import PartitionKeys
+from llog.log.log import Log
+from llog.log.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks, snapshots
 from llog.stores.meta import Entry, Put, scan

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final, TypeVar
 
-from llog.partition import collection_tasks, collector
-from llog.partition.clocks import Window
-from llog.partition.keys import PartitionKeys
-from llog.partition.log import Log
+from llog.engines.object import collection_tasks, collector
+from llog.engines.object.clocks import Window
+from llog.log.keys import PartitionKeys
+from llog.log.log import Log
 from llog.sim.mutations.patch import Mutation, Patch
 from llog.sim.plan import old_collectors, old_executors
 from llog.stores.meta import FreshReads, MetaStore, Reads

@@ -1,9 +1,9 @@
-"""Collection of unreferenced blobs as joins of DataFrames, in the order of steps that `llog.partition.collector` gives and by its rules.
+"""Collection of unreferenced blobs as joins of DataFrames, in the order and by the rules of `llog.engines.object.collector`.
 
 Each step is done everywhere before the next begins, so every frame that a later step relies on is materialized where it is made.
 It is a local checkpoint: should an executor be lost with a part of it, the run fails and deletes nothing, where a plan that is
 computed again would list or mark at another time than it should. A task whose reads were stale fails, too, and its rows with it
-(`llog.partition.collection_tasks`). Names of blobs stay on the executors.
+(`llog.engines.object.collection_tasks`). Names of blobs stay on the executors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import pyarrow as pa
 
+from llog.base.units import format_size
 from llog.config import Settings
-from llog.opening import collector_options
-from llog.partition import clocks
-from llog.partition.catalog import Catalog
-from llog.partition.clocks import Window
-from llog.partition.collection_tasks import (
+from llog.engines.object import clocks
+from llog.engines.object.clocks import Window
+from llog.engines.object.collection_tasks import (
     enumerate_partitions,
     names_in,
     names_in_sinks,
@@ -29,7 +28,7 @@ from llog.partition.collection_tasks import (
     raise_floors_of,
     read_pins,
 )
-from llog.partition.collector import (
+from llog.engines.object.collector import (
     Bounds,
     CollectorOptions,
     Span,
@@ -40,16 +39,17 @@ from llog.partition.collector import (
     partitions,
     sweep_partition,
 )
-from llog.partition.gaps import Gap, Gaps
-from llog.partition.keys import CLOCK, ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
-from llog.partition.log import Log, is_remote
-from llog.partition.records import Topic, decode
+from llog.engines.object.gaps import Gap, Gaps
+from llog.log.catalog import Catalog
+from llog.log.keys import CLOCK, ROOT, SINK_BLOBS, TOPICS, WAL, PartitionKeys, directory_name
+from llog.log.log import Log, is_remote
+from llog.log.opening import collector_options
+from llog.log.records import Topic, decode
 from llog.runtime import stamp_of
 from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.tasks import check_reachable, chunks, run_tasks, scattered
 from llog.spark.process import iterate, run
 from llog.stores.meta import scan
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from llog.base.units import format_size
 from llog.config import Settings
+from llog.engines.object.compaction.compactor import Compactor, Lagging, lagging
+from llog.engines.object.compaction.plan import CompactorOptions, read_cursor
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.opening import compactor_options
+from llog.log.records import Control, IndexEntry, Kind, decode
 from llog.model import TopicPartition
-from llog.opening import compactor_options
-from llog.partition.catalog import Catalog
-from llog.partition.compaction_plan import CompactorOptions, read_cursor
-from llog.partition.compactor import Compactor, Lagging, lagging
-from llog.partition.log import Log
-from llog.partition.records import Control, IndexEntry, Kind, decode
 from llog.spark.jobs.results import StepResult, some
 from llog.spark.jobs.tasks import check_reachable, run_tasks
 from llog.spark.process import run
 from llog.stores.meta import after
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from llog.base.units import format_size
 from llog.config import Settings
+from llog.engines.object import retention
+from llog.engines.port import RetentionResult
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
+from llog.log.catalog import OBJECT, Catalog
+from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.partition import retention
-from llog.partition.catalog import OBJECT, Catalog
-from llog.partition.log import Log
-from llog.ports import RetentionResult
 from llog.spark.jobs.results import StepResult, some
 from llog.spark.jobs.tasks import check_reachable, chunks, run_tasks
 from llog.spark.process import run
-from llog.units import format_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,10 @@ from llog.config import Settings
 from llog.errors import ConfigurationError, SparkFailed
 from llog.spark.jobs.collect import collect
 from llog.spark.jobs.compact import compact
-from llog.spark.jobs.lake_steps import export_step, materialize_step
+from llog.spark.jobs.lake.steps import export_step, materialize_step
 from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.retain import retain
-from llog.spark.jobs.stats import stats
+from llog.spark.jobs.stats.stats import stats
 from llog.spark.jobs.tasks import in_one_line, is_alive
 
 if TYPE_CHECKING:

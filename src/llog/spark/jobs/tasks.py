@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llog.config import Settings
 from llog.errors import ConfigurationError
-from llog.opening import addresses
+from llog.log.opening import addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,8 +27,8 @@ from llog.stores.oxia.channels import Channels, Security
 from llog.stores.oxia.client import Clients, ShardClient
 from llog.stores.oxia.cluster import Cluster
 from llog.stores.oxia.diagnosis import diagnose
+from llog.stores.oxia.existence import has_key
 from llog.stores.oxia.keys import ECHO, encode, partition_of
-from llog.stores.oxia.looking import has_key
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.reads import entry_of, scan_entries, scan_keys
 from llog.stores.oxia.watches import OxiaWatch

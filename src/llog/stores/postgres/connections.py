@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import asyncpg
 import msgspec
 
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.config import Secret
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable, StoreUnreachable, WrongStore
 from llog.stores.postgres.schema import FORMAT, creation

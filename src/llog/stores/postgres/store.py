@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakSet
 
-from llog.addresses import PostgresAddress
+from llog.base.addresses import PostgresAddress
 from llog.config import Secret
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts, counted_answer

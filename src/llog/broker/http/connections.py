@@ -1,0 +1,246 @@
+"""Connections within bounds: how large and how slow a request's header may be, how long a connection may stall, how many there are.
+
+uvicorn bounds none of these but the idle time between two requests. What has no bound in time otherwise, a header, a body that nobody
+reads any more, an answer that the client does not take, gets one here; bodies that are read have theirs in `bodies.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+import sys
+from enum import Enum
+from typing import Any, Final, cast
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from llog.broker.http.hosts import is_open
+from llog.broker.http.problems import problem_of
+from llog.broker.metrics import Metrics
+from llog.config import Settings
+from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnections
+
+FILES_WANTED: Final = 65_536
+_BACKLOG_MAX: Final = 2048
+_EXTRA_MAX: Final = 16
+"""Connections beyond the limit that may be open at a time: each gets one answer, and the oldest makes room for the newest."""
+_FILES_KEPT: Final = 2 * _EXTRA_MAX
+"""Open files that connections leave to the stores, whoever holds the others."""
+
+
+def allowed_files() -> int:
+    """Return how many files this process may have open, after raising its own limit as far as it is useful and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return FILES_WANTED if soft == resource.RLIM_INFINITY else soft
+
+
+class Limits:
+    """The bounds of all connections of one broker.
+
+    Connections get half of the files that may be open. Connections beyond that are answered with 503, except that they may ask for
+    /health, /ready and /metrics: operators can still look at a full broker.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, files_max: int) -> None:
+        self.header_bytes_max = settings.request_header_max_bytes
+        self.timeout_s = settings.request_timeout_ms / 1000
+        self.check_s = self.timeout_s / 2
+        self.bytes_per_check = settings.request_min_bytes_per_second * self.check_s
+        self.metrics = metrics
+        self._files_max = files_max
+        self._connections_max = max(1, files_max // 2)
+        self._extra: dict[Connection, None] = {}
+        self._is_told = False
+
+    @property
+    def backlog(self) -> int:
+        """How many connections may wait to be accepted. The event loop accepts all of them before it asks for the first: they count."""
+        return min(_BACKLOG_MAX, max(1, self._files_max // 4))
+
+    def admit(self, connection: Connection, count: int, fileno: int) -> bool:
+        """Return whether there is room for this connection, with which `count` are open.
+
+        The kernel gives a file the lowest number that is free: a high one means that other files are many.
+        """
+        self.metrics.connections = count
+        if count <= self._connections_max and fileno < self._files_max - _FILES_KEPT:
+            return True
+        if not self._is_told:
+            self._is_told = True
+            print(
+                f"llog: {count} connections are open, and {self._files_max} files may be (ulimit -n): more connections are answered with "
+                "503 until some end; raise the limit if there are to be so many",
+                file=sys.stderr,
+                flush=True,
+            )
+        if len(self._extra) >= _EXTRA_MAX:
+            oldest = next(iter(self._extra))
+            del self._extra[oldest]
+            oldest.turn_away(self._full())
+        self._extra[connection] = None
+        return False
+
+    def release(self, connection: Connection, count: int) -> None:
+        self._extra.pop(connection, None)
+        self.metrics.connections = count
+        if count < self._connections_max * 3 // 4:  # well below: the next time is another one
+            self._is_told = False
+
+    def only_open(self, app: ASGIApp) -> ASGIApp:
+        """Return the application for connections beyond the limit."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            chosen = app if is_open(scope["path"]) else _refusal(self._full())
+            await chosen(scope, receive, send)
+
+        return answer
+
+    def _full(self) -> TooManyConnections:
+        self.metrics.connections_refused += 1
+        return TooManyConnections(
+            f"the broker has as many connections as it may have, {self._connections_max} for {self._files_max} open files "
+            "(ulimit -n): try again later, use fewer, or raise the limit"
+        )
+
+
+class _Phase(Enum):
+    BETWEEN = "between two requests"
+    HEADER = "in a header"
+    BODY = "in a body"
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds."""
+
+    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._is_extra = False
+        self._phase = _Phase.HEADER
+        self._deadline = math.inf
+        self._checks: asyncio.TimerHandle | None = None
+        self._overhead_bytes = 0
+        """Bytes that arrived since the last one of a body or the end of a request: those of a header, or of trailers behind a body."""
+        self._unsent_bytes = 0
+        """How much of an answer waited at the last check for the client to take it; 0 if the client has caught up since."""
+
+    # --- of asyncio
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_by(self._limits.timeout_s)
+        self._checks = self.loop.call_later(self._limits.check_s, self._check)
+        fileno = transport.get_extra_info("socket").fileno()
+        self._is_extra = not self._limits.admit(self, len(self.connections), fileno)
+        if self._is_extra:
+            self.app = cast(Any, self._limits.only_open(cast(ASGIApp, self.app)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._checks is not None:
+            self._checks.cancel()
+        super().connection_lost(exc)
+        self._limits.release(self, len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._overhead_bytes += len(data)
+        super().data_received(data)
+        if self._overhead_bytes > self._limits.header_bytes_max:
+            self.turn_away(self._too_large())
+        elif self._phase is _Phase.BETWEEN and not self._is_busy and self._deadline == math.inf:
+            self._expect_by(self._limits.timeout_s)  # what came began no request, and has ended uvicorn's wait for one
+
+    def resume_writing(self) -> None:
+        self._unsent_bytes = 0
+        super().resume_writing()
+
+    # --- of the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _Phase.HEADER
+        self._expect_by(self._limits.timeout_s)
+
+    def on_headers_complete(self) -> None:
+        self._phase = _Phase.BODY
+        self._deadline = math.inf
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        is_large = size > self._limits.header_bytes_max
+        if is_large:
+            self.app = cast(Any, _refusal(self._too_large()))
+        super().on_headers_complete()
+        if self._is_extra or is_large:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._overhead_bytes = 0
+        self._phase = _Phase.BETWEEN
+        self._deadline = math.inf
+        super().on_message_complete()
+
+    # --- of the answer
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is _Phase.BODY and not self._is_busy:
+            self._expect_by(self._limits.timeout_s)  # the rest of a body that nobody reads
+
+    def turn_away(self, error: LlogError) -> None:
+        """End the connection, with an answer if the client can still take one for that of its request."""
+        if self._phase is _Phase.HEADER and not self._is_busy and not self.transport.is_closing():
+            self.transport.write(_raw(_refusal(error)))
+        self.transport.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request is being answered, or waits for an earlier one."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_by(self, seconds: float) -> None:
+        self._deadline = self.loop.time() + seconds
+
+    def _check(self) -> None:
+        if self.loop.time() >= self._deadline and not self.transport.is_closing():
+            self.turn_away(
+                RequestTimeout(
+                    f"the request did not arrive within {self._limits.timeout_s:g} seconds (LLOG_REQUEST_TIMEOUT_MS)"
+                )
+            )
+        unsent = 0
+        if self.flow.write_paused or self.transport.is_closing():
+            unsent = self.transport.get_write_buffer_size()
+        if self._unsent_bytes and unsent > self._unsent_bytes - self._limits.bytes_per_check:
+            self.transport.abort()
+            return
+        self._unsent_bytes = unsent
+        self._checks = self.loop.call_later(self._limits.check_s, self._check)
+
+    def _too_large(self) -> HeaderTooLarge:
+        return HeaderTooLarge(
+            f"the header of the request has more than {self._limits.header_bytes_max} bytes "
+            "(LLOG_REQUEST_HEADER_MAX_BYTES): send large values in the body"
+        )
+
+
+def _refusal(error: LlogError) -> Response:
+    response = problem_of(error)
+    response.headers["connection"] = "close"
+    return response
+
+
+def _raw(response: Response) -> bytes:
+    """An answer from outside of any request, as it goes over the wire."""
+    lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])

@@ -1,0 +1,90 @@
+"""Which `Host` a request may name (LLOG_BROKER_HOSTS).
+
+A web page whose name its owner points at this machine (DNS rebinding) reaches the broker as a page of the same origin, and no rule of
+browsers keeps it from /sql. Such a request names the page's host, which is a name and never an address: so addresses are taken as
+they are, and names only if the broker serves them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llog.broker.http.problems import problem_of
+from llog.broker.metrics import Metrics
+from llog.config import Settings
+from llog.errors import ConfigurationError, WrongHost
+
+_ANY: Final = "*"
+_LOOPBACK: Final = ("localhost", "*.localhost")
+_OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
+_KNOWN_MAX: Final = 1024
+_HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
+_NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
+
+
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for this, by any name: what monitors and load balancers look at, and nothing of the log."""
+    return path in _OPEN_PATHS or path.startswith("/metrics/")
+
+
+def host_check(settings: Settings, metrics: Metrics) -> Middleware:
+    """`ConfigurationError` if LLOG_BROKER_HOSTS has something that is no name."""
+    names = [each.strip().lower().rstrip(".") for each in (settings.broker_hosts or "").split(",") if each.strip()]
+    for each in names:
+        if each != _ANY and not _is_address(each) and not _NAME.fullmatch(each):
+            raise ConfigurationError(
+                f"LLOG_BROKER_HOSTS has {each[:80]!r}: write names as clients do, without http:// and without a port "
+                "(llog.example.com), '*.example.com' for all below one, or '*' for any"
+            )
+    own = (settings.broker_bind_host, urlsplit(settings.broker_advertised_address or "").hostname or "")
+    return Middleware(_HostCheck, names=(*_LOOPBACK, *map(str.lower, filter(None, own)), *names), metrics=metrics)
+
+
+class _HostCheck:
+    def __init__(self, app: ASGIApp, names: tuple[str, ...], metrics: Metrics) -> None:
+        self._app = app
+        self._any = _ANY in names
+        self._names = frozenset(names)
+        self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+        self._metrics = metrics
+        self._is_served = lru_cache(_KNOWN_MAX)(self._serves)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = Headers(scope=scope).getlist("host")
+        if self._any or is_open(scope["path"]) or (len(hosts) == 1 and self._is_served(hosts[0])):
+            await self._app(scope, receive, send)
+            return
+        error = WrongHost(
+            f"the request's Host is {', '.join(hosts)[:200]!r}, which this broker does not serve: ask it by its address, or add the name "
+            "to LLOG_BROKER_HOSTS"
+        )
+        response = problem_of(error)
+        self._metrics.errors[error.code] += 1
+        self._metrics.requests["other", response.status_code] += 1
+        await response(scope, receive, send)
+
+    def _serves(self, host: str) -> bool:
+        found = _HOST.fullmatch(host.strip().lower())
+        if found is None:
+            return False
+        address, name = found.groups()
+        if address is not None:
+            return _is_address(address)
+        name = name.removesuffix(".")
+        return _is_address(name) or name in self._names or name.endswith(self._suffixes)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

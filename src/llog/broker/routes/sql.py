@@ -1,0 +1,270 @@
+"""`POST /sql`, `POST /sql/insert` and `POST /sql/names`: statements of one request, in a session that ends with it.
+
+The database is made at the start if there are tables, else by the first request: a broker without SQL opens no RocksDB.
+Statements end when their time is over, when the client goes, and when the broker stops: those that change something get a moment to finish,
+those that wait do not hold it up. A transaction that a request leaves open is rolled back, and the request is answered as an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from llog.base.units import format_duration_ms
+from llog.broker.http.arrow import MEDIA_TYPE, table_from
+from llog.broker.http.disconnects import until_gone
+from llog.broker.http.messages import InsertQuery, SqlRequest, decoded, queried
+from llog.config import Settings
+from llog.errors import (
+    InvalidArgument,
+    MissingExtra,
+    OutcomeUnknown,
+    OwnerUnavailable,
+    ResultTooLarge,
+    StatementTimeout,
+    StoreUnavailable,
+    WrongRole,
+)
+from llog.log.log import Log
+from llog.sql.json_values import json_rows, type_name
+from llog.sql.opening import open_database
+from llog.sql.result import Result
+from llog.sql.wire import ALL_RESULTS, params_in, stream_of
+
+if TYPE_CHECKING:
+    from llog.sql.database import Database
+    from llog.sql.session import Session
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
+"""Reads the body of a request, of this content type: `Broker._body`."""
+
+logger: Final = logging.getLogger("llog.sql")
+
+_JSON: Final = "application/json"
+_TEXT: Final = ("application/sql", "text/plain")
+_FROM_PAGES: Final = ("origin", "sec-fetch-site")
+_STOP_GRACE_S: Final = 1.0
+_RETRY_S: Final = 2.0
+_SMALL_BYTES: Final = 64 << 10
+"""Answers and parameters up to here are encoded and decoded on the loop: a thread costs more."""
+_ROW_BYTES: Final = 256
+"""What a row of parameters counts for there."""
+
+
+class Sql:
+    def __init__(self, log: Log, settings: Settings, stopping: asyncio.Event, body: Body) -> None:
+        self._log = log
+        self._settings = settings
+        self._stopping = stopping
+        self._body = body
+        self._opening = asyncio.Lock()
+        self._database: Database | None = None
+        self._retrying: asyncio.Future[None] | None = None
+
+    def routes(self) -> list[tuple[str, str, str, Handler]]:
+        """Role, method, path and handler of each. Every role has them: the refusal says why only one answers."""
+        return [
+            ("all", "POST", "/sql", self._execute),
+            ("all", "POST", "/sql/insert", self._insert),
+            ("all", "POST", "/sql/names", self._names),
+        ]
+
+    async def start(self) -> None:
+        """Takes up tables that are there: events in their outbox must not wait for somebody to ask."""
+        rocks = self._log.rocks
+        if self._settings.role == "both" and rocks is not None and rocks.directory.is_dir():
+            try:
+                await self._opened()
+            except (MissingExtra, OwnerUnavailable) as error:
+                logger.warning("the tables in %s are left alone: %s", rocks.directory, error)
+            except StoreUnavailable as error:  # all else can be served
+                logger.warning("the tables in %s cannot be opened yet: %s", rocks.directory, error)
+                self._retrying = asyncio.ensure_future(self._open_later(rocks.directory))
+
+    async def take_up(self) -> None:
+        """Take up the tables that another process of this machine has left."""
+        if self._database is not None and self._settings.role == "both":
+            await self._database.start()
+
+    async def close(self) -> None:
+        """After this, the log may be closed."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.gather(self._retrying, return_exceptions=True)
+        async with self._opening:
+            if self._database is not None:
+                await self._database.close()
+                self._database = None
+
+    async def _execute(self, request: Request) -> Response:
+        self._check_role()
+        asked = await self._asked(request)
+        params = params_in(asked.params)
+
+        async def run(session: Session) -> list[Result]:
+            if asked.rows is not None:
+                given = asked.rows
+                rows = await _encoded(len(given) * _ROW_BYTES, lambda: [list(params_in(row)) for row in given])
+                return [await session.execute_many(asked.sql, rows)]
+            return await session.execute(asked.sql, params)
+
+        return await self._answered(request, asked.member, run)
+
+    async def _insert(self, request: Request) -> Response:
+        self._check_role()
+        table = queried(InsertQuery, request.query_params).table
+        async with self._body(request, MEDIA_TYPE) as body:
+            data = table_from(body, lambda schema: schema, lambda rows, _: rows)
+
+            async def run(session: Session) -> list[Result]:
+                return [await session.insert(table, data)]
+
+            return await self._answered(request, None, run)
+
+    async def _names(self, request: Request) -> Response:
+        self._check_role()
+        names = await self._run(request, None, lambda session: session.names())
+        return Response(msgspec.json.encode(names._asdict()), media_type=_JSON)
+
+    def _check_role(self) -> None:
+        if self._settings.role != "both":
+            raise WrongRole(
+                f"this broker has the role {self._settings.role!r}, and SQL both reads and writes, in the one process that owns the "
+                "tables: ask a broker with the role 'both' (--role, LLOG_ROLE)"
+            )
+
+    async def _asked(self, request: Request) -> SqlRequest:
+        """The request in a body of JSON, or of SQL alone."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/plain" and any(each in request.headers for each in _FROM_PAGES):
+            raise InvalidArgument(  # a page may send it anywhere, without its visitor knowing
+                "content-type is text/plain, which is not taken from a web page: send application/sql or application/json"
+            )
+        if kind not in (_JSON, *_TEXT):
+            raise InvalidArgument(
+                f"content-type is {kind[:80]!r}: it must be {_JSON}, or {' or '.join(_TEXT)} for SQL alone"
+            )
+        async with self._body(request, kind) as body:
+            if kind == _JSON:
+                asked = decoded(SqlRequest, body)
+                if asked.rows is not None and asked.params:
+                    raise InvalidArgument("the body has params and rows: rows are the parameters, one run for each")
+                return asked
+            try:
+                return SqlRequest(sql=body.decode())
+            except UnicodeDecodeError as error:
+                raise InvalidArgument(f"the body is no UTF-8: {error}") from None
+
+    async def _answered(
+        self, request: Request, member: str | None, run: Callable[[Session], Awaitable[list[Result]]]
+    ) -> Response:
+        start = time.perf_counter()
+        results = await self._run(request, member, run)
+        size = sum(result.table.nbytes for result in results if result.table is not None)
+        if size > self._settings.sql_answer_max_bytes:
+            raise ResultTooLarge(
+                f"the rows have {size} bytes, and at most {self._settings.sql_answer_max_bytes} are answered "
+                "(LLOG_SQL_ANSWER_MAX_BYTES): ask for fewer with LIMIT. The statements were run, and what they changed stays changed"
+            )
+        accepted = request.headers.get("accept", "")
+        ms = round((time.perf_counter() - start) * 1000, 3)
+        if MEDIA_TYPE in accepted:
+            chosen = results if ALL_RESULTS in accepted.replace(" ", "") else [_shown(results)]
+            body = memoryview(await _encoded(size, lambda: stream_of(chosen)))
+            return Response(body, headers={"llog-ms": str(ms)}, media_type=MEDIA_TYPE)
+        return Response(await _encoded(size, lambda: _json(results, ms)), media_type=_JSON)
+
+    async def _run(self, request: Request, member: str | None, run: Callable[[Session], Awaitable[T]]) -> T:
+        """The result of `run` in a session of its own, which is closed whatever happens."""
+        session = (await self._opened()).session(member=member or "")  # an ACK without a name is for all of them
+        task = asyncio.ensure_future(run(session))
+        try:
+            await self._ended(request, task)
+            result = task.result()
+            if session.in_transaction:
+                raise InvalidArgument(
+                    "the statements end in an open transaction, which was rolled back: a transaction is one request, from BEGIN to COMMIT"
+                )
+            return result
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await session.close()
+
+    async def _ended(self, request: Request, task: asyncio.Future[Any]) -> None:
+        """Returns when the task is done; raises when it is not and nobody should wait any longer."""
+        gone, stopping = asyncio.ensure_future(until_gone(request)), asyncio.ensure_future(self._stopping.wait())
+        try:
+            timeout_ms = self._settings.sql_timeout_ms
+            await asyncio.wait((task, gone, stopping), timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await asyncio.wait((task, gone), timeout=_STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return
+            if gone.done():
+                raise ClientDisconnect
+            if stopping.done():
+                raise OutcomeUnknown(
+                    "the broker stops, and the statements had not ended: they may have been run in part"
+                )
+            raise StatementTimeout(
+                f"the statements ran for {format_duration_ms(timeout_ms)} and were cancelled (LLOG_SQL_TIMEOUT_MS); those before the last "
+                "one may have been run"
+            )
+        finally:
+            gone.cancel()
+            stopping.cancel()
+
+    async def _open_later(self, directory: Path) -> None:
+        while self._database is None:
+            await asyncio.sleep(_RETRY_S)
+            with suppress(StoreUnavailable):
+                await self._opened()
+        logger.warning("the tables in %s are open now", directory)
+
+    async def _opened(self) -> Database:
+        async with self._opening:
+            if self._database is None:
+                self._database = await open_database(self._log, self._settings, stopping=self._stopping)
+            return self._database
+
+
+def _shown(results: list[Result]) -> Result:
+    """The one to answer where there is room for one: the last with rows, else the last."""
+    with_rows = [result for result in results if result.table is not None]
+    return (with_rows or results or [Result("", None, 0)])[-1]
+
+
+async def _encoded(size: int, encode: Callable[[], T]) -> T:
+    return encode() if size <= _SMALL_BYTES else await asyncio.to_thread(encode)
+
+
+def _json(results: list[Result], ms: float) -> bytes:
+    return msgspec.json.encode({"results": [_result(result) for result in results], "ms": ms})
+
+
+def _result(result: Result) -> dict[str, Any]:
+    table = pa.table({}) if result.table is None else result.table
+    shown = {
+        "kind": result.kind,
+        "columns": [{"name": field.name, "type": type_name(field.type)} for field in table.schema],
+        "rows": list(json_rows(table)),
+        "changed": result.changed,
+    }
+    if result.warnings:
+        shown["warnings"] = result.warnings
+    if result.member is not None:
+        shown["member"] = result.member
+    return shown

@@ -1,0 +1,133 @@
+"""Routes: which changes of which tables become events of which topics. At `route/<topic>/<table>/<op>`, JSON.
+
+The owner process has all of them in memory. What changes them is put into the `Changes` of its caller, and takes effect in memory by
+`reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its topic in one WriteBatch, and
+a table that has routes cannot be dropped. A route names its topic's directory, so that a topic that was deleted and created again does
+not inherit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from llog.cdc.events import Op, PayloadMode
+from llog.engines.rocksdb.keys import META, ROUTE_PREFIX, ROUTES, after, meta_key, route_key, route_prefix
+from llog.errors import TopicNotFound
+from llog.log.catalog import ROCKSDB
+from llog.log.records import Topic, decode, encode
+
+if TYPE_CHECKING:
+    from llog.engines.rocksdb.store import Changes, RocksStore
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one kind of change of one table becomes in one topic."""
+
+    topic: str
+    directory: str
+    engine: str
+    partitions: int
+    table: str
+    op: Literal["INSERT", "UPDATE", "DELETE"]
+    payload: Literal["key", "full", "diff"] = "key"
+    preview: int = 0
+    """Payload `key`: how many characters of the row's JSON go with it."""
+    where: str | None = None
+    """SQL over the new row, for DELETE the old one; None: every row."""
+    partition_by: str | None = None
+    """SQL, one expression or several; None: the primary key."""
+
+    @property
+    def mode(self) -> PayloadMode:
+        return PayloadMode[self.payload.upper()]
+
+
+def asked(where: str | None, partition_by: str | None) -> str:
+    """What a route asks of every row, as it is written in ALTER TOPIC."""
+    clauses = (where and f"WHERE {where}", partition_by and f"PARTITION BY ({partition_by})")
+    return " ".join(clause for clause in clauses if clause)
+
+
+class Routes:
+    """All routes of one store."""
+
+    def __init__(self, store: RocksStore) -> None:
+        self._store = store
+        self._by_change: dict[tuple[str, Op], tuple[Route, ...]] = {}
+        self._needing_old: frozenset[str] = frozenset()
+        self.reload()
+
+    def reload(self) -> None:
+        """Makes what is in the store current."""
+        by_change: dict[tuple[str, Op], list[Route]] = {}
+        for route in self.all():
+            by_change.setdefault((route.table, Op[route.op]), []).append(route)
+        self._by_change = {change: tuple(routes) for change, routes in by_change.items()}
+        self._needing_old = frozenset(
+            route.table
+            for (_, op), routes in by_change.items()
+            for route in routes
+            if op is Op.UPDATE and route.payload == "diff"
+        )
+
+    def all(self) -> list[Route]:
+        """By topic, table and op, as the store has them."""
+        return self._below(ROUTE_PREFIX)
+
+    def of(self, table: str, op: Op) -> tuple[Route, ...]:
+        return self._by_change.get((table, op), ())
+
+    def needs_old(self, table: str) -> bool:
+        """Whether a route of the table's updates tells what changed."""
+        return table in self._needing_old
+
+    def put(self, changes: Changes, routes: Iterable[Route]) -> None:
+        """A route of the same topic, table and op is replaced. `TopicNotFound` if a topic of this store was deleted meanwhile."""
+        for route in routes:
+            if route.engine == ROCKSDB and self._store.get(META, meta_key(route.directory)) is None:
+                raise TopicNotFound(
+                    f"topic {route.topic!r} was deleted: a route to it would refuse every change of {route.table}"
+                )
+            changes.put(ROUTES, route_key(route.directory, route.table, route.op), encode(route))
+
+    def drop(self, changes: Changes, directory: str, table: str, ops: Sequence[Op] = ()) -> list[Route]:
+        """Drops the routes of these ops, of all of them if none is named; gives those that there were."""
+        names = {op.name for op in ops or Op}
+        return self._drop(
+            changes, [each for each in self._below(route_prefix(directory)) if each.table == table and each.op in names]
+        )
+
+    def drop_topic(self, changes: Changes, directory: str) -> list[Route]:
+        dropped = self._below(route_prefix(directory))
+        changes.delete_range(ROUTES, route_prefix(directory), after(route_prefix(directory)))
+        return dropped
+
+    def follow(self, changes: Changes, topics: Iterable[Topic]) -> bool:
+        """Brings routes in line with `topics`, which are all that the catalog has; whether anything had to be changed.
+
+        Until then the route of a topic that was given more partitions uses those that it knows; that of a deleted one makes events
+        that nobody gets.
+        """
+        by_directory = {topic.directory: topic for topic in topics}
+        changed = False
+        for route in self.all():
+            topic = by_directory.get(route.directory)
+            if topic is None:
+                self._drop(changes, [route])
+            elif topic.partitions != route.partitions:
+                self.put(changes, [msgspec.structs.replace(route, partitions=topic.partitions)])
+            else:
+                continue
+            changed = True
+        return changed
+
+    def _below(self, prefix: bytes) -> list[Route]:
+        return [decode(Route, value, key.decode()) for key, value in self._store.below(ROUTES, prefix)]
+
+    def _drop(self, changes: Changes, routes: list[Route]) -> list[Route]:
+        for route in routes:
+            changes.delete(ROUTES, route_key(route.directory, route.table, route.op))
+        return routes

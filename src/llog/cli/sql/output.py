@@ -1,0 +1,225 @@
+"""Results and errors of SQL as people and programs read them: tables, one JSON object per row, or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, Literal
+
+import click
+import msgspec
+import pyarrow as pa
+from rich.cells import cell_len
+
+from llog.cli.common import note
+from llog.cli.sql.script import Piece
+from llog.errors import LlogError, SqlError
+from llog.sql.json_values import is_number, json_columns, json_rows, text_of, unique_names
+from llog.sql.result import Result
+
+_ROWS_AT_A_TIME: Final = 4096
+_ROWS_DRAWN_MAX: Final = 1000
+"""On a terminal: nobody reads more, and drawing them takes longer than finding them."""
+_VALUE_CHARS_MIN: Final = 12
+_NAME_CHARS_MIN: Final = 24
+"""What must be seen of a long value, and of a long name, for a table to be worth drawing."""
+_GAP_CHARS: Final = 3
+_LINE_CHARS_MAX: Final = 200
+_NULL: Final = "NULL"
+_HARMLESS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    9: "\\t",
+    10: "\\n",
+    13: "\\r",
+}
+"""Control characters, which in a value could draw anything on the terminal."""
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    EXPANDED = "expanded"
+    JSON = "json"
+    CSV = "csv"
+
+
+class Output:
+    """Rows go to stdout, what is said about them to stderr, unless both are the same terminal."""
+
+    def __init__(self, form: Format, *, quiet: bool = False, timing: bool = False) -> None:
+        self.form = form
+        self.timing = timing
+        self._quiet = quiet
+
+    def show(self, result: Result, ms: float) -> None:
+        if result.table is not None:
+            _SHOWN[self.form](result.table)
+        for warning in result.warnings:
+            note(f"warning: {warning.translate(_HARMLESS)}")
+        if self._quiet or (result.table is not None and not sys.stdout.isatty()):
+            return
+        if result.table is None:
+            said = f"{result.kind} {result.changed}" if result.changed or result.kind in _COUNTED else result.kind
+        elif result.table.num_rows == 1:
+            said = "1 row"
+        else:
+            said = f"{result.table.num_rows:,} rows"
+        note(f"{said}, {ms:,.1f} ms" if self.timing else said)
+
+
+_COUNTED: Final = ("INSERT", "UPDATE", "DELETE")
+
+
+def _cells(table: pa.Table) -> list[list[str]]:
+    """The rows as text that a terminal can show."""
+    columns = [
+        [_NULL if value is None else text_of(value).translate(_HARMLESS) for value in column]
+        for column in json_columns(table)
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _names(table: pa.Table) -> list[str]:
+    return [name.translate(_HARMLESS) for name in table.column_names]
+
+
+def _table(table: pa.Table) -> None:
+    if not sys.stdout.isatty():
+        _plain(table)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    part = table.slice(0, _ROWS_DRAWN_MAX)
+    names, rows = _names(table), _cells(part)
+    nulls = [column.is_null().to_pylist() for column in part.columns]
+    whole = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    room = shutil.get_terminal_size().columns - _GAP_CHARS * len(names)
+    least = [max(_VALUE_CHARS_MIN, min(cell_len(name), _NAME_CHARS_MIN)) for name in names]
+    if sum(map(min, whole, least)) > room:
+        _expanded(table)
+        return
+    widths = _fitting(whole, room)
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name, field, width in zip(names, table.schema, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if is_number(field.type) else "left"
+        drawn.add_column(Text(name), justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for number, row in enumerate(rows):
+        drawn.add_row(
+            *(
+                Text(_NULL, style="dim") if nulls[place][number] else Text(cell[: widths[place] + 1])
+                for place, cell in enumerate(row)
+            )
+        )
+    Console(highlight=False).print(drawn)
+    _tell_of_more(table)
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """Columns that are narrow keep their width, wide ones share what is left."""
+    fitting = list(widths)
+    left = room
+    for rank, place in enumerate(sorted(range(len(widths)), key=widths.__getitem__)):
+        fitting[place] = max(1, min(widths[place], left // (len(widths) - rank)))
+        left -= fitting[place]
+    return fitting
+
+
+def _tell_of_more(table: pa.Table) -> None:
+    if table.num_rows > _ROWS_DRAWN_MAX:
+        note(
+            f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: ask for fewer with LIMIT, or take all with --csv or --json"
+        )
+
+
+def _plain(table: pa.Table) -> None:
+    """For a pipe: every value whole, columns aligned."""
+    names, rows = _names(table), _cells(table)
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    right = [is_number(field.type) for field in table.schema]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = zip(cells, widths, right, strict=True)
+        return "  ".join(f"{cell:>{width}}" if end else f"{cell:<{width}}" for cell, width, end in padded).rstrip()
+
+    click.echo("\n".join(map(line, [names, *rows])))
+
+
+def _expanded(table: pa.Table) -> None:
+    """One value per line."""
+    part = table.slice(0, _ROWS_DRAWN_MAX) if sys.stdout.isatty() else table
+    names = _names(table)
+    width = max(map(len, names), default=0)
+    for number, row in enumerate(_cells(part), 1):
+        click.echo(f"-- row {number}")
+        click.echo("\n".join(f"{name:<{width}}  {cell}" for name, cell in zip(names, row, strict=True)))
+    if sys.stdout.isatty():
+        _tell_of_more(table)
+
+
+def _json(table: pa.Table) -> None:
+    names = unique_names(table.column_names)
+    encoder = msgspec.json.Encoder()
+    for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
+        rows = json_rows(table.slice(start, _ROWS_AT_A_TIME))
+        lines = encoder.encode_lines([dict(zip(names, row, strict=True)) for row in rows])
+        click.echo(lines, nl=False)
+
+
+def _csv(table: pa.Table) -> None:
+    """With a header; NULL is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for start in range(0, max(table.num_rows, 1), _ROWS_AT_A_TIME):
+        rows = json_rows(table.slice(start, _ROWS_AT_A_TIME))
+        writer.writerows(["" if value is None else text_of(value) for value in row] for row in rows)
+        click.echo(text.getvalue(), nl=False)
+        text.seek(0)
+        text.truncate()
+
+
+_SHOWN: Final = {Format.TABLE: _table, Format.EXPANDED: _expanded, Format.JSON: _json, Format.CSV: _csv}
+
+
+def place_of(error: LlogError, piece: Piece) -> tuple[int, int | None]:
+    """Line and column in the text that the statement is from; the statement's own line if the error does not say more."""
+    if not isinstance(error, SqlError) or not error.line:
+        return piece.line, None
+    column = error.column
+    if column and error.line == 1:
+        column += piece.column - 1
+    return piece.line + error.line - 1, column or None
+
+
+def show_place(error: LlogError, piece: Piece, source: str | None) -> None:
+    """On stderr: the line of the statement that is wrong, and where in it."""
+    if isinstance(error, SqlError) and not error.line and error.shown:
+        note(error.shown.strip("\n"))  # of what DuckDB was given, whose lines are not those of the text
+        return
+    line, column = place_of(error, piece)
+    lines = piece.sql.split("\n")
+    within = min(line - piece.line, len(lines) - 1)
+    text = lines[within].translate(_HARMLESS | {9: " "})
+    front = f"{source}:{line}: " if source else ""
+    if not column:
+        if source:
+            note(f"{front}{text[:_LINE_CHARS_MAX]}")
+        return
+    indent = column - 1 - (piece.column - 1 if within == 0 else 0)
+    first = max(0, indent - _LINE_CHARS_MAX // 2)
+    note(f"{front}{text[first : first + _LINE_CHARS_MAX]}")
+    if indent <= len(text):
+        note(" " * cell_len(front + text[first:indent]) + "^")
+
+
+def message_of(error: LlogError) -> str:
+    """On one line, with the hint, without the place."""
+    if not isinstance(error, SqlError):
+        return " ".join(str(error).split())
+    said = " ".join(error.message.split())
+    return f"{said} (hint: {error.hint})" if error.hint else said

@@ -1,0 +1,73 @@
+"""Scripts of `llog sql`: statement after statement, up to the first that fails, which is shown with its place."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from llog.cli.common import note
+from llog.cli.sql.output import Format, Output, message_of, place_of, show_place
+from llog.cli.sql.script import Piece, split, transactions
+from llog.client.sessions import SqlSession
+from llog.errors import InvalidArgument, LlogError
+from llog.sql.result import Result
+
+
+class Source(NamedTuple):
+    name: str | None
+    """Of a file; None for a command."""
+    text: str
+
+
+def read(name: str) -> Source:
+    """The file, or stdin for `-`; `InvalidArgument` if it cannot be read as text."""
+    try:
+        if name == "-":
+            return Source("stdin", sys.stdin.buffer.read().decode("utf-8-sig"))
+        with open(name, "rb") as file:
+            return Source(name, file.read().decode("utf-8-sig"))
+    except OSError as error:
+        raise InvalidArgument(f"{name!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name!r} is no text in UTF-8: {error}") from error
+
+
+def run_scripts(session: SqlSession, sources: Iterable[Source], form: str, *, quiet: bool) -> LlogError | None:
+    """The error of the statement that failed, which was shown already."""
+    output = Output(Format(form), quiet=quiet)
+    held: list[Piece] = []
+    for source in sources:
+        script = split(source.text)
+        pieces = [*script.pieces, *([] if script.rest is None else [script.rest])]
+        if session.is_remote:
+            pieces, held = transactions(pieces)
+        for piece in pieces:
+            try:
+                for result, ms in timed(session, piece.sql):
+                    output.show(result, ms)
+            except LlogError as error:
+                _show(error, piece, source)
+                return error
+        if held:
+            break
+    if held or session.in_transaction:
+        raise InvalidArgument("the statements end in a transaction, nothing of which is done: end it with COMMIT")
+    return None
+
+
+def timed(session: SqlSession, sql: str) -> Iterator[tuple[Result, float]]:
+    """Results, each with the ms that all of them took."""
+    start = time.perf_counter()
+    results = session.execute(sql)
+    ms = (time.perf_counter() - start) * 1000
+    return ((result, ms) for result in results)
+
+
+def _show(error: LlogError, piece: Piece, source: Source) -> None:
+    show_place(error, piece, source.name)
+    line, column = place_of(error, piece)
+    where = f"{source.name}, line {line}" if source.name else f"line {line}"
+    place = f"{where}, column {column}: " if column else f"{where}: " if source.name else ""
+    note(f"llog: {place}{message_of(error)}")

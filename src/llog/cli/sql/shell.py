@@ -1,0 +1,235 @@
+"""The shell of `llog sql`: a prompt with history and completion. A statement ends with a semicolon; `\\?` tells of the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from llog.cli.common import note
+from llog.cli.sql.output import Format, Output, message_of, show_place
+from llog.cli.sql.run import timed
+from llog.cli.sql.script import Piece, split, transactions
+from llog.client.sessions import SqlSession
+from llog.errors import LlogError, MissingExtra
+from llog.sql.result import Names
+
+try:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import get_app
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+    from prompt_toolkit.lexers import Lexer, PygmentsLexer
+except ImportError as error:
+    raise MissingExtra(f"the shell needs {error.name}: pip install 'leaderless-log[sql]'") from error
+
+HELP: Final = r"""A statement ends with ; and may have several lines. Ctrl-C cancels, Ctrl-D leaves.
+  \d          tables           \timing  how long statements take, on or off
+  \d NAME     a table          \x       one value per line, on or off
+  \dt         topics           \?       this text
+  \dt NAME    a topic          \q       leave
+  \dg         consumer groups
+  \dr         routes"""
+_SHOWS: Final = {
+    r"\d": "SHOW TABLES",
+    r"\dt": "SHOW TOPICS",
+    r"\dg": "SHOW CONSUMER GROUPS",
+    r"\dr": "SHOW ROUTES",
+}
+_DESCRIBES: Final = {r"\d": "DESCRIBE", r"\dt": "DESCRIBE TOPIC"}
+_LEAVING: Final = ("exit", "quit")
+_HELPING: Final = "help"
+_NAME: Final = re.compile(r'[\w."-]+')
+_KEYWORDS: Final = tuple(
+    re.findall(
+        r"\w+",
+        """
+        ACK ADD AFTER ALTER AND AS ASC BEGIN BETWEEN BIGINT BLOB BOOLEAN BY CASE CLEAR COMMIT CONSUME CONSUMER COUNT CREATE DATE DEFAULT
+        DELETE DESC DESCRIBE DISTINCT DOUBLE DROP EARLIEST ELSE END EXISTS FROM FULL GROUP GROUPS HAVING IF IN INNER INSERT INTEGER INTO
+        IS JOIN JSON KEY LATEST LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER OUTBOX PARTITION PARTITIONS PRIMARY RESET RETURNING RIGHT
+        ROLLBACK ROUTES SELECT SET SETTLE SHOW SOURCE TABLE TABLES THEN TIMESTAMP TO TOPIC TOPICS UNION UPDATE UPTO USING VALUES VARCHAR
+        WAIT WHEN WHERE WITH
+        """,
+    )
+)
+_SCHEMA_CHANGES: Final = ("CREATE", "DROP", "ALTER", "CONSUME", "RESET")
+
+
+def run(session: SqlSession, form: str, *, where: str) -> None:
+    """Until Ctrl-D or `\\q`. Errors are shown, and it goes on."""
+    names = session.names()
+    shell = Shell(session, Output(Format(form), timing=True))
+    shell.completer.names = names
+    prompt: PromptSession[str] = PromptSession(
+        history=history(),
+        completer=shell.completer,
+        complete_while_typing=False,
+        lexer=_lexer(),
+        multiline=Condition(lambda: not is_complete(get_app().current_buffer.text)),
+        prompt_continuation="   -> ",
+        enable_open_in_editor=True,
+    )
+    note(rf"llog, SQL on {where}. \? helps, \q leaves.")
+    while True:
+        try:
+            line = prompt.prompt(shell.prompt)
+        except KeyboardInterrupt:
+            shell.forget()
+            continue
+        except EOFError:
+            break
+        if not shell.take(line):
+            break
+    if session.in_transaction:
+        note("the open transaction is rolled back")
+
+
+class Shell:
+    """What happens with a line that was entered."""
+
+    def __init__(self, session: SqlSession, output: Output) -> None:
+        self.completer = NameCompleter()
+        self._session = session
+        self._output = output
+        self._form = output.form
+        self._held: list[Piece] = []
+        """A transaction for a broker that has begun: it is sent when it is whole."""
+
+    @property
+    def prompt(self) -> str:
+        return "llog*> " if self._held or self._session.in_transaction else "llog> "
+
+    def forget(self) -> None:
+        if self._held:
+            note("the transaction is forgotten: nothing of it was sent")
+            self._held = []
+
+    def take(self, text: str) -> bool:
+        """Whether there is to be another line."""
+        if _is_meta(text):
+            return self._meta(text.split())
+        script = split(text)
+        pieces = [*script.pieces, *([] if script.rest is None else [script.rest])]
+        if self._session.is_remote:
+            pieces, self._held = transactions([*self._held, *pieces])
+        for piece in pieces:
+            if not self._run(piece):
+                break
+        if any(piece.word in _SCHEMA_CHANGES for piece in pieces):
+            self._refresh()
+        return True
+
+    def _meta(self, words: list[str]) -> bool:
+        command, names = words[0], words[1:]
+        if command.lower() in (r"\q", r"\quit", *_LEAVING):
+            return False
+        if command == r"\timing":
+            self._output.timing = not self._output.timing
+            note(f"timing is {'on' if self._output.timing else 'off'}")
+        elif command == r"\x":
+            is_expanded = self._output.form is Format.EXPANDED
+            self._output.form = self._form if is_expanded else Format.EXPANDED
+            note(f"one value per line is {'off' if is_expanded else 'on'}")
+        elif command in _DESCRIBES and len(names) == 1 and _NAME.fullmatch(names[0].rstrip(";")):
+            self._run(Piece(f"{_DESCRIBES[command]} {names[0].rstrip(';')}", 1, 1, "DESCRIBE"))
+        elif command in _SHOWS and not names:
+            self._run(Piece(_SHOWS[command], 1, 1, "SHOW"))
+        else:
+            note(
+                HELP if command.lower() in (r"\?", _HELPING) else f"{' '.join(words)} is unknown or incomplete.\n{HELP}"
+            )
+        return True
+
+    def _run(self, piece: Piece) -> bool:
+        """Whether it went well."""
+        try:
+            for result, ms in timed(self._session, piece.sql):
+                self._output.show(result, ms)
+        except KeyboardInterrupt:
+            note("cancelled")
+        except LlogError as error:
+            show_place(error, piece, None)
+            note(f"{error.code}: {message_of(error)}")
+        else:
+            return True
+        return False
+
+    def _refresh(self) -> None:
+        try:
+            self.completer.names = self._session.names()
+        except LlogError:
+            pass  # only what can be completed is missing
+
+
+def is_complete(text: str) -> bool:
+    """Whether Enter ends the input: after a semicolon, for a command of the shell, or if there is nothing."""
+    return not text.strip() or _is_meta(text) or split(text).rest is None
+
+
+def _is_meta(text: str) -> bool:
+    """Also for the words that people try in every shell."""
+    return text.lstrip().startswith("\\") or text.strip().lower() in (*_LEAVING, _HELPING)
+
+
+class NameCompleter(Completer):
+    """Keywords, tables and topics, the columns of the tables that the text names, and groups inside quotes."""
+
+    def __init__(self) -> None:
+        self.names = Names({}, (), ())
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        before = document.text_before_cursor
+        match = re.search(r"(?:\bGROUP\s+)?'?[\w.\\-]*\Z", before, re.IGNORECASE)
+        typed = re.search(r"[\w.\\-]*\Z", before)
+        assert match is not None
+        assert typed is not None
+        word = typed.group()
+        if re.match(r"GROUP\s+'", match.group(), re.IGNORECASE):
+            found: Iterable[str] = self.names.groups
+        elif re.search(r"'[^']*\Z", before) and before.count("'") % 2:
+            found = ()
+        else:
+            found = self._words(document.text, word)
+        for each in sorted({name for name in found if name.lower().startswith(word.lower())}):
+            yield Completion(each, start_position=-len(word))
+
+    def _words(self, text: str, word: str) -> Iterable[str]:
+        if word.startswith("\\"):
+            yield from (*_SHOWS, r"\timing", r"\x", r"\?", r"\q")
+            return
+        yield from self.names.tables
+        yield from self.names.topics
+        named = [table for table in self.names.tables if re.search(rf"{re.escape(table)}\b", text, re.IGNORECASE)]
+        for table in named or self.names.tables:
+            yield from self.names.tables[table]
+        if word:
+            yield from (each if word.isupper() or not word.islower() else each.lower() for each in _KEYWORDS)
+
+
+def history() -> History:
+    """In a file that only its user can read: statements may have secrets in them. In memory if there can be no such file."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    path = Path(base, "llog", "sql_history")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        note(f"llog: without history: {path} cannot be written ({error.strerror})")
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _lexer() -> Lexer | None:
+    try:
+        return PygmentsLexer(import_module("pygments.lexers.sql").SqlLexer)
+    except ImportError:
+        return None

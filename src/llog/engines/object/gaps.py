@@ -1,0 +1,159 @@
+"""Gaps in a partition's index: offsets between the log start and the next offset that no entry and no pending append covers.
+
+The protocol leaves none behind, so a gap is damage: an entry was lost. Its records may still lie in a blob that nothing names any more,
+which is all that `llog repair index` has to go by. While there is a gap, the collector therefore keeps every blob that could fill it:
+
+- the compacted blobs of that partition;
+- shared blobs and sinks' blobs, which name no single partition, if they are stamped between the append times of the gap's neighbours,
+  give or take `SLACK_MS` for clocks that differ and writers that were slow to commit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import msgspec
+
+from llog.log.keys import SINK_BLOBS, WAL, PartitionKeys
+from llog.log.records import Control, IndexEntry, LogState
+from llog.runtime import stamp_of
+
+SLACK_MS: Final = 3_600_000
+_NEVER_MS: Final = 1 << 62
+GAPS_MAX: Final = 100
+"""Gaps of one partition that are told apart; beyond them, the last one reaches over the others."""
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets that nothing covers, and the stamps that a shared blob with their records may have."""
+
+    directory: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    from_ms: int
+    to_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.directory}/{self.partition} offsets {self.start_offset} to {self.end_offset}"
+
+
+class Coverage:
+    """What one scan of a partition's index covers: entries are added by rising end, the pending append last."""
+
+    def __init__(self, keys: PartitionKeys, control: Control) -> None:
+        self._keys = keys
+        self._control = control
+        self._expected = control.log_start_offset
+        """The lowest offset above all entries so far."""
+        self._before: IndexEntry | None = None
+        self._gaps: list[Gap] = []
+        self._lowest_ms: list[tuple[int, int]] = []
+        """Where gaps begin, and the lowest append time from there to the next gap."""
+
+    def add(self, end_offset: int, entry: IndexEntry) -> None:
+        start_offset = end_offset - entry.msg_count + 1
+        if start_offset < self._expected:
+            # A compacted entry reaches under leftovers that lie inside it; so may a pending append.
+            self._gaps = [part for gap in self._gaps for part in without(gap, start_offset, end_offset)]
+        elif start_offset > self._expected:
+            self._open(start_offset - 1, entry)
+        if self._lowest_ms:
+            first, lowest_ms = self._lowest_ms[-1]
+            self._lowest_ms[-1] = first, min(lowest_ms, entry.append_ms)
+        if end_offset >= self._expected:
+            self._expected, self._before = end_offset + 1, entry
+
+    def gaps(self) -> list[Gap]:
+        """The gaps that are left once all was added."""
+        if self._expected < self._control.sequence_counter:
+            self._open(self._control.sequence_counter - 1, None)
+            self._expected = self._control.sequence_counter
+        return [msgspec.structs.replace(gap, from_ms=self._from_ms(gap)) for gap in self._gaps]
+
+    def _from_ms(self, gap: Gap) -> int:
+        """Lower where a clock that was ahead has stamped the neighbours, and went right again later."""
+        behind = [lowest_ms for first, lowest_ms in self._lowest_ms if first >= gap.start_offset]
+        return min([gap.from_ms, *(lowest_ms - SLACK_MS for lowest_ms in behind)])
+
+    def _open(self, end_offset: int, after: IndexEntry | None) -> None:
+        if len(self._lowest_ms) < GAPS_MAX:
+            self._lowest_ms.append((self._expected, _NEVER_MS))
+        before = self._before
+        oldest = [entry.append_ms for entry in (before, after) if entry is not None]
+        # The maximum of the entry behind the gap runs over the lost ones, too.
+        newest = [self._control.max_append_ms if after is None else after.max_append_ms, *oldest]
+        gap = Gap(
+            directory=self._keys.directory,
+            partition=self._keys.partition,
+            start_offset=self._expected,
+            end_offset=end_offset,
+            from_ms=0 if before is None else min(oldest) - SLACK_MS,
+            to_ms=max(newest) + SLACK_MS,
+        )
+        if len(self._gaps) == GAPS_MAX:
+            last = self._gaps.pop()
+            gap = msgspec.structs.replace(
+                gap,
+                start_offset=last.start_offset,
+                from_ms=min(gap.from_ms, last.from_ms),
+                to_ms=max(gap.to_ms, last.to_ms),
+            )
+        self._gaps.append(gap)
+
+
+class Gaps:
+    """The gaps that a collection has met so far, and what it keeps for them."""
+
+    def __init__(self, grace_ms: int = SLACK_MS) -> None:
+        self._wider_ms = max(
+            0, grace_ms - SLACK_MS
+        )  # never narrower: a collection without any grace must not make damage final
+        self._found: dict[Gap, None] = {}
+        self._compacted: set[str] = set()
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def found(self) -> tuple[Gap, ...]:
+        return tuple(self._found)
+
+    def add(self, found: list[Gap]) -> None:
+        if not found:
+            return
+        self._found.update(dict.fromkeys(found))
+        self._compacted.update(PartitionKeys(gap.directory, gap.partition).compacted("") for gap in found)
+        self._starts, self._ends = [], []
+        for start, end in sorted((gap.from_ms - self._wider_ms, gap.to_ms + self._wider_ms) for gap in self._found):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def keeps(self, blob: str) -> bool:
+        """Whether the blob could fill one of the gaps."""
+        if not blob.startswith((WAL, SINK_BLOBS)):
+            return blob[: blob.rfind("/") + 1] in self._compacted
+        stamp = stamp_of(blob)
+        if stamp is None:
+            return bool(self._found)
+        place = bisect_right(self._starts, stamp) - 1
+        return place >= 0 and stamp <= self._ends[place]
+
+
+def without_trimmed(gaps: list[Gap], control: Control) -> list[Gap]:
+    """What is left of the gaps by a control record that was read after the index: retention removes entries during a scan."""
+    if control.log_state is LogState.DELETED:
+        return []
+    return [part for gap in gaps for part in without(gap, 0, control.log_start_offset - 1)]
+
+
+def without(gap: Gap, start_offset: int, end_offset: int) -> list[Gap]:
+    """What is left of the gap when these offsets are covered."""
+    if end_offset < gap.start_offset or gap.end_offset < start_offset:
+        return [gap]
+    below = msgspec.structs.replace(gap, end_offset=start_offset - 1)
+    above = msgspec.structs.replace(gap, start_offset=end_offset + 1)
+    return [part for part in (below, above) if part.start_offset <= part.end_offset]

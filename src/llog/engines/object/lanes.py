@@ -1,0 +1,126 @@
+"""What a writer knows of the partitions that it appends to: their keys and control records, read for all of them in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from llog.engines.object.clocks import AHEAD_MS, is_near_ceiling, present_ms, raised
+from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, PartitionNotInitialized
+from llog.log.catalog import Catalog, keys_in
+from llog.log.keys import PartitionKeys
+from llog.log.log import Log
+from llog.log.records import Control, decode, encode
+from llog.model import TopicPartition
+from llog.stores.meta import Put
+
+_RAISES_MAX: Final = 5
+"""Attempts to raise a ceiling: after them, blobs are stamped no higher than it is."""
+
+
+class Lane:
+    """What a writer knows of one partition."""
+
+    __slots__ = ("keys", "known", "last", "tp")
+
+    def __init__(self, tp: TopicPartition, keys: PartitionKeys) -> None:
+        self.tp = tp
+        self.keys = keys
+        self.known: tuple[Control, int] | None = None
+        """The control record with its version; None if it is known to have changed."""
+        self.last = Control()
+        """What was known last, which may be old."""
+
+    def know(self, control: Control, version: int) -> None:
+        self.known, self.last = (control, version), control
+
+
+class Lanes:
+    """The lanes of one writer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._catalog = Catalog(log)
+        self._lanes: dict[TopicPartition, Lane] = {}
+
+    async def find(self, tps: Sequence[TopicPartition]) -> list[Lane | LlogError]:
+        """The lane of each partition, its control record known; or why there is none."""
+        errors = await self._open([tp for tp in dict.fromkeys(tps) if tp not in self._lanes])
+        lanes = {tp: self._lanes[tp] for tp in tps if tp not in errors}
+        errors |= await self.learn([lane for lane in lanes.values() if lane.known is None])
+        return [errors[tp] if tp in errors else lanes[tp] for tp in tps]
+
+    async def learn(self, lanes: Sequence[Lane]) -> dict[TopicPartition, LlogError]:
+        """Reads the control records of these; returns the errors of those that could not be read."""
+        if not lanes:
+            return {}
+        try:
+            entries = await self._log.meta.get_many([lane.keys.control for lane in lanes])
+        except LlogError as error:
+            return {lane.tp: error for lane in lanes}
+        errors: dict[TopicPartition, LlogError] = {}
+        for lane, found in zip(lanes, entries, strict=True):
+            if found is None:
+                self.forget(lane)
+                errors[lane.tp] = PartitionNotInitialized(f"partition {lane.tp} has no control record")
+            elif lane.known is None or lane.known[1] < found.version:  # an append may have got further meanwhile
+                try:
+                    lane.know(decode(Control, found.value, found.key), found.version)
+                except InconsistentReadState as error:
+                    errors[lane.tp] = error
+        return errors
+
+    def forget(self, lane: Lane) -> None:
+        """Has the topic looked up again at the next append: it may be created again, under other keys."""
+        self._lanes.pop(lane.tp, None)
+
+    async def present_ms(self, lanes: Collection[Lane]) -> int:
+        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is stamped."""
+        now = self._log.runtime.now_ms()
+        if any(is_near_ceiling(lane.last, now) for lane in lanes):
+            now = await present_ms(self._log)
+            await self._raise_ceilings(lanes, now)
+        return now
+
+    async def _open(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LlogError]:
+        """Makes the lanes of these, of which nothing is known yet but their keys; returns the errors of those that are not there."""
+        if not tps:
+            return {}
+        try:
+            topics = await self._catalog.find(sorted({tp.topic for tp in tps}))
+        except LlogError as error:
+            return dict.fromkeys(tps, error)
+        errors: dict[TopicPartition, LlogError] = {}
+        for tp in tps:
+            topic = topics[tp.topic]
+            if isinstance(topic, LlogError):
+                errors[tp] = topic
+                continue
+            try:
+                self._lanes.setdefault(tp, Lane(tp, keys_in(topic, tp.partition)))
+            except LlogError as error:
+                errors[tp] = error
+        return errors
+
+    async def _raise_ceilings(self, lanes: Collection[Lane], now_ms: int) -> None:
+        for _ in range(_RAISES_MAX):
+            await self.learn([lane for lane in lanes if lane.known is None])  # what is wrong, the commit will say
+            known = [(lane, *lane.known) for lane in lanes if lane.known is not None]
+            low = [(lane, control, version) for lane, control, version in known if is_near_ceiling(control, now_ms)]
+            if not low:
+                return
+            changed = [raised(control, control.blob_floor_ms, now_ms + AHEAD_MS) for _, control, _ in low]
+            puts = [
+                Put(lane.keys.control, encode(control), version)
+                for (lane, _, version), control in zip(low, changed, strict=True)
+            ]
+            results: Sequence[int | LlogError]
+            try:
+                results = await self._log.meta.put_many(puts)
+            except OutcomeUnknown as error:
+                results = [error] * len(low)
+            for (lane, _, _), control, result in zip(low, changed, results, strict=True):
+                if isinstance(result, LlogError):
+                    lane.known = None
+                else:
+                    lane.know(control, result)

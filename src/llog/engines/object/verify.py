@@ -1,0 +1,401 @@
+"""Verification: walks a partition from its log start to its end and reads every record on the way.
+
+The walk holds a pin, so that what it resolves stays while others append, compact, trim and collect. One page of
+index entries and one piece are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from llog.batch.joined import layout_of
+from llog.batch.shared import Body
+from llog.engines.object.blob_headers import Headers
+from llog.engines.object.clocks import Window
+from llog.engines.object.collector import Listing, unreferenced
+from llog.engines.object.reader import Piece, Reader, decode_piece, pending_pieces
+from llog.engines.object.repair.damaged_index import decoded
+from llog.errors import (
+    BlobNotFound,
+    CorruptBatch,
+    InconsistentReadState,
+    LlogError,
+    PartitionNotInitialized,
+    TopicNotFound,
+    WrongStore,
+)
+from llog.log.catalog import Catalog
+from llog.log.keys import PartitionKeys, end_offset_of
+from llog.log.log import Log
+from llog.log.pins import LEASE_MS, pin, release, renew
+from llog.log.records import Compaction, CompactionState, Control, Cursor, IndexEntry, Kind, decode
+from llog.model import FIRST_OFFSET, TopicPartition
+from llog.stores.meta import after
+
+PROBLEMS_MAX: Final = 1000
+_PAGE: Final = 1000
+_LOOKAHEAD: Final = 5000
+_EVERY_STAMP: Final = Window(1 << 62, 1 << 62, 1 << 62)
+
+
+class ProblemKind(StrEnum):
+    GAP = "gap"
+    OVERLAP = "overlap"
+    MISSING_BLOB = "missing_blob"
+    CORRUPT = "corrupt"
+    COUNT_MISMATCH = "count_mismatch"
+    TIME_ORDER = "time_order"
+    CONTROL = "control"
+    CURSOR = "cursor"
+    BREADCRUMB = "breadcrumb"
+    HEADER = "header"
+    """The blob's header is damaged or says otherwise: its records can be read, but no repair would find them."""
+    UNREADABLE = "unreadable"
+    """The partition's files or records cannot be read at all."""
+    STALE_ENTRY = "stale_entry"
+    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or the collector."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets are 0 where it is about the whole partition."""
+
+    kind: ProblemKind
+    start_offset: int
+    end_offset: int
+    detail: str
+
+    @property
+    def harmless(self) -> bool:
+        return self.kind is ProblemKind.STALE_ENTRY
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`records`, `bytes` and `pieces` count what was read and found whole."""
+
+    topic: str
+    partition: int
+    records: int
+    bytes: int
+    pieces: int
+    problems: list[Problem]
+    problems_left_out: int = 0
+    """Beyond the first `PROBLEMS_MAX`."""
+    unchecked: str | None = None
+    """Why nothing was read: another process owns the partition, or its files are elsewhere."""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.problems_left_out and all(problem.harmless for problem in self.problems)
+
+
+class Findings:
+    """What a walk over one partition has counted and found so far."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self._tp = tp
+        self.records = self.bytes = self.pieces = 0
+        self.problems: list[Problem] = []
+        self._left_out = 0
+
+    def add(self, problem: Problem) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(problem)
+        else:
+            self._left_out += 1
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(
+            topic=self._tp.topic,
+            partition=self._tp.partition,
+            records=self.records,
+            bytes=self.bytes,
+            pieces=self.pieces,
+            problems=self.problems,
+            problems_left_out=self._left_out,
+        )
+
+
+class OrphanCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Blobs that nothing names. Uploads under way are among them: only what stays from one look to the next is garbage."""
+
+    blobs: int
+    orphans: int
+    orphan_bytes: int
+
+
+async def verify(
+    log: Log,
+    tp: TopicPartition,
+    *,
+    progress: Callable[[int], None] | None = None,
+    headers: Headers | None = None,
+) -> VerifyReport:
+    """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
+
+    Damage is reported, not raised; `StaleReads` if it may only be an old state of the metadata that looks like damage. `TopicNotFound` if
+    there is no such topic, or not any more. Calls that share `headers` read the
+    header of a blob once, not once for each of its partitions.
+    """
+    walk = _Walk(log, tp, progress, headers or Headers(log))
+    pin_id = await pin(log, f"verify {tp}")
+    reads = await log.meta.begin_reads()
+    try:
+        report = await walk.run(pin_id)
+    except TopicNotFound:
+        raise
+    except (InconsistentReadState, PartitionNotInitialized) as error:
+        await Catalog(log).directory(tp)  # it may have been deleted meanwhile
+        report = walk.given_up(error)
+    finally:
+        await release(log, walk.pin_id or pin_id)
+    if not report.healthy:
+        await reads.confirm()
+    return report
+
+
+async def orphans(log: Log) -> OrphanCounts:
+    listing = Listing()
+    count = size = 0
+    async for names in unreferenced(log, _EVERY_STAMP, listing):
+        count += len(names)
+        size += sum(names.values())
+    return OrphanCounts(blobs=listing.candidates, orphans=count, orphan_bytes=size)
+
+
+class _Walk:
+    def __init__(self, log: Log, tp: TopicPartition, progress: Callable[[int], None] | None, headers: Headers) -> None:
+        self.pin_id = ""
+        self._log = log
+        self._tp = tp
+        self._headers = headers
+        self._progress = progress
+        self._renewed_ms = log.runtime.now_ms()
+        self._expected = FIRST_OFFSET
+        """The lowest offset not yet accounted for."""
+        self._newest = (0, 0)
+        self._found = Findings(tp)
+
+    async def run(self, pin_id: str) -> VerifyReport:
+        self.pin_id = pin_id
+        keys, control = await Reader(self._log).control(self._tp)
+        self._expected = control.log_start_offset
+        self._check_control(control)
+        async for piece in self._index(keys, control.log_start_offset):
+            if self._expected >= control.sequence_counter:
+                break
+            await self._visit(keys, piece)
+        for piece in pending_pieces(control):
+            if piece.end_offset >= self._expected:
+                await self._visit(keys, piece)
+        if self._expected < control.sequence_counter:
+            await self._gap(control.sequence_counter)
+        await self._check_compaction(keys)
+        return self._found.report()
+
+    def given_up(self, error: LlogError) -> VerifyReport:
+        """What was found so far, and the record of the partition's own that ended the walk."""
+        self._report(ProblemKind.CONTROL, 0, 0, str(error))
+        return self._found.report()
+
+    async def _visit(self, keys: PartitionKeys, piece: Piece) -> None:
+        start, end, entry = piece
+        if start > self._expected:
+            if await self._is_covered(keys, piece, self._expected):
+                self._stale(piece)
+                return
+            await self._gap(start)
+            if end < self._expected:
+                return  # trimmed meanwhile
+        elif start < self._expected and self._found.pieces:
+            if entry.kind is Kind.COMPACTED:
+                await self._report_inside(keys, piece)
+            else:
+                self._report(
+                    ProblemKind.OVERLAP, start, self._expected - 1, f"the entry that ends at {end} begins too low"
+                )
+        await self._renew()
+        trouble = await self._trouble(piece)
+        if trouble is not None and await self._is_covered(keys, piece, start):
+            self._stale(piece)
+            return
+        if trouble is not None:
+            self._report(trouble[0], start, end, trouble[1])
+        else:
+            self._found.records += end - max(start, self._expected) + 1
+            self._found.bytes += entry.byte_length
+            await self._check_header(keys, piece)
+        self._found.pieces += 1
+        self._check_times(piece)
+        self._expected = end + 1
+        if self._progress is not None:
+            self._progress(self._found.records)
+
+    async def _trouble(self, piece: Piece) -> tuple[ProblemKind, str] | None:
+        """What is wrong with the bytes of a piece: checksum and record count are looked at."""
+        entry = piece.entry
+        try:
+            data = await self._log.blobs.get_range(
+                self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
+            )
+            decode_piece(self._tp, piece, data)
+            if entry.parts != layout_of(data).parts:
+                raise InconsistentReadState(f"blob {entry.data_uri} has other batches than its index entry says")
+        except (BlobNotFound, WrongStore) as error:
+            return ProblemKind.MISSING_BLOB, str(error)
+        except CorruptBatch as error:
+            return ProblemKind.CORRUPT, str(error)
+        except InconsistentReadState as error:
+            return ProblemKind.COUNT_MISMATCH, str(error)
+        return None
+
+    async def _check_header(self, keys: PartitionKeys, piece: Piece) -> None:
+        """The blob's header must say of these records what the index does. Compacted blobs of older versions have none."""
+        entry = piece.entry
+        if entry.byte_offset == 0:
+            return
+        try:
+            body = await self._headers.body_at(self._log.blob_name(entry.data_uri), entry.byte_offset)
+        except CorruptBatch as error:
+            self._report(ProblemKind.HEADER, *piece[:2], f"blob {entry.data_uri}: {error}")
+            return
+        except BlobNotFound:
+            return  # collected since its records were read
+        if body is None or not _agree(keys, piece, body):
+            detail = f"the header of blob {entry.data_uri} does not name these records at byte {entry.byte_offset}"
+            self._report(ProblemKind.HEADER, *piece[:2], detail)
+
+    async def _is_covered(self, keys: PartitionKeys, piece: Piece, offset: int) -> bool:
+        """Whether an index entry further up covers `offset` and all of the piece."""
+        key = keys.entry(piece.end_offset) + "\x00"
+        for found in await self._log.meta.range(key, after(keys.index), _LOOKAHEAD):
+            entry = decoded(found)
+            if entry is not None and end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, piece.start_offset):
+                return True
+        return False
+
+    async def _report_inside(self, keys: PartitionKeys, compacted: Piece) -> None:
+        """Entries below a COMPACTED one that reaches under them: leftovers, unless they reach out of it or are compacted too.
+
+        None are there any more if the compaction ran while the walk passed.
+        """
+        low, high = keys.entry(compacted.start_offset), keys.entry(compacted.end_offset)
+        for found in await self._log.meta.range(low, high, _LOOKAHEAD):
+            entry, end = decoded(found), end_offset_of(found.key)
+            if entry is None:
+                continue
+            piece = Piece(end - entry.msg_count + 1, end, entry)
+            if entry.kind is Kind.WAL and piece.start_offset >= compacted.start_offset:
+                self._stale(piece)
+            else:
+                self._report(
+                    ProblemKind.OVERLAP,
+                    compacted.start_offset,
+                    end,
+                    f"two entries cover this, ending at {end} and {compacted.end_offset}",
+                )
+
+    async def _gap(self, until: int) -> None:
+        """No entry covers the offsets from the expected one to below `until`, unless they were trimmed meanwhile."""
+        _, control = await Reader(self._log).control(self._tp)
+        self._expected = max(self._expected, control.log_start_offset)
+        if self._expected < until:
+            self._report(
+                ProblemKind.GAP,
+                self._expected,
+                until - 1,
+                "no index entry covers these offsets: `llog repair index` shows what can be put back",
+            )
+            self._expected = until
+
+    def _check_control(self, control: Control) -> None:
+        start, following = control.log_start_offset, control.sequence_counter
+        if not FIRST_OFFSET <= start <= following:
+            self._report(ProblemKind.CONTROL, start, following, "the log start is not between 1 and the next offset")
+        if control.pending is not None and control.pending.end_offset != following - 1:
+            detail = f"`pending` ends at {control.pending.end_offset}, but the next offset is {following}"
+            self._report(ProblemKind.CONTROL, control.pending.start_offset, control.pending.end_offset, detail)
+        for name, state in control.producers.items():
+            if state.last and state.last[-1].end_offset >= following:
+                detail = f"producer {name} is remembered beyond the next offset {following}"
+                self._report(ProblemKind.CONTROL, state.last[-1].start_offset, state.last[-1].end_offset, detail)
+
+    def _check_times(self, piece: Piece) -> None:
+        times = piece.entry.max_append_ms, piece.entry.max_timestamp_ms
+        if times[0] < self._newest[0] or times[1] < self._newest[1]:
+            detail = (
+                f"the running maxima {times} are below {self._newest} of the entry before: lookups by time go wrong"
+            )
+            self._report(ProblemKind.TIME_ORDER, piece.start_offset, piece.end_offset, detail)
+        self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
+
+    async def _check_compaction(self, keys: PartitionKeys) -> None:
+        """Cursor and breadcrumb, then a control record read after them: it can only have moved on."""
+        cursor = await self._log.meta.get(keys.cursor)
+        crumb = await self._log.meta.get(keys.compaction)
+        following = (await Reader(self._log).control(self._tp))[1].sequence_counter
+        if cursor is None:
+            self._report(ProblemKind.CURSOR, FIRST_OFFSET, following - 1, "there is no compaction cursor")
+        else:
+            offset = decode(Cursor, cursor.value, cursor.key).offset
+            if not FIRST_OFFSET <= offset <= following:
+                detail = f"the compaction cursor is at {offset}, beyond the next offset {following}"
+                self._report(ProblemKind.CURSOR, offset, offset, detail)
+        if crumb is None:
+            return
+        record = decode(Compaction, crumb.value, crumb.key)
+        detail = ""
+        if not FIRST_OFFSET <= record.start_offset <= record.end_offset < following:
+            detail = f"it is not within the log, whose next offset is {following}"
+        elif record.state is not CompactionState.WRITING_BLOB and await self._log.blobs.head(record.blob) is None:
+            detail = f"its blob {record.blob} is missing in state {record.state}"
+        if detail and await self._log.meta.get(keys.compaction) == crumb:
+            self._report(ProblemKind.BREADCRUMB, record.start_offset, record.end_offset, f"compaction: {detail}")
+
+    async def _index(self, keys: PartitionKeys, start_offset: int) -> AsyncIterator[Piece]:
+        key, end = keys.entry(start_offset), after(keys.index)
+        while True:
+            page = await self._log.meta.range(key, end, _PAGE)
+            for found in page:
+                last = end_offset_of(found.key)
+                try:
+                    entry = decode(IndexEntry, found.value, found.key)
+                except InconsistentReadState as error:
+                    self._report(ProblemKind.CORRUPT, last, last, str(error))
+                    continue
+                yield Piece(last - entry.msg_count + 1, last, entry)
+            if len(page) < _PAGE:
+                return
+            key = page[-1].key + "\x00"
+
+    async def _renew(self) -> None:
+        """Keeps the pin; one that ran out is replaced: what it protected is resolved page by page, and newly so."""
+        now = self._log.runtime.now_ms()
+        if 0 <= now - self._renewed_ms < LEASE_MS // 4:
+            return
+        self._renewed_ms = now
+        if not await renew(self._log, self.pin_id):
+            self.pin_id = await pin(self._log, f"verify {self._tp}")
+
+    def _stale(self, piece: Piece) -> None:
+        detail = f"a leftover inside a compacted range, naming {piece.entry.data_uri}"
+        self._report(ProblemKind.STALE_ENTRY, piece.start_offset, piece.end_offset, detail)
+
+    def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
+        problem = Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail)
+        if (
+            problem not in self._found.problems
+        ):  # a leftover is met on the way, and again under the entry that covers it
+            self._found.add(problem)
+
+
+def _agree(keys: PartitionKeys, piece: Piece, body: Body) -> bool:
+    """Whether the index entry and the blob's header speak of the same records."""
+    entry = piece.entry
+    here = (keys.directory, keys.partition, entry.byte_length, entry.msg_count, entry.encoding)
+    there = (body.directory, body.partition, body.body_length, body.msg_count, body.encoding)
+    placed = body.start_offset in (None, piece.start_offset)
+    return here == there and placed and (body.next_offset is None or body.next_offset <= piece.start_offset)

@@ -1,0 +1,339 @@
+"""The topic catalog: which topics there are, and under which directory their keys live.
+
+Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
+Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted one.
+Topics of every engine are here; where an object topic has control records, a disk topic has directories, and one of RocksDB keys there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from llog.engines.disk.directories import make_directories, remove_directories, rocks_of, topic_path
+from llog.errors import (
+    InvalidArgument,
+    LlogError,
+    LogOwned,
+    MissingExtra,
+    OwnerUnavailable,
+    PartitionNotInitialized,
+    TopicExists,
+    TopicNotFound,
+    VersionMismatch,
+    WrongEngine,
+    WrongStore,
+)
+from llog.log.keys import GROUPS, TOPICS, PartitionKeys, directory_name, group_prefix, topic_key
+from llog.log.log import Log
+from llog.log.records import (
+    DELETE_RETENTION_MS,
+    Cleanup,
+    Control,
+    Cursor,
+    LogState,
+    Topic,
+    decode,
+    encode,
+)
+from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
+from llog.stores.meta import ABSENT, Entry, Put, after, confirmed, scan, scan_names
+
+OBJECT = "object"
+DISK = "disk"
+ROCKSDB = "rocksdb"
+ENGINES = (OBJECT, DISK, ROCKSDB)
+COMPACTING = (DISK, ROCKSDB)
+"""Engines that can keep only the newest record of each key."""
+_INITIALIZE_PAGE = 10_000
+"""Partitions that one request initialises."""
+
+
+class Catalog:
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        engine: str = OBJECT,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        timestamp_type: TimestampType = TimestampType.CREATE,
+        cleanup: Cleanup = Cleanup.DELETE,
+        delete_retention_ms: int = DELETE_RETENTION_MS,
+    ) -> Topic:
+        """Creates the topic with all its partitions; `TopicExists` if there is one of that name."""
+        check_topic_name(name)
+        _check_partitions(partitions)
+        _check_retention(retention_ms, retention_bytes)
+        _check_engine(engine, cleanup, delete_retention_ms)
+        incarnation, expected = await self._next_incarnation(name)
+        topic = Topic(
+            name=name,
+            partitions=partitions,
+            incarnation=incarnation,
+            directory=directory_name(name, incarnation),
+            engine=engine,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            timestamp_type=timestamp_type,
+            cleanup=cleanup,
+            delete_retention_ms=delete_retention_ms,
+            created_ms=self._log.runtime.now_ms(),
+        )
+        if engine == DISK and self._log.segments is not None:
+            topic = msgspec.structs.replace(topic, home=await self._log.segments.hold() or "")
+        try:
+            await self._initialize(topic, range(partitions), new=True)
+        except WrongStore:
+            await self._next_incarnation(name)  # says so if it is somebody else's who was faster
+            raise
+        try:
+            await self._log.meta.put(topic_key(name), encode(topic), expected=expected)
+        except VersionMismatch:
+            raise TopicExists(f"topic {name!r} was created by somebody else at the same time") from None
+        return topic
+
+    async def _next_incarnation(self, name: str) -> tuple[int, int]:
+        """The incarnation that a new topic of this name is, and the version of the catalog entry that it replaces."""
+        while True:
+            found = await self._log.meta.get(topic_key(name))
+            if found is None:
+                return 1, ABSENT
+            old = decode(Topic, found.value, found.key)
+            if not old.deleted:
+                raise TopicExists(f"topic {name!r} already exists with {old.partitions} partitions")
+            if old.swept:
+                return old.incarnation + 1, found.version
+            await self._sweep(old)
+
+    async def get(self, name: str) -> Topic:
+        return _topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
+
+    async def find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
+        """What `get` returns or raises for each of these names, in few round trips."""
+        found: dict[str, Topic | LlogError] = {}
+        valid = []
+        for name in names:
+            try:
+                valid.append(check_topic_name(name))
+            except InvalidArgument as error:
+                found[name] = error
+        for name, entry in zip(valid, await self._log.meta.get_many([*map(topic_key, valid)]), strict=True):
+            try:
+                found[name] = _topic_in(name, entry)
+            except LlogError as error:
+                found[name] = error
+        return found
+
+    async def partition(self, tp: TopicPartition) -> PartitionKeys:
+        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than `object`."""
+        return keys_in(await self.get(tp.topic), tp.partition)
+
+    async def directory(self, tp: TopicPartition) -> str:
+        """The directory of the partition's topic, of whichever engine: another one once the topic was created again."""
+        topic = await self.get(tp.topic)
+        check_partition(topic, tp.partition)
+        return topic.directory
+
+    async def topics(self, engine: str | None = None) -> list[Topic]:
+        """All topics, or those of one engine, by name, tombstones left out."""
+        return [
+            topic for topic in await self._entries() if not topic.deleted and (engine is None or topic.engine == engine)
+        ]
+
+    async def all_topics(self) -> list[Topic]:
+        """As `topics`, with none left out: for a caller that drops what belongs to no topic. `StaleReads` if an old state was read."""
+        return await confirmed(self._log.meta, self.topics)
+
+    async def add_partitions(self, name: str, partitions: int) -> Topic:
+        """Grows the topic to `partitions`; records with keys may then go to other partitions than before."""
+        _check_partitions(partitions)
+        topic = await self.get(name)
+        if partitions < topic.partitions:
+            raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+        while topic.partitions < partitions:
+            await self._initialize(topic, range(topic.partitions, partitions))
+            grown = msgspec.structs.replace(topic, partitions=partitions)
+            topic = grown if await self._replace(topic, grown) else await self.get(name)
+        return topic
+
+    async def set_retention(self, name: str, retention_ms: int | None, retention_bytes: int | None) -> Topic:
+        return await self.set_options(name, retention_ms=retention_ms, retention_bytes=retention_bytes)
+
+    async def set_options(
+        self,
+        name: str,
+        *,
+        retention_ms: int | UnsetType | None = UNSET,
+        retention_bytes: int | UnsetType | None = UNSET,
+        cleanup: Cleanup | UnsetType = UNSET,
+        delete_retention_ms: int | UnsetType = UNSET,
+    ) -> Topic:
+        """Changes what is given. None lifts a limit."""
+        given = {
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "cleanup": cleanup,
+            "delete_retention_ms": delete_retention_ms,
+        }
+        given = {option: value for option, value in given.items() if value is not UNSET}
+        while True:
+            topic = await self.get(name)
+            changed = msgspec.structs.replace(topic, **given)
+            _check_retention(changed.retention_ms, changed.retention_bytes)
+            _check_engine(changed.engine, changed.cleanup, changed.delete_retention_ms)
+            if changed == topic or await self._replace(topic, changed):
+                return changed
+
+    async def delete(self, name: str) -> None:
+        """Deletes the topic, with its consumer groups. Its name may be used again at once.
+
+        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone. A topic of
+        engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned` otherwise.
+        """
+        while True:
+            topic = await self.get(name)
+            if topic.engine == DISK:
+                await topic_path(self._log, topic)
+            if topic.engine == ROCKSDB:
+                await (await rocks_of(self._log, f"topic {name!r}")).hold()
+            tombstone = msgspec.structs.replace(topic, deleted=True)
+            if await self._replace(topic, tombstone):
+                await self._sweep(tombstone)
+                return
+
+    async def finish_deletions(self) -> None:
+        """Closes the partitions of topics whose deletion was interrupted."""
+        here = {DISK: self._log.segments is not None, ROCKSDB: await self._has_rocks()}
+        for topic in await self._entries():
+            if topic.deleted and not topic.swept and here.get(topic.engine, True):
+                try:
+                    await self._sweep(topic)
+                except (LogOwned, OwnerUnavailable, MissingExtra):
+                    continue  # its owner does it
+
+    async def _has_rocks(self) -> bool:
+        """Whether there is a RocksDB here: where there is none, a deletion would be taken for finished that is not."""
+        return self._log.rocks is not None and await asyncio.to_thread(self._log.rocks.directory.is_dir)
+
+    async def _entries(self) -> list[Topic]:
+        return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]
+
+    async def _replace(self, old: Topic, new: Topic) -> bool:
+        """Replaces the catalog entry if it still is `old`."""
+        found = await self._log.meta.get(topic_key(old.name))
+        if found is None or decode(Topic, found.value, found.key) != old:
+            return False
+        try:
+            await self._log.meta.put(topic_key(old.name), encode(new), expected=found.version)
+        except VersionMismatch:
+            return False
+        return True
+
+    async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
+        if topic.engine == DISK:
+            await asyncio.to_thread(make_directories, await topic_path(self._log, topic), partitions, new=new)
+            return
+        if topic.engine == ROCKSDB:
+            await (await rocks_of(self._log, f"topic {topic.name!r}")).create(topic, partitions)
+            return
+        control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
+        for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
+            puts = []
+            for partition in range(first, min(first + _INITIALIZE_PAGE, partitions.stop)):
+                keys = PartitionKeys(topic.directory, partition)
+                puts += [Put(keys.cursor, cursor, ABSENT), Put(keys.control, control, ABSENT)]
+            await self._log.meta.put_many(puts)
+
+    async def _sweep(self, tombstone: Topic) -> None:
+        """Removes what is left of the topic, and says so in its tombstone once nothing can have been overlooked."""
+        reads = await self._log.meta.begin_reads()
+        if tombstone.engine == DISK:
+            await asyncio.to_thread(remove_directories, await topic_path(self._log, tombstone))
+        if tombstone.engine == ROCKSDB:
+            await (await rocks_of(self._log, f"the deleted topic {tombstone.name!r}")).remove(tombstone)
+        for partition in range(tombstone.partitions if tombstone.engine == OBJECT else 0):
+            keys = PartitionKeys(tombstone.directory, partition)
+            await self._close(keys)
+            await self._log.meta.delete_range(keys.index, after(keys.index))
+            for key in (keys.compaction, keys.cursor):
+                await self._log.meta.delete(key)
+        async for group in scan_names(self._log.meta, GROUPS):
+            prefix = group_prefix(group, tombstone.directory)
+            await self._log.meta.delete_range(prefix, after(prefix))
+        await reads.confirm()
+        await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
+
+    async def _close(self, keys: PartitionKeys) -> None:
+        """Leaves a DELETED control record behind, for good: a stalled writer's CAS must find it.
+
+        It keeps the producers, so that an append whose answer was lost can still be told from one that never happened.
+        """
+        while True:
+            found = await self._log.meta.get(keys.control)
+            if found is None:
+                return
+            control = decode(Control, found.value, found.key)
+            if control.log_state is LogState.DELETED:
+                return
+            closed = msgspec.structs.replace(control, log_state=LogState.DELETED, pending=None)
+            try:
+                await self._log.meta.put(keys.control, encode(closed), expected=found.version)
+            except VersionMismatch:
+                continue
+
+
+def _topic_in(name: str, entry: Entry | None) -> Topic:
+    topic = None if entry is None else decode(Topic, entry.value, entry.key)
+    if topic is None or topic.deleted:
+        raise TopicNotFound(
+            f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
+        )
+    return topic
+
+
+def keys_in(topic: Topic, partition: int) -> PartitionKeys:
+    """The keys of a partition of this topic, which must be one of engine `object`."""
+    check_partition(topic, partition)
+    if topic.engine != OBJECT:
+        raise WrongEngine(
+            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its records are files of one "
+            "machine, to be read and written there by `llog`, or from anywhere through the broker that runs there"
+        )
+    return PartitionKeys(topic.directory, partition)
+
+
+def check_partition(topic: Topic, partition: int) -> None:
+    if not 0 <= partition < topic.partitions:
+        raise PartitionNotInitialized(
+            f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0"
+        )
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+
+
+def _check_engine(engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:
+    if engine not in ENGINES:
+        raise InvalidArgument(f"engine {engine!r} is unknown: there are {', '.join(map(repr, ENGINES))}")
+    if cleanup is Cleanup.COMPACT and engine not in COMPACTING:
+        raise InvalidArgument(
+            f"cleanup 'compact' needs engine {' or '.join(map(repr, COMPACTING))}: engine {engine!r} keeps every record of a key"
+        )
+    if delete_retention_ms < 0:
+        raise InvalidArgument(f"delete_retention_ms must not be negative: {delete_retention_ms}")
+
+
+def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:
+    for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
+        if value is not None and value < 0:
+            raise InvalidArgument(f"{name} must not be negative: {value}")

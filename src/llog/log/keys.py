@@ -1,0 +1,131 @@
+"""Every key and blob name of the leaderless log; none is spelled anywhere else.
+
+Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{topic}~2` … when re-created):
+
+| key | value | written by | when it exists |
+| --- | --- | --- | --- |
+| `topics/{topic}` | `Topic`: the catalog entry | admin | from the first creation on; deleting leaves a tombstone |
+| `{dir}/partitions/{p:010}/meta/control` | `Control` | writers, fencing, retention, collector (CAS) | from initialisation on |
+| `{dir}/partitions/{p:010}/index/{end:020}` | `IndexEntry` | writers, compactors | while the offsets are kept |
+| `{dir}/partitions/{p:010}/meta/compaction-cursor` | `Cursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
+| `{dir}/partitions/{p:010}/meta/compaction` | `Compaction`: breadcrumb of a running compaction | compactors | while one runs |
+| `{dir}/partitions/{p:010}/meta/compactor-claim` | `CompactorClaim`, ephemeral: who compacts now | compactors | while they do |
+| `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
+| `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
+| `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `groups/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
+| `groups/{group}/{dir}/members` | `Members`, in `groups/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
+| `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
+| `homes/{what}` | the id of the one directory that holds `what` for this log | first owner | from its first use on |
+| `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
+| `log-id/format` | `LogFormat`: the format of everything here | first opener | always; a log of before it existed gets it when opened |
+
+Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
+`{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
+A directory never has the name of one of ours (`RESERVED`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+ROOT: Final = "llog/"
+LOG_ID: Final = ROOT + "log-id"
+LOG_FORMAT: Final = LOG_ID + "/format"
+TOPICS: Final = ROOT + "topics/"
+SINKS: Final = ROOT + "sinks/"
+PINS: Final = ROOT + "pins/"
+GROUPS: Final = ROOT + "groups/"
+OWNERS: Final = ROOT + "owners/"
+HOMES: Final = ROOT + "homes/"
+MEMBERS: Final = "members"
+WAL: Final = ROOT + "wal-shared/"
+SINK_BLOBS: Final = ROOT + "sink/"
+CLOCK: Final = ROOT + "clock/"
+RESERVED: Final = frozenset(
+    {"topics", "sinks", "pins", "groups", "owners", "homes", "wal-shared", "sink", "clock", "log-id"}
+)
+
+
+class PartitionKeys(msgspec.Struct, frozen=True):
+    """The keys of one partition of a topic's directory."""
+
+    directory: str
+    partition: int
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}{self.directory}/partitions/{self.partition:010}/"
+
+    @property
+    def control(self) -> str:
+        return self.prefix + "meta/control"
+
+    @property
+    def cursor(self) -> str:
+        return self.prefix + "meta/compaction-cursor"
+
+    @property
+    def compaction(self) -> str:
+        return self.prefix + "meta/compaction"
+
+    @property
+    def claim(self) -> str:
+        return self.prefix + "meta/compactor-claim"
+
+    @property
+    def index(self) -> str:
+        return self.prefix + "index/"
+
+    def entry(self, end_offset: int) -> str:
+        return f"{self.prefix}index/{end_offset:020}"
+
+    def compacted(self, uuid: str) -> str:
+        return f"{ROOT}{self.directory}/partitions/{self.partition}/data/compacted/{uuid}"
+
+
+def end_offset_of(key: str) -> int:
+    """The end offset in an index key."""
+    return int(key[-20:])
+
+
+def topic_key(topic: str) -> str:
+    return TOPICS + topic
+
+
+def sink_key(sink: str) -> str:
+    return SINKS + sink
+
+
+def pin_key(pin_id: str) -> str:
+    return PINS + pin_id
+
+
+def group_prefix(group: str, directory: str | None = None) -> str:
+    """Of all that is kept of a group, or of what it has on one topic."""
+    return f"{GROUPS}{group}/" + ("" if directory is None else f"{directory}/")
+
+
+def group_key(group: str, directory: str, partition: int) -> str:
+    """By directory, so that a group starts anew when a topic of the same name is created again."""
+    return f"{GROUPS}{group}/{directory}/{partition:010}"
+
+
+def members_key(group: str, directory: str) -> str:
+    return f"{GROUPS}{group}/{directory}/{MEMBERS}"
+
+
+def owner_key(what: str) -> str:
+    return OWNERS + what
+
+
+def home_key(what: str) -> str:
+    return HOMES + what
+
+
+def directory_name(topic: str, incarnation: int) -> str:
+    """Each incarnation of a topic has its own directory, so that a zombie of the old can touch nothing of the new."""
+    if incarnation == 1 and topic not in RESERVED:
+        return topic
+    return f"{topic}~{incarnation}"

@@ -1,0 +1,159 @@
+"""The two stores of one log and the world around them: what every part of this room works on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from llog.errors import BlobExists, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
+from llog.log.keys import LOG_FORMAT, LOG_ID, TOPICS
+from llog.log.owners import Owners
+from llog.log.records import LogFormat, Topic, decode, encode
+from llog.runtime import Runtime, uuid7
+from llog.stores.blobs import BlobStore
+from llog.stores.meta import ABSENT, MetaStore, after
+
+FORMAT: Final = LogFormat()
+"""The format that this version writes, and the highest that it knows."""
+
+
+class Segments(Protocol):
+    """Where the files of disk topics lie on this machine. `engines/` opens them; they are closed with the log."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    async def identity(self) -> str | None:
+        """The id of the directory; None if no topic was made in it yet."""
+        ...
+
+    async def hold(self) -> str | None:
+        """Return the id of the directory, which is made if need be. A broker answers for it from now on: `LogOwned` if another one does."""
+        ...
+
+    async def check(self) -> None:
+        """`StoreUnavailable` if the files that are open can take no records."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Rocks(Protocol):
+    """The RocksDB of tables and of topics of engine `rocksdb`. `engines/` opens it at its first use; it is closed with the log."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    async def hold(self) -> None:
+        """Opens it; `LogOwned` if another process has it."""
+        ...
+
+    async def check(self) -> None:
+        """`StoreUnavailable` if it is there, open or not, and would take no changes."""
+        ...
+
+    async def create(self, topic: Topic, partitions: range) -> None:
+        """Makes these partitions of a topic; `WrongStore` if it is new and something is there already."""
+        ...
+
+    async def remove(self, topic: Topic) -> None:
+        """Removes the topic and all its records. Idempotent."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Log(NamedTuple):
+    meta: MetaStore
+    blobs: BlobStore
+    runtime: Runtime
+    segments: Segments | None = None
+    rocks: Rocks | None = None
+    owners: Owners | None = None
+
+    def data_uri(self, blob: str) -> str:
+        """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""
+        return f"{self.blobs.uri}/{blob}" if is_remote(self.blobs.uri) else blob
+
+    def blob_name(self, data_uri: str) -> str:
+        """The blob's name in this log's blob store, which is its address if that store is rooted nowhere."""
+        if "://" not in data_uri or not self.blobs.uri:
+            return data_uri
+        root = self.blobs.uri + "/"
+        if not data_uri.startswith(root):
+            raise WrongStore(f"the metadata names {data_uri}, which is not below the blob store {self.blobs.uri}")
+        return data_uri.removeprefix(root)
+
+
+def is_remote(uri: str) -> bool:
+    return not uri.startswith(("file:", "memory:"))
+
+
+async def check_format(log: Log) -> None:
+    """Raises `WrongStore` if the log has a format that this version does not know. A log without a number gets format 1.
+
+    The number is put before the log's id, so that no process meets a new log without one.
+    """
+    try:
+        value, _ = await _first(log, LOG_FORMAT, encode(FORMAT))
+    except (StoreUnavailable, OutcomeUnknown):
+        if await log.meta.get(LOG_ID) is None or await log.meta.get(LOG_FORMAT) is not None:
+            raise
+        return  # A log of format 1 that has no number can be read while its store takes no writes.
+    stored = decode(LogFormat, value, LOG_FORMAT)
+    if stored.number > FORMAT.number:
+        raise WrongStore(
+            f"the log has format {stored.number}, and this version of llog knows the formats up to {FORMAT.number}: "
+            f"use llog {stored.needs} or later"
+        )
+
+
+async def tie_together(log: Log) -> None:
+    """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
+
+    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost;
+    and new metadata with the blobs of another log would have them collected.
+    """
+    new_id = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
+    value, is_new = await _first(log, LOG_ID, new_id)
+    # A name of its own per id: two logs that were opened at once on one blob store must not take each other's mark.
+    mark = f"{LOG_ID}-{value.decode()}"
+    if await log.blobs.head(mark) is None:
+        await _put_mark(log, mark, value, is_new=is_new)
+    log.blobs.require(mark)
+
+
+async def _first(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
+    """Returns the value under `key`, after putting `value` there if nobody had put one; and whether this call put it."""
+    found = await log.meta.get(key)
+    if found is not None:
+        return found.value, False
+    try:
+        await log.meta.put(key, value, expected=ABSENT)
+    except VersionMismatch:
+        found = await log.meta.get(key)
+        if found is None:
+            raise StoreUnavailable(f"the metadata store has {key} and does not show it: open the log again") from None
+        return found.value, False
+    return value, True
+
+
+async def _put_mark(log: Log, mark: str, value: bytes, *, is_new: bool) -> None:
+    """Marks the blobs of a new log."""
+    if not is_new and await log.meta.keys(TOPICS, after(TOPICS), 1):
+        raise WrongStore(
+            f"the blob store {log.blobs.uri} does not belong to this metadata store: its mark {mark} is missing. "
+            "Check LLOG_META and LLOG_BLOBS, and that the directory or bucket is the right one"
+        )
+    # To a collector with new metadata, every blob of the log that was here before would be garbage.
+    async for page in log.blobs.list(f"{LOG_ID}-"):
+        others = [info.name for info in page if info.name != mark]
+        if others:
+            raise WrongStore(
+                f"the blob store {log.blobs.uri} belongs to a log with other metadata: it has the mark {others[0]}. "
+                "Check LLOG_META and LLOG_BLOBS; for a new log, name an empty directory, bucket or prefix"
+            )
+    try:
+        await log.blobs.put(mark, [value])
+    except BlobExists:
+        pass

@@ -1,0 +1,355 @@
+"""From settings to an open log: the one place that knows which adapter an address means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llog.base.addresses import PostgresAddress
+from llog.batch.format import Codec
+from llog.config import SETTINGS, Secret, Settings
+from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
+from llog.engines.object.collector import CollectorOptions
+from llog.engines.object.compaction.compactor import CompactorOptions
+from llog.engines.object.writer import WriterOptions
+from llog.engines.rocksdb.engine import OpenRocks
+from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
+from llog.locations import NO_BLOBS, OXIA_SCHEMES, Address, parse_address
+from llog.log.keys import LOG_ID
+from llog.log.log import Log, check_format, tie_together
+from llog.log.owners import Owners
+from llog.runtime import Runtime, SystemRuntime
+from llog.stores.blobs import BlobStore
+from llog.stores.blobs_by_uri import BlobsByUri
+from llog.stores.meta import MetaStore
+from llog.stores.prefixed import PrefixedMetaStore
+
+if TYPE_CHECKING:
+    from llog.stores.memory.blobs import MemoryBlobs
+    from llog.stores.memory.meta import MemoryMeta
+    from llog.stores.oxia import OxiaMetaStore
+    from llog.stores.postgres import PostgresMetaStore
+
+# Stores in memory live as long as the process, so that whoever opens the same name there meets the same log.
+_memory_meta: dict[str, MemoryMeta] = {}
+_memory_blobs: dict[str, MemoryBlobs] = {}
+
+
+async def open_log(
+    settings: Settings,
+    *,
+    runtime: Runtime | None = None,
+    is_broker: bool = False,
+    address: str | None = None,
+    reads_only: bool = False,
+) -> Log:
+    """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
+
+    A broker says so, and at which address others reach it, if they can. With `reads_only` no blob store need be named: blobs are read
+    from where the metadata says they are.
+
+    Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
+    """
+    meta_address, blobs_address = addresses(settings)
+    if blobs_address is None and not reads_only:
+        raise ConfigurationError(
+            f"LLOG_META is {settings.meta}, and no setting says where its blobs are: set LLOG_S3_BUCKET=bucket or "
+            "LLOG_BLOBS=s3://bucket/prefix. Only readers work without"
+        )
+    with _blaming("meta", settings.meta):
+        meta = await _open_meta(meta_address, settings)
+    try:
+        with _blaming("blobs", settings.blobs):
+            blobs = _open_blobs(blobs_address, settings) if blobs_address else _blobs_by_uri(settings)
+        runtime = runtime or SystemRuntime()
+        owners = Owners(
+            meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
+        )
+        segments, rocks = _segments(settings, runtime, owners), _rocks(settings, runtime, owners)
+        log = Log(meta, blobs, runtime, segments, rocks, owners)
+        try:
+            with _blaming("meta", settings.meta):
+                if blobs_address is None and await meta.get(LOG_ID) is None:
+                    raise _log_not_found(settings)
+                await check_format(log)
+            if blobs_address is not None:
+                with _blaming("blobs", settings.blobs):
+                    await tie_together(log)
+        except BaseException:
+            await blobs.close()
+            raise
+    except BaseException:
+        await meta.close()
+        raise
+    return log
+
+
+async def close_log(log: Log) -> None:
+    """Ends the session and lets go of disk topics, tables, connections and threads. Idempotent."""
+    try:
+        if log.segments is not None:
+            await log.segments.close()
+    finally:
+        try:
+            if log.rocks is not None:
+                await log.rocks.close()
+        finally:
+            try:
+                if log.owners is not None:
+                    await log.owners.close()
+                await log.meta.close()
+            finally:
+                await log.blobs.close()
+
+
+@asynccontextmanager
+async def opened_log(
+    settings: Settings,
+    *,
+    runtime: Runtime | None = None,
+    is_broker: bool = False,
+    address: str | None = None,
+    reads_only: bool = False,
+) -> AsyncIterator[Log]:
+    log = await open_log(settings, runtime=runtime, is_broker=is_broker, address=address, reads_only=reads_only)
+    try:
+        yield log
+    finally:
+        await close_log(log)
+
+
+@asynccontextmanager
+async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Owners]:
+    """The owners of a log, for those who need nothing else of it: no blob store is opened. `LogNotFound` if there is no log."""
+    await asyncio.to_thread(require_log, settings)
+    without_blobs = msgspec.structs.replace(settings, blobs=NO_BLOBS, s3_bucket=None)
+    async with opened_log(without_blobs, runtime=runtime, reads_only=True) as log:
+        assert log.owners is not None
+        yield log.owners
+
+
+def log_exists(settings: Settings) -> bool:
+    """Whether there is such a log already; opening it would make one otherwise. May block for a moment."""
+    meta, _ = addresses(settings)
+    log_id = f"{settings.root_prefix}/{LOG_ID}".lstrip("/")
+    if meta.scheme in OXIA_SCHEMES:
+        with _blaming("meta", settings.meta):
+            return _oxia(meta, settings).has_key(log_id)
+    if meta.scheme == "sqlite" and not Path(meta.path).exists():
+        return False
+    with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
+        # In a thread of its own, for the caller may be running an event loop.
+        if meta.scheme == "postgresql":
+            return thread.submit(asyncio.run, _postgres(settings).has_key(log_id)).result()
+        return not settings.root_prefix or thread.submit(asyncio.run, _has_log_id(meta, settings)).result()
+
+
+async def _has_log_id(address: Address, settings: Settings) -> bool:
+    """Whether the store, which is there, has a log with this prefix among others."""
+    meta = await _open_meta(address, settings)
+    try:
+        return await meta.get(LOG_ID) is not None
+    finally:
+        await meta.close()
+
+
+def require_log(settings: Settings) -> None:
+    """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
+    if not log_exists(settings):
+        raise _log_not_found(settings)
+
+
+def _log_not_found(settings: Settings) -> LogNotFound:
+    return LogNotFound(
+        f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
+    )
+
+
+def writer_options(settings: Settings) -> WriterOptions:
+    return WriterOptions(codec=Codec(settings.codec))
+
+
+def segment_options(settings: Settings) -> SegmentOptions:
+    return SegmentOptions(
+        segment_bytes=min(settings.segment_bytes, SEGMENT_BYTES_MAX),
+        segment_ms=settings.segment_ms,
+        index_interval_bytes=settings.segment_index_bytes,
+        index_interval_records=settings.segment_index_records or None,
+        frame_bytes=settings.segment_frame_bytes,
+        fsync=Fsync(settings.segment_fsync),
+        fsync_interval_ms=settings.segment_fsync_interval_ms,
+        ahead_bytes=settings.segment_ahead_bytes,
+        codec=Codec(settings.codec),
+    )
+
+
+def compactor_options(settings: Settings) -> CompactorOptions:
+    return CompactorOptions(
+        codec=Codec(settings.codec),
+        holder=settings.compactor_id or settings.client_name,
+        max_offsets=settings.compactor_max_offsets_per_run,
+        max_bytes=settings.compactor_max_bytes_per_run,
+    )
+
+
+def collector_options(settings: Settings) -> CollectorOptions:
+    return CollectorOptions(grace_ms=settings.collect_grace_ms)
+
+
+def addresses(settings: Settings) -> tuple[Address, Address | None]:
+    """Where metadata and blobs are, the latter below LLOG_ROOT_PREFIX, or None if the metadata is to say.
+
+    Refuses a pair of which one outlives the other, for that loses acknowledged records.
+    """
+    meta = parse_address("meta", settings.meta)
+    if settings.blobs == NO_BLOBS:
+        return meta, None
+    blobs = _below(parse_address("blobs", settings.blobs), settings.root_prefix)
+    if (meta.scheme == "memory") != (blobs.scheme == "memory"):
+        raise ConfigurationError(
+            f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process and the other "
+            "kept. Use memory:// for both or for neither"
+        )
+    return meta, blobs
+
+
+def _below(address: Address, prefix: str) -> Address:
+    if not prefix:
+        return address
+    if address.scheme == "memory":
+        return address._replace(authority=f"{address.authority}/{prefix}")
+    return address._replace(path=f"{address.path}/{prefix}" if address.path else prefix)
+
+
+async def _open_meta(address: Address, settings: Settings) -> MetaStore:
+    store = await _open_whole_meta(address, settings)
+    return PrefixedMetaStore(store, settings.root_prefix + "/") if settings.root_prefix else store
+
+
+async def _open_whole_meta(address: Address, settings: Settings) -> MetaStore:
+    if address.scheme == "memory":
+        from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
+
+        return MemoryMetaStore(_memory_meta.setdefault(address.authority, MemoryMeta()))
+    if address.scheme == "postgresql":
+        store = _postgres(settings)
+        await store.open()
+        return store
+    if address.scheme in OXIA_SCHEMES:
+        return await _oxia(address, settings).connected()
+    from llog.stores.sqlite.store import SqliteMetaStore
+
+    return await asyncio.to_thread(
+        SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.store_session_timeout_ms
+    )
+
+
+def _postgres(settings: Settings) -> PostgresMetaStore:
+    try:
+        from llog.stores.postgres import PostgresMetaStore
+    except ImportError as error:
+        raise ConfigurationError(f"PostgreSQL needs {error.name}: pip install 'leaderless-log[postgres]'") from error
+    return PostgresMetaStore(
+        PostgresAddress.parse(settings.meta),
+        password=_revealed(settings.postgres_password),
+        password_file=settings.postgres_password_file,
+        client_name=settings.client_name,
+        session_timeout_ms=settings.store_session_timeout_ms,
+    )
+
+
+def _oxia(address: Address, settings: Settings) -> OxiaMetaStore:
+    try:
+        from llog.stores.oxia import OxiaMetaStore, Security
+    except ImportError as error:
+        raise ConfigurationError(f"Oxia needs {error.name}: pip install 'leaderless-log[oxia]'") from error
+    return OxiaMetaStore(
+        address.authority.split(","),
+        address.path,
+        session_timeout_ms=settings.store_session_timeout_ms,
+        identity=settings.client_name,
+        security=Security(
+            tls=address.scheme == "oxias",
+            ca_file=settings.oxia_ca_file,
+            token=_revealed(settings.oxia_token),
+            token_file=settings.oxia_token_file,
+        ),
+    )
+
+
+def _open_blobs(address: Address, settings: Settings) -> BlobStore:
+    if address.scheme == "memory":
+        from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
+
+        return MemoryBlobStore(
+            _memory_blobs.setdefault(address.authority, MemoryBlobs()), uri=f"memory://{address.authority}"
+        )
+    if address.scheme == "file":
+        from llog.stores.files.blobs import FileBlobStore
+
+        return FileBlobStore(Path(address.path))
+    from llog.stores.object.answers import Limits
+    from llog.stores.object.blobs import ObjectBlobStore
+
+    limits = Limits(user_agent=settings.client_name)
+    if address.scheme == "gs":
+        return ObjectBlobStore.gcs(address.authority, address.path, limits=limits)
+    if address.scheme == "az":
+        return ObjectBlobStore.azure(address.authority, address.path, limits=limits)
+    return ObjectBlobStore.s3(
+        address.authority,
+        address.path,
+        endpoint=settings.s3_endpoint_url,
+        region=settings.s3_region_name,
+        access_key_id=settings.s3_access_key_id,
+        secret_access_key=_revealed(settings.s3_secret_access_key),
+        session_token=_revealed(settings.s3_session_token),
+        limits=limits,
+    )
+
+
+def _blobs_by_uri(settings: Settings) -> BlobsByUri:
+    def open_bucket(url: str) -> BlobStore:
+        if url.partition("://")[0] not in ("s3", "gs", "az"):
+            raise ConfigurationError(f"the metadata names blobs in {url}, which is no store that llog knows")
+        return _open_blobs(parse_address("blobs", url), settings)
+
+    return BlobsByUri(open_bucket)
+
+
+def _segments(settings: Settings, runtime: Runtime, owners: Owners) -> OpenSegments | None:
+    """Nothing is opened, or made, before a disk topic is."""
+    if settings.segments_dir is None:
+        return None
+    return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime, owners)
+
+
+def _rocks(settings: Settings, runtime: Runtime, owners: Owners) -> OpenRocks | None:
+    """Nothing is opened, or made, before a table or a topic of it is used."""
+    return None if settings.rocksdb_dir is None else OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return None if secret is None else secret.value
+
+
+@contextmanager
+def _blaming(field: str, value: str) -> Iterator[None]:
+    """Puts the setting's name in front of what its store says; settings can be changed, stores only be talked to."""
+    try:
+        yield
+    except (StoreUnavailable, WrongStore, ConfigurationError) as error:
+        raise type(error)(_blame(field, value, error)) from error
+    except InvalidArgument as error:
+        raise ConfigurationError(_blame(field, value, error)) from error
+
+
+def _blame(field: str, value: str, error: LlogError) -> str:
+    return f"{SETTINGS[field].variable} is {value}: {error}"

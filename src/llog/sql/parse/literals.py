@@ -1,0 +1,103 @@
+"""`INSERT … VALUES` of plain literals and parameters, as Python values: what needs no parser and no DuckDB."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from llog.sql.parse.lexer import Kind
+from llog.sql.parse.token_stream import Cursor
+
+_WORDS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
+_DIGITS_MAX: Final = 38
+"""More of them are no INTEGER and no DECIMAL in DuckDB."""
+
+
+class PlainInsert(NamedTuple):
+    table: str
+    table_at: int
+    """The number of the token that the table's name begins with."""
+    columns: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    ends: bool
+    """Nothing follows the rows."""
+
+
+def plain_insert(cursor: Cursor) -> PlainInsert | None:
+    """None if the statement is anything else than `INSERT INTO t [(columns)] VALUES` and plain rows, or has an error."""
+    if not cursor.accept("INSERT", "INTO") or not cursor.is_name():
+        return None
+    table_at = cursor.at
+    table = cursor.table()
+    if table.startswith("system."):
+        return None
+    columns: list[str] = []
+    if cursor.accept("("):
+        while cursor.is_name():
+            columns.append(cursor.take().value.lower())
+            if not cursor.accept(","):
+                break
+        if not cursor.accept(")"):
+            return None
+    if not cursor.accept("VALUES"):
+        return None
+    rows = plain_rows(cursor, len(columns))
+    ends = cursor.token.kind is Kind.END
+    return None if rows is None else PlainInsert(table, table_at, tuple(columns), rows, ends)
+
+
+def plain_rows(cursor: Cursor, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
+    """The rows after VALUES; None if one of them is not plain. All must have `width` values, or as many as the first."""
+    rows: list[tuple[Any, ...]] = []
+    symbol = Kind.SYMBOL
+    while True:
+        start = cursor.token
+        if not cursor.accept("("):
+            return None
+        row: list[Any] = []
+        while True:
+            value = _literal(cursor)
+            after = cursor.take()
+            if value is _NOT_PLAIN or after.kind is not symbol or after.value not in ",)":
+                return None
+            row.append(value)
+            if after.value == ")":
+                break
+        width = width or len(row)
+        if len(row) != width:
+            raise cursor.error(f"this row has {len(row)} values, and {width} are expected", token=start)
+        rows.append(tuple(row))
+        if not cursor.accept(","):
+            return tuple(rows)
+
+
+_NOT_PLAIN: Final = object()
+
+
+def _literal(cursor: Cursor) -> Any:
+    token = cursor.take()
+    kind = token.kind
+    if kind is Kind.STRING:
+        return _NOT_PLAIN if cursor.token.kind is Kind.STRING else token.value
+    if kind is Kind.PARAMETER:
+        return cursor.parameters[token.start]
+    if kind is Kind.NUMBER:
+        return _number(token.value, "")
+    if kind is Kind.BLOB:
+        return bytes.fromhex(token.value)
+    if kind is Kind.WORD:
+        return _WORDS.get(token.value.upper(), _NOT_PLAIN)
+    if kind is Kind.SYMBOL and token.value in "-+" and cursor.token.kind is Kind.NUMBER:
+        return _number(cursor.take().value, token.value)
+    return _NOT_PLAIN
+
+
+def _number(text: str, sign: str) -> Any:
+    """As DuckDB types them: whole numbers, decimals up to 38 digits, doubles with an exponent."""
+    if text.isdigit():
+        return int(sign + text) if len(text) <= _DIGITS_MAX else _NOT_PLAIN
+    if "e" not in text.lower():
+        return Decimal(sign + text) if len(text) - 1 <= _DIGITS_MAX else _NOT_PLAIN
+    value = float(sign + text)
+    return value if math.isfinite(value) else _NOT_PLAIN

@@ -1,0 +1,233 @@
+"""Tables: created, changed and queried. Blocking; any thread may call.
+
+An INSERT of plain values or of Arrow columns goes to RocksDB without DuckDB: rows, events and counters in one synced WriteBatch. Everything
+else runs in DuckDB first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from llog.batch.columns import FEW
+from llog.cdc.changes import Change, FewRows
+from llog.cdc.events import Op
+from llog.cdc.router import Router
+from llog.engines.rocksdb.keys import ROWS
+from llog.engines.rocksdb.logs import RocksLogs
+from llog.engines.rocksdb.store import RocksStore
+from llog.errors import ConstraintViolation, SqlError, TableExists, TransactionFailed
+from llog.runtime import Runtime
+from llog.sql.parse.statements import TableStatement
+from llog.sql.tables.definitions import Column, TableDefinition, TableStore
+from llog.sql.tables.expressions import Expressions
+from llog.sql.tables.mirror import Mirror
+from llog.sql.tables.plans import Plan, planned
+from llog.sql.tables.rows import Cells
+from llog.sql.tables.transactions import Executed, Place, Session, Transaction, WriterLock
+from llog.sql.tables.values import Columns, Defaults, from_arrow, from_values
+from llog.sql.workers.duckdb_server import DuckDBOptions
+from llog.sql.workers.engine import Params
+
+__all__ = ["Column", "DuckDBOptions", "Executed", "Session", "TableDefinition", "Tables"]
+
+
+class Tables:
+    """The tables of one store."""
+
+    def __init__(
+        self,
+        store: RocksStore,
+        logs: RocksLogs,
+        runtime: Runtime,
+        *,
+        options: DuckDBOptions | None = None,
+        lock_timeout_s: float = 10.0,
+        router: Router | None = None,
+        plan: Callable[[TableStatement], Plan] = planned,
+    ) -> None:
+        self.store = store
+        self._tables = TableStore(store)
+        self._logs = logs
+        self._mirror = Mirror(options or DuckDBOptions(), self._tables.pages)
+        self.evaluator = Expressions(self._mirror, self._tables.definition)
+        self.router = Router(store, runtime, self.evaluator) if router is None else router
+        self._lock = WriterLock(runtime, lock_timeout_s)
+        self._place = Place(self._tables, self._mirror, logs, self.router, self._lock, plan)
+        self._defaults = Defaults(runtime, self._mirror.fetch_once)
+
+    def close(self) -> None:
+        self._mirror.close()
+
+    def session(self, name: str = "") -> Session:
+        return Session(self._mirror, name)
+
+    def definitions(self) -> dict[str, TableDefinition]:
+        """By name."""
+        return self._tables.definitions()
+
+    def definition(self, name: str) -> TableDefinition:
+        """Whatever the case of the name; `TableNotFound` says which are alike."""
+        return self._tables.definition(name)
+
+    def create(self, statement: TableStatement) -> bool:
+        """False if the table is there and the statement says IF NOT EXISTS."""
+        name = _target(statement)
+        with self.exclusively(statement.kind):
+            if self._tables.find(name) is not None:
+                if statement.if_exists:
+                    return False
+                raise TableExists(f"table {name!r} is there already: drop it first, or say IF NOT EXISTS")
+            with self._mirror.creating(name, self._tables.next_number(), statement.sql) as definition:
+                self._tables.add(definition)
+            return True
+
+    def drop(self, statement: TableStatement) -> bool:
+        """False if there is no such table and the statement says IF EXISTS."""
+        name = _target(statement)
+        with self.exclusively(statement.kind):
+            if statement.if_exists and self._tables.find(name) is None:
+                return False
+            definition = self._tables.definition(name)
+            if any(self.router.has_routes(definition.name, op) for op in Op):
+                raise SqlError(
+                    f"table {definition.name!r} is the source of a topic",
+                    hint="ALTER TOPIC … DROP SOURCE first: SHOW ROUTES",
+                )
+            self._tables.remove(definition)
+            self._mirror.forget(definition)
+            return True
+
+    @contextmanager
+    def exclusively(self, what: str) -> Iterator[None]:
+        """Nobody changes tables meanwhile: for what transactions must not see the middle of."""
+        with self._lock.held(what):
+            yield
+
+    def check_route(self, table: str, where: str | None, partition_by: str | None) -> None:
+        """`SqlError` unless the expressions can be asked of every row of the table."""
+        self.evaluator.check(table, where, partition_by)
+
+    def begin(self, session: Session) -> None:
+        """`TransactionConflict` if another transaction does not end in time."""
+        if session.transaction is not None:
+            raise SqlError("a transaction is open already", hint="COMMIT or ROLLBACK first")
+        Transaction(self._place, session)
+
+    def commit(self, session: Session) -> None:
+        """`TransactionFailed`, and nothing is kept, if one of the statements has failed."""
+        self._open(session).commit()
+
+    def rollback(self, session: Session) -> None:
+        self._open(session).roll_back()
+
+    def select(
+        self,
+        session: Session,
+        statement: TableStatement,
+        params: Params = None,
+        extra: Mapping[str, pa.Table] | None = None,
+    ) -> pa.Table:
+        """Rows as of now, or as the session's transaction sees them. `extra` has tables that only this statement knows."""
+        if session.transaction is not None:
+            return session.transaction.select(statement, params, extra or {})
+        cursor = session.ready([self._tables.definition(each) for each in statement.tables])
+        return self._mirror.fetch(cursor, statement.sql, params, extra)
+
+    def execute(
+        self,
+        session: Session,
+        statement: TableStatement,
+        params: Params = None,
+        extra: Mapping[str, pa.Table] | None = None,
+    ) -> Executed:
+        """INSERT, UPDATE or DELETE, bound: in the session's transaction, or as one of its own."""
+        if session.transaction is not None:
+            return session.transaction.execute(statement, params, extra or {})
+        if statement.values is not None and not (statement.conflict or statement.returning):
+            with self._lock.held(session.name):
+                definition = self._tables.definition(_target(statement))
+                if not definition.checked:
+                    columns = from_values(definition, statement.columns, statement.values)
+                    if columns is not None:
+                        return Executed(self._append(definition, columns), None)
+        transaction = Transaction(self._place, session)
+        try:
+            done = transaction.execute(statement, params, extra or {})
+        except BaseException:
+            transaction.roll_back()
+            raise
+        transaction.commit()
+        return done
+
+    def insert(self, session: Session, table: str, rows: pa.Table) -> int:
+        """Arrow columns, by name; those that are missing get their defaults. Casts never lose anything."""
+        transaction = session.transaction
+        if transaction is not None:
+            if transaction.failed:
+                raise TransactionFailed("a statement of this transaction has failed: ROLLBACK, and begin again")
+            definition = self._tables.definition(table)
+            if rows.num_rows:
+                whole = self._defaults.filled(definition, from_arrow(definition, rows))
+                transaction.insert(definition, definition.codec.table(whole))
+            return int(rows.num_rows)
+        with self._lock.held(session.name):
+            definition = self._tables.definition(table)
+            if not definition.checked:
+                columns = from_arrow(definition, rows)
+                return self._append(definition, columns) if rows.num_rows else 0
+        self.begin(session)
+        try:
+            count = self.insert(session, table, rows)
+        except BaseException:
+            self.rollback(session)
+            raise
+        self.commit(session)
+        return count
+
+    def _append(self, definition: TableDefinition, columns: Columns) -> int:
+        """New rows, past DuckDB. The caller holds the writer's lock."""
+        codec = definition.codec
+        whole = self._defaults.filled(definition, columns)
+        keys, values = codec.encode(whole, definition.prefix)
+        if len(keys) > 1 and len(set(keys)) < len(keys):
+            first = {key: place for place, key in reversed(list(enumerate(keys)))}
+            raise _not_unique(definition, whole, next(place for place, key in enumerate(keys) if first[key] != place))
+        if not self._tables.has_none(keys):
+            for place, row in enumerate(self._tables.rows(keys)):
+                if row is not None:
+                    raise _not_unique(definition, whole, place)
+        few = len(keys) <= FEW
+        rows = (
+            FewRows(dict(zip(codec.names, whole, strict=True)), lambda: codec.table(whole))
+            if few
+            else codec.table(whole)
+        )
+        with self._logs.staged() as staged:
+            staged.changes.put_all(ROWS, keys, values)
+            if self.router.has_routes(definition.name, Op.INSERT):
+                self.router.add(staged, [Change(definition.shape, Op.INSERT, rows)])
+            staged.commit(sync=True)
+        if self._mirror.has(definition):
+            self._mirror.tell(definition, values if few else rows)
+        return len(keys)
+
+    def _open(self, session: Session) -> Transaction:
+        if session.transaction is None:
+            raise SqlError("no transaction is open", hint="BEGIN one first")
+        return session.transaction
+
+
+def _target(statement: TableStatement) -> str:
+    if statement.target is None:
+        raise SqlError(f"{statement.kind} names no table")
+    return statement.target
+
+
+def _not_unique(definition: TableDefinition, columns: Sequence[Cells], place: int) -> ConstraintViolation:
+    key = ", ".join(
+        f"{name}: {columns[definition.codec.places[name.lower()]][place]}" for name in definition.primary_key
+    )
+    return ConstraintViolation(f"a row with primary key {key} is in table {definition.name!r} already")

@@ -1,0 +1,366 @@
+"""Transactions: statements that change tables, run by DuckDB, and what they changed, written to RocksDB as a whole.
+
+One transaction changes tables at a time. Its changes and their events are one WriteBatch, in the order of its statements; what fails
+leaves nothing behind. DuckDB commits after RocksDB: should that fail, the mirror is loaded anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final, NamedTuple
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from llog.cdc.changes import Change
+from llog.cdc.events import Op
+from llog.cdc.router import Router
+from llog.engines.rocksdb.keys import ROWS
+from llog.engines.rocksdb.logs import RocksLogs
+from llog.errors import ResultTooLarge, SqlError, TransactionConflict, TransactionFailed
+from llog.runtime import Runtime
+from llog.sql.parse.renderer import quoted
+from llog.sql.parse.statements import TableStatement
+from llog.sql.tables.definitions import TableDefinition, TableStore
+from llog.sql.tables.expressions import rows_as
+from llog.sql.tables.mirror import Mirror, roll_back
+from llog.sql.tables.plans import STAGED, Plan, Staging, runs, share, spread
+from llog.sql.workers.engine import EngineCursor, Params
+
+_OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+
+
+class Executed(msgspec.Struct, frozen=True):
+    count: int
+    """Rows that were changed."""
+    rows: pa.Table | None
+    """What RETURNING asked for."""
+
+
+class WriterLock:
+    """One changes tables at a time. Not bound to a thread: a session may be served by several."""
+
+    def __init__(self, runtime: Runtime, timeout_s: float) -> None:
+        self._runtime = runtime
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._holder = ("", 0)
+
+    def take(self, name: str) -> None:
+        if not self._lock.acquire(timeout=self._timeout_s):
+            holder, since_ms = self._holder
+            raise TransactionConflict(
+                f"session {name!r} waited {self._timeout_s:g} s to change tables: session {holder!r} has been doing so for "
+                f"{(self._runtime.now_ms() - since_ms) / 1000:.1f} s. Try again when it has ended"
+            )
+        self._holder = (name, self._runtime.now_ms())
+
+    def give_up(self) -> None:
+        self._lock.release()
+
+    def held(self, name: str) -> AbstractContextManager[None]:
+        return _Turn(self, name)
+
+
+class _Turn:
+    """Not made of a generator: every INSERT takes one."""
+
+    def __init__(self, lock: WriterLock, name: str) -> None:
+        self._lock = lock
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._lock.take(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.give_up()
+
+
+class Session:
+    """One caller's cursor and transaction. Used by one thread at a time; only `interrupt` may come from another."""
+
+    def __init__(self, mirror: Mirror, name: str) -> None:
+        self.name = name
+        self._mirror = mirror
+        self._cursor: EngineCursor | None = None
+        self._generation = -1
+        self.transaction: Transaction | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.transaction is not None
+
+    def ready(self, definitions: Sequence[TableDefinition]) -> EngineCursor:
+        """A cursor to a mirror that has these tables, up to date."""
+        while True:
+            generation = self._mirror.generation
+            self._mirror.catch_up(definitions)
+            cursor = self.cursor()
+            if self._mirror.generation == generation:
+                return cursor
+
+    def cursor(self) -> EngineCursor:
+        if self._cursor is None or self._generation != self._mirror.generation:
+            self.drop_cursor()
+            self._generation = self._mirror.generation
+            self._cursor = self._mirror.cursor()
+        return self._cursor
+
+    def interrupt(self) -> None:
+        """The statement that runs, if any, ends with `SqlError`."""
+        cursor = self._cursor
+        if cursor is not None:
+            cursor.interrupt()
+
+    def close(self) -> None:
+        if self.transaction is not None:
+            self.transaction.roll_back()
+        self.drop_cursor()
+
+    def drop_cursor(self) -> None:
+        """The next statement gets another: nothing that this one holds on to is left."""
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+
+
+class Place(NamedTuple):
+    """What a transaction works on."""
+
+    tables: TableStore
+    mirror: Mirror
+    logs: RocksLogs
+    router: Router
+    lock: WriterLock
+    plan: Callable[[TableStatement], Plan]
+    """`planning.planned`, wherever that is called."""
+
+
+class Transaction:
+    """Begins with the writer's lock, and gives it up at its end, however it ends."""
+
+    def __init__(self, place: Place, session: Session) -> None:
+        place.lock.take(session.name)
+        self._place = place
+        self._session = session
+        self._cursor: EngineCursor | None = None
+        self._tick = 0
+        self._generation = 0
+        self._writes: dict[bytes, bytes | None] = {}
+        self._touched: dict[int, TableDefinition] = {}
+        self._changes: list[Change] = []
+        self.failed = False
+        """One of its statements has."""
+        session.transaction = self
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        if self.failed:
+            raise TransactionFailed("a statement of this transaction has failed: ROLLBACK, and begin again")
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+
+    def select(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> pa.Table:
+        with self._step():
+            cursor = self._ready(map(self._place.tables.definition, statement.tables))
+            return self._place.mirror.fetch(cursor, statement.sql, params, extra)
+
+    def execute(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> Executed:
+        with self._step():
+            definition = self._place.tables.definition(statement.target or "")
+            plan = self._place.plan(statement)
+            for name in plan.changed:
+                if name in (each.lower() for each in definition.primary_key):
+                    raise SqlError(
+                        f"column {name!r} is in the primary key of table {definition.name!r}, which cannot be updated",
+                        hint="DELETE the row and INSERT it anew",
+                    )
+            read = map(self._place.tables.definition, statement.tables)
+            cursor = self._ready({each.number: each for each in (definition, *read)}.values())
+            changed, returned = 0, []
+            with self._place.mirror.registered(cursor, extra):
+                for sql, values in self._steps(cursor, definition, statement, plan, params):
+                    rows = self._place.mirror.fetch(cursor, sql, values)
+                    rows = rows.rename_columns(definition.codec.names).cast(definition.codec.schema)
+                    self._record(definition, _OPS[statement.kind], rows, may_exist=statement.conflict)
+                    changed += rows.num_rows
+                    if plan.returning is not None:
+                        returned.append(self._returned(cursor, definition, plan, rows))
+            return Executed(changed, pa.concat_tables(returned) if returned else None)
+
+    def _steps(
+        self, cursor: EngineCursor, definition: TableDefinition, statement: TableStatement, plan: Plan, params: Params
+    ) -> Iterator[tuple[str, Params]]:
+        """Yields what to run with which parameters; each must have run before the next is taken."""
+        staging = plan.staging
+        count = plan.rows if statement.values is None else len(statement.values)
+        if staging is None or count == 1 or not (staging.updates or definition.checked):
+            return spread(plan, statement.values, params)
+        return self._staged(cursor, definition, statement, staging, params)
+
+    def _staged(
+        self,
+        cursor: EngineCursor,
+        definition: TableDefinition,
+        statement: TableStatement,
+        staging: Staging,
+        params: Params,
+    ) -> Iterator[tuple[str, Params]]:
+        """The rows in their order, as many at once as have different keys: the same as one by one."""
+        columns = ", ".join(
+            f"{quoted(each.name)} {each.type}" + ("" if each.default is None else f" DEFAULT {each.default}")
+            for each in definition.columns
+        )
+        key = ", ".join(map(quoted, definition.primary_key))
+        with self._place.mirror.explained():
+            cursor.do(f"CREATE TEMPORARY TABLE {STAGED} ({columns})")
+            for sql, values in spread(staging.fill, statement.values, share(params, staging.fill.parameters)):
+                cursor.do(sql, values)
+        numbered = self._place.mirror.fetch(
+            cursor, f"SELECT rowid, lag(rowid) OVER (PARTITION BY {key} ORDER BY rowid) FROM {STAGED} ORDER BY rowid"
+        )
+        rows, before = (column.to_pylist() for column in numbered.columns)
+        if definition.checked:  # rows may conflict in other columns, too
+            before = [None, *rows][: len(rows)]
+        head, tail = staging.apply
+        for first, last in runs(rows, before):
+            yield f"{head}{first} AND {last}{tail}", share(params, staging.parameters)
+        with self._place.mirror.explained():
+            cursor.do(f"DROP TABLE {STAGED}")
+
+    def _returned(self, cursor: EngineCursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
+        source = rows_as(definition, "llog_returned", plan.alias)
+        sql = f"SELECT {plan.returning} FROM {source}"
+        return self._place.mirror.fetch(cursor, sql, tables={"llog_returned": rows})
+
+    def insert(self, definition: TableDefinition, rows: pa.Table) -> None:
+        """Whole rows of the table."""
+        with self._step():
+            cursor = self._ready([definition])
+            with self._place.mirror.explained():
+                self._place.mirror.insert(cursor, definition, rows)
+            self._record(definition, Op.INSERT, rows, may_exist=False)
+
+    def _ready(self, definitions: Iterable[TableDefinition]) -> EngineCursor:
+        """A cursor in the DuckDB transaction, which sees these tables and what was changed so far."""
+        mirror, wanted = self._place.mirror, list(definitions)
+        mirror.replace_ended()
+        if self._cursor is not None and all(mirror.sees(each, self._tick) for each in wanted):
+            return self._cursor
+        if self._cursor is not None:
+            roll_back(self._cursor)
+        waiting = self._place.tables.definitions_in(mirror.waiting())
+        self._generation = mirror.generation
+        self._cursor = cursor = self._session.ready([*wanted, *self._touched.values(), *waiting])
+        self._tick = mirror.tick
+        with mirror.explained():
+            cursor.do("BEGIN TRANSACTION")
+            for definition in self._touched.values():
+                self._replay(cursor, definition)
+        return cursor
+
+    def _replay(self, cursor: EngineCursor, definition: TableDefinition) -> None:
+        """Brings what was changed so far into a new DuckDB transaction."""
+        mine = {key: row for key, row in self._writes.items() if key.startswith(definition.prefix)}
+        old = [row for row in self._place.tables.rows(list(mine)) if row is not None]
+        codec = definition.codec
+        kept = codec.decode([row for row in mine.values() if row is not None], definition.name)
+        self._place.mirror.put(cursor, definition, kept, codec.decode(old, definition.name))
+
+    def _record(self, definition: TableDefinition, op: Op, rows: pa.Table, *, may_exist: bool) -> None:
+        if rows.num_rows == 0:
+            return
+        keys, values = definition.codec.encode([each.combine_chunks() for each in rows.columns], definition.prefix)
+        changes: list[Change]
+        if op is Op.UPDATE:
+            old = None
+            if self._place.router.needs_old(definition.name):
+                current = [row for row in self._current(keys) if row is not None]
+                if len(current) < len(keys):
+                    self._place.mirror.reset()
+                    raise SqlError(
+                        f"DuckDB had rows of table {definition.name!r} that are gone; it was loaded anew",
+                        hint="try again",
+                    )
+                old = definition.codec.decode(current, definition.name)
+            changes = [Change(definition.shape, op, rows, old)]
+        elif op is Op.INSERT and may_exist:
+            changes = self._told_apart(definition, rows, self._current(keys))
+        else:
+            changes = [Change(definition.shape, op, rows)]
+        if op is Op.DELETE:
+            self._writes.update(dict.fromkeys(keys))
+        else:
+            self._writes.update(zip(keys, values, strict=True))
+        if len(self._writes) > self._place.mirror.options.max_rows:
+            raise ResultTooLarge(
+                f"the transaction changes more than {self._place.mirror.options.max_rows} rows: change fewer at a time"
+            )
+        self._touched[definition.number] = definition
+        self._changes += (each for each in changes if self._place.router.has_routes(definition.name, each.op))
+
+    def _told_apart(self, definition: TableDefinition, rows: pa.Table, current: list[bytes | None]) -> list[Change]:
+        """An upsert as insertions and updates."""
+        new = [place for place, row in enumerate(current) if row is None]
+        there = [place for place, row in enumerate(current) if row is not None]
+        changes: list[Change] = []
+        if new:
+            changes.append(Change(definition.shape, Op.INSERT, rows.take(new)))
+        if there:
+            old = definition.codec.decode([row for row in current if row is not None], definition.name)
+            changes.append(Change(definition.shape, Op.UPDATE, rows.take(there), old))
+        return changes
+
+    def _current(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Rows as this transaction sees them."""
+        stored = iter(self._place.tables.rows([key for key in keys if key not in self._writes]))
+        return [self._writes[key] if key in self._writes else next(stored) for key in keys]
+
+    def commit(self) -> None:
+        try:
+            if self.failed:
+                raise TransactionFailed("a statement of this transaction has failed: nothing of it was kept")
+            if self._writes:
+                with self._place.logs.staged() as staged:
+                    for key, row in self._writes.items():
+                        if row is None:
+                            staged.changes.delete(ROWS, key)
+                        else:
+                            staged.changes.put(ROWS, key, row)
+                    if self._changes:
+                        self._place.router.add(staged, self._changes)
+                    staged.commit(sync=True)
+        except BaseException:
+            self.roll_back()
+            raise
+        try:
+            if self._cursor is not None:
+                self._cursor.end("COMMIT")
+        except BaseException as error:
+            self._place.mirror.reset()
+            if not isinstance(error, duckdb.Error):
+                raise
+        else:
+            if self._writes and self._generation != self._place.mirror.generation:
+                self._place.mirror.reset()
+        finally:
+            self._end()
+
+    def roll_back(self) -> None:
+        try:
+            if self._cursor is not None:
+                roll_back(self._cursor)
+                self._session.drop_cursor()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self._session.transaction is self:
+            self._session.transaction = None
+            self._place.lock.give_up()

@@ -1,0 +1,339 @@
+"""The embedded metadata store: one SQLite file, several processes of one machine.
+
+Writes go through one thread (`sqlite_writer`). Reads run on the caller's event loop: a lookup takes microseconds, less than
+handing it to a thread, and in WAL mode no writer blocks it. Long ranges give the loop its turn every few rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakSet
+
+from llog.base.durable import OpenedFile, check_writable
+from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
+from llog.stores.counting import OperationCounts
+from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
+from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
+from llog.stores.sqlite.watches import Watch, Watches
+from llog.stores.sqlite.writer import Transaction, Writer
+
+SLICE_ROWS_FIRST: Final = 32
+SLICE_ROWS: Final = 256
+SLICE_BYTES: Final = 1 << 20
+"""What a range reads before the event loop gets its turn."""
+_BUSY_PAUSE_SECONDS: Final = 0.005
+
+_LIVE: Final = "(session IS NULL OR EXISTS (SELECT 1 FROM sessions WHERE id = session AND expires_ms > ?))"
+_GET: Final = f"SELECT key, value, version FROM entries WHERE key = ? AND {_LIVE}"
+_FLOOR: Final = f"SELECT key, value, version FROM entries WHERE key <= ? AND {_LIVE} ORDER BY key DESC LIMIT 1"
+_CEILING: Final = f"SELECT key, value, version FROM entries WHERE key >= ? AND {_LIVE} ORDER BY key LIMIT 1"
+_RANGE: Final = f"SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND {_LIVE} ORDER BY key LIMIT ?"
+_KEYS: Final = f"SELECT key FROM entries WHERE key >= ? AND key < ? AND {_LIVE} ORDER BY key LIMIT ?"
+
+
+class SqliteMetaStore:
+    """`open` checks or creates the file; connections come with the first call, in the process that makes it."""
+
+    def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
+        self.counts = OperationCounts()
+        self._file = file
+        self._path = file.path
+        self._session_timeout_ms = session_timeout_ms
+        self._closed = False
+        self._writer: Writer | None = None
+        self._starting = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._busy: set[sqlite3.Connection] = set()
+        self._reading = threading.Lock()
+        """Held while a connection of a reader is in use or taken."""
+        self._watches = self._new_watches()
+        _stores.add(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, session_timeout_ms: int = 10_000) -> SqliteMetaStore:
+        """Raises `WrongStore` if the file is not ours or of a newer version, `StoreUnavailable` if it cannot be had."""
+        if session_timeout_ms < 1:
+            raise InvalidArgument(f"session_timeout_ms is {session_timeout_ms}: it must be 1 or more")
+        resolved = Path(os.path.abspath(path))
+        return cls(prepare(resolved), session_timeout_ms)
+
+    @property
+    def commits(self) -> int:
+        """Transactions of this process that changed something: each cost one fsync."""
+        return 0 if self._writer is None else self._writer.commits
+
+    async def get(self, key: str) -> Entry | None:
+        check(key)
+        return await self._one("get", _GET, key)
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        for key in keys:
+            check(key)
+        found: dict[str, Entry] = {}
+        for first in range(0, len(keys), SLICE_ROWS):
+            if first:
+                await asyncio.sleep(0)
+            page = keys[first : first + SLICE_ROWS]
+            query = f"SELECT key, value, version FROM entries WHERE key IN ({','.join('?' * len(page))}) AND {_LIVE}"
+            rows = await self._read("get_many", query, (*page, _now_ms()), len(page) + 1)
+            found |= {row[0]: Entry._make(row) for row in rows}
+        return [found.get(key) for key in keys]
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
+        check(key, value)
+
+        def apply(transaction: Transaction) -> int:
+            return transaction.put(key, value, expected, ephemeral=ephemeral)
+
+        version: int = await self._write("put", apply, (key,), len(value))
+        return version
+
+    async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
+        for put in puts:
+            check(put.key, put.value)
+        puts = tuple(puts)
+
+        def apply(transaction: Transaction) -> list[int | VersionMismatch]:
+            results: list[int | VersionMismatch] = []
+            for key, value, expected in puts:
+                try:
+                    results.append(transaction.put(key, value, expected))
+                except VersionMismatch as error:
+                    results.append(error)
+            return results
+
+        size = sum(len(put.value) for put in puts)
+        results: list[int | VersionMismatch] = await self._write("put_many", apply, [put.key for put in puts], size)
+        return results
+
+    async def delete(self, key: str, *, expected: int | None = None) -> bool:
+        check(key)
+        found: bool = await self._write("delete", lambda transaction: transaction.delete(key, expected), (key,), 0)
+        return found
+
+    async def delete_range(self, start: str, end: str) -> None:
+        check_bounds(start, end)
+        await self._write("delete_range", lambda transaction: transaction.delete_range(start, end), (), 0)
+
+    async def floor(self, key: str) -> Entry | None:
+        check_bounds(key)
+        return await self._one("floor", _FLOOR, key)
+
+    async def ceiling(self, key: str) -> Entry | None:
+        check_bounds(key)
+        return await self._one("ceiling", _CEILING, key)
+
+    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+        check_bounds(start, end, limit)
+        rows = await self._page("range", _RANGE, start, end, limit)
+        return list(map(Entry._make, rows))
+
+    async def keys(self, start: str, end: str, limit: int) -> list[str]:
+        check_bounds(start, end, limit)
+        return [key for (key,) in await self._page("keys", _KEYS, start, end, limit)]
+
+    async def begin_reads(self) -> FreshReads:
+        self._check_open()
+        return FreshReads(self._check_open)
+
+    def watch(self, prefix: str) -> Watch:
+        """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the store."""
+        check_bounds(prefix)
+        self._check_open()
+        return self._watches.watch(prefix)
+
+    async def check(self) -> None:
+        self._file.check()
+        await asyncio.to_thread(check_writable, self._path.parent)
+        await self._write("check", lambda transaction: None, (), 0)
+
+    async def close(self) -> None:
+        self._closed = True
+        # Idempotent, and a second caller waits as the first does.
+        if self._writer is not None:
+            await self._writer.close()
+        with self._reading:
+            self._disconnect_readers()
+
+    # --- writing
+
+    async def _write(self, name: str, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> Any:
+        started = time.perf_counter()
+        failed = True
+        try:
+            self._check_open()
+            result = await self._process_writer().write(apply, keys, size)
+            failed = False
+            return result
+        except VersionMismatch:
+            failed = False
+            raise
+        finally:
+            self.counts.add(name, size, time.perf_counter() - started, failed=failed)
+
+    def _process_writer(self) -> Writer:
+        if self._writer is None:
+            with self._starting:
+                if self._writer is None:
+                    try:
+                        self._file.check()
+                        self._writer = Writer(self._file, self._session_timeout_ms)
+                    except OSError as error:
+                        raise unavailable(self._path, error) from error
+        return self._writer
+
+    # --- reading
+
+    async def _one(self, name: str, query: str, key: str) -> Entry | None:
+        # Asking for a second row runs the statement to its end: an open one would keep the connection on this snapshot.
+        rows = await self._read(name, query, (key, _now_ms()), 2)
+        return Entry._make(rows[0]) if rows else None
+
+    async def _page(self, name: str, query: str, start: str, end: str, limit: int) -> list[Any]:
+        return await self._read(name, query, (start, end, _now_ms(), limit), SLICE_ROWS_FIRST)
+
+    async def _read(self, name: str, query: str, parameters: tuple[Any, ...], first: int) -> list[Any]:
+        """All rows of one snapshot. SQLite is busy only for the moments of a recovery or of a last close: those are sat out."""
+        started = time.perf_counter()
+        size = 0
+        failed = True
+        try:
+            while True:
+                self._check_open()
+                try:
+                    rows, size = await self._rows(query, parameters, first)
+                    failed = False
+                    return rows
+                except sqlite3.Error as error:
+                    # A fork took the connection away, or a lock is held: both pass.
+                    passing = isinstance(error, sqlite3.ProgrammingError) or is_locked(error)
+                    if self._closed or not passing or time.perf_counter() - started > BUSY_SECONDS:
+                        raise unavailable(self._path, error) from error
+                await asyncio.sleep(_BUSY_PAUSE_SECONDS)
+        finally:
+            self.counts.add(name, size, time.perf_counter() - started, failed=failed)
+
+    async def _rows(self, query: str, parameters: tuple[Any, ...], first: int) -> tuple[list[Any], int]:
+        with self._reading:
+            connection = self._take()
+            try:
+                cursor = connection.execute(query, parameters)
+                rows = cursor.fetchmany(first)
+            except BaseException:
+                self._drop(connection)
+                raise
+            if len(rows) < first:
+                self._give_back(connection)
+                return rows, _size(rows)
+        size = _size(rows)
+        # The open cursor keeps its snapshot; meanwhile the connection is nobody else's.
+        try:
+            asked = got = first
+            while got == asked:
+                await asyncio.sleep(0)
+                asked = max(1, min(SLICE_ROWS, SLICE_BYTES * len(rows) // (size + 1)))
+                with self._reading:
+                    more = cursor.fetchmany(asked)
+                got = len(more)
+                size += _size(more)
+                rows += more
+        except BaseException:
+            with self._reading:
+                self._drop(connection)
+            raise
+        with self._reading:
+            self._give_back(connection)
+        return rows, size
+
+    def _take(self) -> sqlite3.Connection:
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            self._file.check()
+            connection = connect(self._path, 0.0)
+        self._busy.add(connection)
+        return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle.append(connection)
+
+    def _drop(self, connection: sqlite3.Connection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+
+    def _disconnect_readers(self) -> None:
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+        self._busy.clear()
+
+    def _new_watches(self) -> Watches:
+        return Watches(
+            lambda query, parameters: self._read("watch", query, parameters, SLICE_ROWS_FIRST), lambda: self._closed
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"metadata store {self._path} is closed: open another one")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+_value = itemgetter(1)
+
+
+def _size(rows: list[Any]) -> int:
+    return sum(map(len, map(_value, rows))) if rows and len(rows[0]) == 3 else 0
+
+
+# SQLite keeps the locks of a file per process, in memory that a fork copies: a child that opens the file while copies of the
+# parent's connections exist believes to hold locks that it does not. So no connection is open while a process forks.
+_stores: WeakSet[SqliteMetaStore] = WeakSet()
+_forking: list[tuple[SqliteMetaStore, Writer | None]] = []
+
+
+def _before_fork() -> None:
+    for store in list(_stores):
+        store._starting.acquire()
+        store._reading.acquire()
+        store._disconnect_readers()
+        if store._writer is not None:
+            store._writer.gate.acquire()
+            store._writer.disconnect()
+        _forking.append((store, store._writer))
+
+
+def _after_fork_in_parent() -> None:
+    for store, writer in _forking:
+        if writer is not None:
+            writer.gate.release()
+        store._reading.release()
+        store._starting.release()
+    _forking.clear()
+
+
+def _after_fork_in_child() -> None:
+    """The child starts anew: threads and the session stayed with the parent."""
+    for store, writer in _forking:
+        if writer is not None:
+            writer.forget()
+        store._writer = None
+        store._starting = threading.Lock()
+        store._reading = threading.Lock()
+        store._watches = store._new_watches()
+    _forking.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

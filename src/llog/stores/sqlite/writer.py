@@ -1,0 +1,462 @@
+"""The one thread of a process that writes to a SQLite metadata store: group commit and the session's heartbeat.
+
+Whatever was asked for while a transaction ran shares the next one, and its one fsync. An event loop hands over the calls of
+one turn together, and is woken once for all answers of a transaction. Statements take many rows each: every step of a
+statement gives up the interpreter lock, which a busy event loop returns late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from llog.base.durable import OpenedFile
+from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
+from llog.stores.meta import ABSENT, mismatch
+from llog.stores.sqlite.file import (
+    BUSY_SECONDS,
+    LOCK_SECONDS,
+    connect,
+    lock_timeout,
+    locked,
+    open_lock,
+    unavailable,
+)
+
+GROUP_JOBS_MAX: Final = 1024
+GROUP_BYTES_MAX: Final = 16 << 20
+ROWS_MAX: Final = 256
+"""Rows per statement."""
+
+KNOWN_VERSIONS_MAX: Final = 20_000
+"""Versions of keys that are remembered from one transaction to the next."""
+
+CLOSE_SECONDS_MAX: Final = 5.0
+
+_UPSERT: Final = (
+    "INSERT INTO entries VALUES {} "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, session = excluded.session"
+)
+
+
+class Transaction:
+    """What a group of jobs does, applied in order to a picture of its keys, and written at the end."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        session: int | None,
+        timeout_ms: int,
+        keys: Iterable[str],
+        versions: dict[str, int],
+    ) -> None:
+        """`versions` has those that are known already, ABSENT for keys that do not exist; it is brought up to date."""
+        self.session = session
+        self.changed = False
+        self._connection = connection
+        self._timeout_ms = timeout_ms
+        self.renewed = False
+        self._revision: int = connection.execute("SELECT revision FROM state").fetchone()[0]
+        self._now_ms = time.time_ns() // 1_000_000
+        self._keys = keys
+        self._versions = versions
+        self._writes: dict[str, tuple[bytes, int, int | None] | None] = {}
+        self._purge()
+        self._load()
+
+    def put(self, key: str, value: bytes, expected: int | None, *, ephemeral: bool = False) -> int:
+        if expected is not None and expected != self._versions[key]:
+            raise mismatch(key, expected, self._versions[key])
+        session = self._own_session() if ephemeral else None
+        version = self._next()
+        self._versions[key] = version
+        self._writes[key] = (value, version, session)
+        return version
+
+    def delete(self, key: str, expected: int | None) -> bool:
+        found = self._versions[key]
+        if found == ABSENT:
+            return False
+        if expected is not None and expected != found:
+            raise mismatch(key, expected, found)
+        self._next()
+        self._versions[key] = ABSENT
+        self._writes[key] = None
+        return True
+
+    def delete_range(self, start: str, end: str) -> None:
+        self._flush()
+        if self._connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", (start, end)).rowcount:
+            self._next()
+            self._versions.clear()
+            self._load()
+
+    def renew(self) -> None:
+        """Keeps the session alive. One that has ended stays ended: others may have seen its keys gone."""
+        if self.session is not None and not self.renewed:
+            cursor = self._connection.execute(
+                "UPDATE sessions SET expires_ms = ? WHERE id = ?", (self._now_ms + self._timeout_ms, self.session)
+            )
+            self.renewed = cursor.rowcount == 1
+            if self.renewed:
+                self.changed = True
+            else:
+                self.session = None
+
+    def end_session(self) -> None:
+        self._flush()
+        self._connection.execute("DELETE FROM entries WHERE session = ?", (self.session,))
+        self._connection.execute("DELETE FROM sessions WHERE id = ?", (self.session,))
+        self._next()
+        self._versions.clear()
+        self.session = None
+
+    def finish(self) -> None:
+        self._flush()
+        if self.changed:
+            self._connection.execute("UPDATE state SET revision = ?", (self._revision,))
+
+    def _next(self) -> int:
+        self.changed = True
+        self._revision += 1
+        return self._revision
+
+    def _own_session(self) -> int:
+        self.renew()
+        if self.session is None:
+            self.session = self._next()
+            self.renewed = True
+            self._connection.execute(
+                "INSERT INTO sessions VALUES (?, ?)", (self.session, self._now_ms + self._timeout_ms)
+            )
+        return self.session
+
+    def _purge(self) -> None:
+        ended = self._connection.execute("SELECT id FROM sessions WHERE expires_ms <= ?", (self._now_ms,)).fetchall()
+        for row in ended:
+            self._connection.execute("DELETE FROM entries WHERE session = ?", row)
+            self._connection.execute("DELETE FROM sessions WHERE id = ?", row)
+            self._next()
+            self._versions.clear()
+
+    def _load(self) -> None:
+        unknown = [key for key in self._keys if key not in self._versions]
+        for at in range(0, len(unknown), ROWS_MAX):
+            keys = unknown[at : at + ROWS_MAX]
+            marks = ",".join(["(?)"] * len(keys))
+            (found,) = self._connection.execute(
+                f"SELECT json_group_object(key, version) FROM (VALUES {marks}) CROSS JOIN entries ON key = column1",
+                keys,
+            ).fetchone()
+            self._versions.update(dict.fromkeys(keys, ABSENT) | json.loads(found))
+
+    def _flush(self) -> None:
+        gone: list[str] = []
+        plain: list[Any] = []
+        ephemeral: list[Any] = []
+        for key, write in self._writes.items():
+            if write is None:
+                gone.append(key)
+                continue
+            value, version, session = write
+            if session is None:
+                plain += (key, value, version)
+            else:
+                ephemeral += (key, value, version, session)
+        self._writes.clear()
+        self._write_rows("DELETE FROM entries WHERE key IN ({})", "?", gone)
+        self._write_rows(_UPSERT, "(?,?,?,NULL)", plain)
+        self._write_rows(_UPSERT, "(?,?,?,?)", ephemeral)
+
+    def _write_rows(self, statement: str, row: str, values: list[Any]) -> None:
+        width = row.count("?")
+        for at in range(0, len(values), ROWS_MAX * width):
+            some = values[at : at + ROWS_MAX * width]
+            self._connection.execute(statement.format(",".join([row] * (len(some) // width))), some)
+
+
+class Job:
+    """One call, and where its answer goes."""
+
+    __slots__ = ("apply", "error", "future", "keys", "result")
+
+    def __init__(self, apply: Callable[[Transaction], Any], keys: Sequence[str], future: asyncio.Future[Any]) -> None:
+        self.apply = apply
+        self.keys = keys
+        self.future = future
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Batch:
+    """The jobs of one turn of an event loop, which are handed over, timed and answered together."""
+
+    __slots__ = ("deadline", "error", "is_begun", "jobs", "loop", "size")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.jobs: list[Job] = []
+        self.size = 0
+        self.deadline: asyncio.TimerHandle | None = None
+        """Set when the batch is handed over."""
+        self.is_begun = False
+        """A transaction has taken it up, and will answer it."""
+        self.error: Exception | None = None
+        """Why all of its jobs failed."""
+
+    def deliver(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        for job in self.jobs:
+            if job.future.done():  # its caller was cancelled
+                continue
+            error = self.error or job.error
+            if error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(error)
+
+
+class Writer:
+    """Belongs to the process that made it."""
+
+    def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
+        self.commits = 0
+        self.gate = threading.Lock()
+        """Held while a transaction runs. Whoever holds it may call `disconnect`."""
+        self._file = file
+        self._path = file.path
+        self._timeout_ms = session_timeout_ms
+        self._beat_seconds = session_timeout_ms / 3000
+        self._beat_at = 0.0
+        self._session: int | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._versions: dict[str, int] = {}
+        """Of keys that this connection wrote or looked up, true as long as no other one changes the file."""
+        self._data_version = 0
+        self._open: Batch | None = None
+        """The batch of the present turn of the event loop that wrote last."""
+        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._unanswered: set[Batch] = set()
+        self._group: list[Batch] = []
+        self._closed = False
+        self._abandoned = False
+        self._is_locked_out = False
+        """A batch has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
+        self._ended = threading.Event()
+        self._lock = open_lock(file.path)
+        self._thread = threading.Thread(target=self._run, name=f"llog-meta-{file.path.name}", daemon=True)
+        self._thread.start()
+
+    def write(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> asyncio.Future[Any]:
+        """What `apply` returned, once it is durable. `keys`: all that it puts or deletes one by one."""
+        if self._closed:
+            raise _closed(self._path)
+        if self._is_locked_out:
+            raise lock_timeout(self._path)
+        loop = asyncio.get_running_loop()
+        batch = self._open
+        if batch is None or batch.loop is not loop:
+            batch = self._open = Batch(loop)
+            loop.call_soon(self._hand_over, batch)
+        future: asyncio.Future[Any] = loop.create_future()
+        batch.jobs.append(Job(apply, keys, future))
+        batch.size += size
+        if len(batch.jobs) >= GROUP_JOBS_MAX or batch.size >= GROUP_BYTES_MAX:
+            self._open = None
+        return future
+
+    async def close(self) -> None:
+        """Finishes what was asked for before, ends the session. Gives up on a thread that is stuck."""
+        if not self._closed:
+            self._closed = True
+            # Behind the batches that this turn has yet to hand over.
+            asyncio.get_running_loop().call_soon(self._queue.put, None)
+        give_up = time.monotonic() + CLOSE_SECONDS_MAX
+        pause = 0.0005
+        while not self._ended.is_set() and not self._abandoned:
+            if time.monotonic() > give_up:
+                self._abandon()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._versions.clear()
+
+    def forget(self) -> None:
+        """In a forked child: closes the inherited descriptor, with which it would hold the parent's lock."""
+        if not self._ended.is_set():
+            os.close(self._lock)
+
+    def _hand_over(self, batch: Batch) -> None:
+        if self._open is batch:
+            self._open = None
+        batch.deadline = batch.loop.call_later(LOCK_SECONDS, self._withdraw, batch)
+        self._unanswered.add(batch)
+        self._queue.put(batch)
+        if self._ended.is_set():
+            self._fail([batch], _closed(self._path))
+
+    def _withdraw(self, batch: Batch) -> None:
+        """At a batch's deadline: fails it if the thread still waits for the lock. With the gate in our hands no transaction begins."""
+        if batch.is_begun:
+            return
+        if not self.gate.acquire(blocking=False):
+            batch.deadline = batch.loop.call_later(LOCK_SECONDS, self._withdraw, batch)
+            return
+        try:
+            if not batch.is_begun:
+                self._is_locked_out = True
+                self._fail([batch], lock_timeout(self._path))
+        finally:
+            self.gate.release()
+
+    def _abandon(self) -> None:
+        # With the gate in our hands no transaction runs, and none will: nothing that is unanswered has happened.
+        idle = self.gate.acquire(blocking=False)
+        self._abandoned = True
+        group = [] if idle else list(self._group)
+        if idle:
+            self.gate.release()
+        unknown = OutcomeUnknown(f"metadata store {self._path} was closed while this write was being committed")
+        self._fail(group, unknown)
+        self._fail(self._unanswered.difference(group), _closed(self._path))
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            if self._session is not None:
+                self._transact([], lambda transaction: transaction.end_session())
+            with self.gate:
+                self.disconnect()
+            os.close(self._lock)
+        finally:
+            # In this order: a batch that is queued later sees that nobody is here any more.
+            self._ended.set()
+            self._fail([batch for batch in self._unanswered.copy() if batch.error is None], _closed(self._path))
+
+    def _turn(self) -> bool:
+        """One group, or one heartbeat; False when closed."""
+        try:
+            wait = None if self._session is None else max(0.0, self._beat_at - time.monotonic())
+            batch = self._queue.get(timeout=wait)
+        except Empty:
+            self._transact([], lambda transaction: transaction.renew())
+            return not self._abandoned
+        group: list[Batch] = []
+        jobs = size = 0
+        while batch is not None:
+            group.append(batch)
+            jobs += len(batch.jobs)
+            size += batch.size
+            if jobs >= GROUP_JOBS_MAX or size >= GROUP_BYTES_MAX or self._queue.empty():
+                break
+            batch = self._queue.get()
+        if group:
+            beat = self._session is not None and time.monotonic() >= self._beat_at
+            self._transact(group, (lambda transaction: transaction.renew()) if beat else None)
+            self._answer(group)
+        return batch is not None and not self._abandoned
+
+    def _transact(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
+        error: Exception
+        try:
+            with locked(self._lock), self.gate:
+                self._group = group
+                self._apply(group, first)
+                return
+        except (StoreUnavailable, OutcomeUnknown) as raised:
+            error = raised
+        except (sqlite3.Error, OSError) as raised:
+            error = unavailable(self._path, raised)
+        except Exception as raised:  # a defect of ours must reach the callers, not end the thread
+            error = raised
+        finally:
+            self._group = []
+        self._beat_at = time.monotonic() + self._beat_seconds / 4
+        for batch in group:
+            batch.error = error
+
+    def _apply(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
+        if self._abandoned:
+            raise _closed(self._path)
+        self._is_locked_out = False
+        group = [batch for batch in group if batch.error is None]
+        for batch in group:
+            batch.is_begun = True
+        jobs = [job for batch in group for job in batch.jobs]
+        if self._connection is None:
+            self._file.check()
+            self._connection = connect(self._path, BUSY_SECONDS)
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._forget_old_versions(self._connection)
+            keys = {key for job in jobs for key in job.keys}
+            transaction = Transaction(self._connection, self._session, self._timeout_ms, keys, self._versions)
+            if first is not None:
+                first(transaction)
+            for job in jobs:
+                try:
+                    job.result = job.apply(transaction)
+                except VersionMismatch as error:
+                    job.error = error
+            transaction.finish()
+            self._file.check()
+            try:
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise OutcomeUnknown(
+                    f"metadata store {self._path}: the commit failed ({error}); the write may have happened: read to find out"
+                ) from error
+        except BaseException:
+            # Closing rolls back what is open; a new connection has no trace of what went wrong.
+            self.disconnect()
+            raise
+        self.commits += transaction.changed
+        if transaction.renewed or transaction.session != self._session:
+            self._beat_at = time.monotonic() + self._beat_seconds
+        self._session = transaction.session
+
+    def _forget_old_versions(self, connection: sqlite3.Connection) -> None:
+        (data_version,) = connection.execute("PRAGMA data_version").fetchone()
+        if data_version != self._data_version or len(self._versions) > KNOWN_VERSIONS_MAX:
+            self._versions.clear()
+            self._data_version = data_version
+
+    def _fail(self, batches: Collection[Batch], error: Exception) -> None:
+        for batch in batches:
+            batch.error = error
+        self._answer(batches)
+
+    def _answer(self, batches: Collection[Batch]) -> None:
+        """Wakes every event loop once, for all of its batches."""
+        loops: dict[asyncio.AbstractEventLoop, list[Batch]] = {}
+        for batch in batches:
+            self._unanswered.discard(batch)
+            loops.setdefault(batch.loop, []).append(batch)
+        for loop, answered in loops.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, answered)
+            except RuntimeError:  # the loop was closed: nobody waits any more
+                continue
+
+
+def _deliver(batches: list[Batch]) -> None:
+    for batch in batches:
+        batch.deliver()
+
+
+def _closed(path: Path) -> StoreUnavailable:
+    return StoreUnavailable(f"metadata store {path} is closed: open another one")
