@@ -1,4 +1,6 @@
-"""Runs the benchmarks: `python -m bench` all of them, `python -m bench NAME [its options]` one, `--list` says which there are."""
+"""Runs the benchmarks: `python -m bench` all of them, `python -m bench NAME [its options]` one, `--list` says which
+there are.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a broker process takes: connections, small and large requests, long polls that one append wakes, and the memory of all that.
+"""What a broker process takes: connections, small and large requests, long polls that one append wakes, and the memory
+of all that.
 
-The broker is a process of its own, on a log in local files, and this process is all of its clients. A wake is held against as many
-consumes that find their record at once: what is more than those is the price of having waited.
+The broker is a process of its own, on a log in local files, and this process is all of its clients. A wake is held
+against as many consumes that find their record at once: what is more than those is the price of having waited.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def serving(directory: str | None) -> Iterator[Process]:
 
 
 class Client:
-    """One connection with one request at a time: as little of a client as can be, so that the broker is what is measured."""
+    """One connection with one request at a time: as little of a client as can be, so that the broker is what is
+    measured.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

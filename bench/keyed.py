@@ -1,4 +1,6 @@
-"""Keyed logs: durable appends, scans, counts, a million keys, a thousand segments, and what the filter on the log key saves."""
+"""Keyed logs: durable appends, scans, counts, a million keys, a thousand segments, and what the filter on the log key
+saves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the segment log costs beyond its disk: appends against bare `writev`, reads against bare `pread`, lookups, and the indexes' size.
+"""What the segment log costs beyond its disk: appends against bare `writev`, reads against bare `pread`, lookups, and
+the indexes' size.
 
 Baseline and log take turns, so that a disk that changes its mind is unfair to neither; figures are medians.
 """
@@ -120,8 +121,9 @@ def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
 
 
 def synced_appends(directory: Path, report: Report, rounds: int, batches: int, count: int) -> None:
-    """What a sync takes depends on its place on the disk, and on what was deleted just before, more than on anything else here. So
-    there are more turns, each in a new place, and nothing is deleted between them."""
+    """What a sync takes depends on its place on the disk, and on what was deleted just before, more than on anything
+    else here. So there are more turns, each in a new place, and nothing is deleted between them.
+    """
     rounds, batches = rounds * 4, max(batches // 5, 1)
     places = (directory / str(number) for number in itertools.count())
     body = encode_body(stamped(records(count), NOW_MS))

@@ -1,7 +1,9 @@
-"""What Spark gets out of llog: reads beside Parquet's and Kafka's, compaction beside plain Python, planning over a million index entries.
+"""What Spark gets out of llog: reads beside Parquet's and Kafka's, compaction beside plain Python, planning over a
+million index entries.
 
-`python -m bench.spark [--quick] [--only read|kafka|compaction|planning]`: one run, two task slots; `--quick` takes a tenth of the
-data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first run of each warms it.
+`python -m bench.spark [--quick] [--only read|kafka|compaction|planning]`: one run, two task slots; `--quick` takes a
+tenth of the data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first
+run of each warms it.
 """
 
 from __future__ import annotations

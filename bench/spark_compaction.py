@@ -1,4 +1,6 @@
-"""Compaction on Spark: bytes per second beside the same reads and durable writes in plain Python, requests, and a second slot."""
+"""Compaction on Spark: bytes per second beside the same reads and durable writes in plain Python, requests, and a
+second slot.
+"""
 
 from __future__ import annotations
 

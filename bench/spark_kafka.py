@@ -1,7 +1,8 @@
 """The same records read from llog and from Kafka, in turns, by one Spark session.
 
-Kafka's server and Spark's connector come from Maven. A broker of one node runs on 127.0.0.1 while this measures, on the disk that has the
-log; Spark copies the log's records to it, partition by partition. Both are read with the options that a user finds set.
+Kafka's server and Spark's connector come from Maven. A broker of one node runs on 127.0.0.1 while this measures, on the
+disk that has the log; Spark copies the log's records to it, partition by partition. Both are read with the options that
+a user finds set.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ PARTITIONS = 8
 """Of each topic, as of the log's."""
 START_S = 60
 WARMING = 3
-"""Reads that the JVMs of Kafka's client and broker are given to compile themselves: llog has its time in Python, which does not."""
+"""Reads that the JVMs of Kafka's client and broker are given to compile themselves: llog has its time in Python, which
+does not.
+"""
 
 _SERVER = ("org.apache.kafka:kafka_2.13:4.1.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3")
 _CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-# Tried one after the other. Not all that PyPI has is on Maven's servers; no token is asked for here, so that part may be older.
+# Tried one after the other. Not all that PyPI has is on Maven's servers; no token is asked for here, so that part may
+# be older.
 _CONNECTORS = tuple(
     (f"{_CONNECTOR}:{connector}", f"{_TOKENS}:{tokens}")
     for connector, tokens in ((pyspark.__version__, pyspark.__version__), ("4.2.0", "4.2.0"), ("4.2.0", "4.0.0"))
@@ -77,7 +81,9 @@ class Unobtainable(Exception):
 
 
 def measure(report: Report, directory: Path, size: int, cache: Path) -> None:
-    """`size` bytes of each kind of record. Jars are kept in `cache`. Without Maven, Java or the jars, the report says so."""
+    """`size` bytes of each kind of record. Jars are kept in `cache`. Without Maven, Java or the jars, the report says
+    so.
+    """
     try:
         java, server, connector, versions = _obtained(cache)
     except Unobtainable as reason:

@@ -1,7 +1,9 @@
-"""What each metadata store takes, beside a bare client of the same server: conditional puts, commits, produces, a large flush.
+"""What each metadata store takes, beside a bare client of the same server: conditional puts, commits, produces, a large
+flush.
 
-`python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that cannot be had is left out, with
-the reason. Ours and the bare client take turns, figures are medians of the rounds: only the ratios carry over to another machine.
+`python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that cannot be had
+is left out, with the reason. Ours and the bare client take turns, figures are medians of the rounds: only the ratios
+carry over to another machine.
 """
 
 from __future__ import annotations
@@ -179,7 +181,9 @@ async def measure_flush(report: Report, name: str, opened: Log, options: Options
 
 @contextmanager
 def counted_requests(name: str, store: Any) -> Iterator[Counter[int]]:
-    """Counts what goes to each shard's server for a write: requests, or, where there is no server, calls or transactions."""
+    """Counts what goes to each shard's server for a write: requests, or, where there is no server, calls or
+    transactions.
+    """
     requests: Counter[int] = Counter()
     if name == "oxia":
         from llog.stores.oxia.writes import Request

@@ -1,7 +1,8 @@
-"""What SQL and durable topics cost beyond RocksDB: inserts with a route against bare write batches of the same bytes; consumes; groups.
+"""What SQL and durable topics cost beyond RocksDB: inserts with a route against bare write batches of the same bytes;
+consumes; groups.
 
-Baseline and llog take turns; figures are medians, those of consumes means, since some read for the next ones. Everything is
-in this process, on the event loop that brokers use, and durable where it says so.
+Baseline and llog take turns; figures are medians, those of consumes means, since some read for the next ones.
+Everything is in this process, on the event loop that brokers use, and durable where it says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Documentation that is made from the code: `python -m devtools.docs` writes it, with `--check` it fails if any is stale."""
+"""Documentation that is made from the code: `python -m devtools.docs` writes it, with `--check` it fails if any is
+stale.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ variables that their own tools use (`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STO
 
 `llog doctor` opens both stores and tries out what the log needs from them. It also shows the version and the clock of a metadata
 server, and warns if that server is set up to promise less than it could.
-"""
+"""  # noqa: E501
 
 
 def example_environment() -> str:

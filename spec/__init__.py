@@ -1,1 +1,3 @@
-"""Executable specification of the log's protocols: every interleaving of small configurations, searched exhaustively."""
+"""Executable specification of the log's protocols: every interleaving of small configurations, searched
+exhaustively.
+"""

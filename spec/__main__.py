@@ -1,4 +1,6 @@
-"""`python -m spec`: searches the protocols, which must have no violation; with `--mutate`, the variants that must have one."""
+"""`python -m spec`: searches the protocols, which must have no violation; with `--mutate`, the variants that must have
+one.
+"""
 
 from __future__ import annotations
 

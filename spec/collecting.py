@@ -1,7 +1,7 @@
 """The collector, the repair of clocks, the trimmer that raises the log start, and damage to the index.
 
-There is no clock: any blob may be old enough at any time, and any blob could fill a gap. So a collector may judge any blob, by its stamp
-once the floor is at or above it, or by its age alone once the ceiling is below its stamp.
+There is no clock: any blob may be old enough at any time, and any blob could fill a gap. So a collector may judge any
+blob, by its stamp once the floor is at or above it, or by its age alone once the ceiling is below its stamp.
 
 Its reads may be answered from an old state. A CAS never is, and the confirmation after the reads tells.
 """
@@ -105,7 +105,9 @@ def _references(state: State, where: str, mutation: str | None) -> set[BlobName]
 
 
 def repairer_steps(state: State, number: int, me: Repairer) -> Steps:
-    """Sets the lowest floor there is: the code never goes below the store's present time, but no safety rests on that."""
+    """Sets the lowest floor there is: the code never goes below the store's present time, but no safety rests on
+    that.
+    """
     if me.left:
         repaired = state.control._replace(floor=0, ceiling=NEAR, repairs=state.control.repairs + 1)
         yield (

@@ -1,4 +1,6 @@
-"""The compactor. Its breadcrumb goes blob → index → delete → cursor → cleared, and whoever finds it goes on from there."""
+"""The compactor. Its breadcrumb goes blob → index → delete → cursor → cleared, and whoever finds it goes on from
+there.
+"""
 
 from __future__ import annotations
 

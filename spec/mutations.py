@@ -1,4 +1,6 @@
-"""Broken variants of the protocols. Each leaves out one thing that the code does; the configuration beside it shows why it is done."""
+"""Broken variants of the protocols. Each leaves out one thing that the code does; the configuration beside it shows why
+it is done.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """One partition as the stores hold it, and what must be true of it in every state.
 
-Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb never return
-to an earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a stalled writer), so it has a
-version, the lowest that nobody holds for its key. A blob's name says who put it, which of that process's blobs it is, its stamp, and
-how many repairs its writer knew of (the code draws names at random, and a writer keeps that number beside the name).
-So equal situations are equal states, however they came about.
+Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb
+never return to an earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a
+stalled writer), so it has a version, the lowest that nobody holds for its key. A blob's name says who put it, which of
+that process's blobs it is, its stamp, and how many repairs its writer knew of (the code draws names at random, and a
+writer keeps that number beside the name). So equal situations are equal states, however they came about.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ Value = tuple[int, int]
 """A record: (writer, sequence)."""
 
 BlobName = tuple[str, int, int, int, int]
-"""(kind, process, which of its blobs, stamp, repairs). Compacted blobs have stamp 0: no floor protects them, their breadcrumb does."""
+"""(kind, process, which of its blobs, stamp, repairs). Compacted blobs have stamp 0: no floor protects them, their
+breadcrumb does.
+"""
 
 WAL, COMPACTED = "w", "c"
 
@@ -34,7 +36,8 @@ class Pending(NamedTuple):
 class Control(NamedTuple):
     """The control record; `producers` has (writer, sequence, offset) of each writer's last append.
 
-    A blob may be committed if its stamp is above the floor and not above the ceiling, and if its writer knew of the last repair.
+    A blob may be committed if its stamp is above the floor and not above the ceiling, and if its writer knew of the
+    last repair.
     """
 
     counter: int = 1
@@ -60,7 +63,9 @@ class Entry(NamedTuple):
 
 
 class Crumb(NamedTuple):
-    """The compaction's breadcrumb; `expected` is the version of the entry under the key `end` when the run was chosen."""
+    """The compaction's breadcrumb; `expected` is the version of the entry under the key `end` when the run was
+    chosen.
+    """
 
     state: str
     start: int

@@ -1,7 +1,7 @@
 """Breadth-first search of every reachable state, so that the trace of a violation is a shortest one.
 
-Visited states are kept as 64-bit hashes: of a million states, two have the same one with a chance below 1 in 10 million. The hashes of
--1 and -2 are equal, so no field of a state may be one here and the other there.
+Visited states are kept as 64-bit hashes: of a million states, two have the same one with a chance below 1 in 10
+million. The hashes of -1 and -2 are equal, so no field of a state may be one here and the other there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The exactly-once sink on two partitions: its record, and what must be true of it in every state.
 
-As in the partition, values stand for versions: the sink's record never returns to an earlier value, nor does a partition's counter.
+As in the partition, values stand for versions: the sink's record never returns to an earlier value, nor does a
+partition's counter.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ Process = Task | Driver | Compactor | Collector | Repairer
 
 
 class State(NamedTuple):
-    """`chosen` (the uploads that were published first for each batch) and `returned` are what the world outside may know."""
+    """`chosen` (the uploads that were published first for each batch) and `returned` are what the world outside may
+    know.
+    """
 
     sink: Sink | None
     partitions: tuple[Partition, ...]

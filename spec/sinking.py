@@ -1,4 +1,6 @@
-"""The sink's tasks and drivers. A restarted driver is one more driver, with an attempt of its own at the same batches."""
+"""The sink's tasks and drivers. A restarted driver is one more driver, with an attempt of its own at the same
+batches.
+"""
 
 from __future__ import annotations
 

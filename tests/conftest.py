@@ -53,7 +53,9 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One real PostgreSQL server for the whole run; take a schema of your own. Whoever stops it starts one with `postgres_server`."""
+    """One real PostgreSQL server for the whole run; take a schema of your own. Whoever stops it starts one with
+    `postgres_server`.
+    """
     with ExitStack() as stack:
         try:
             server = stack.enter_context(postgres_server())

@@ -1,4 +1,6 @@
-"""A database of the same shape as the real one that keeps nothing: DuckDB in memory, and statements that wait or fail if told to."""
+"""A database of the same shape as the real one that keeps nothing: DuckDB in memory, and statements that wait or fail
+if told to.
+"""
 
 from __future__ import annotations
 

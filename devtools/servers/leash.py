@@ -38,7 +38,8 @@ def leashed(
     try:
         yield watcher
     finally:
-        # As long as nobody has waited for the watcher its id cannot have passed to somebody else, even when it has ended.
+        # As long as nobody has waited for the watcher its id cannot have passed to somebody else, even when it has
+        # ended.
         if watcher.returncode is None:
             os.killpg(watcher.pid, signal.SIGKILL)
             watcher.wait()

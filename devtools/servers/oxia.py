@@ -1,7 +1,8 @@
 """A real Oxia: a standalone server, or a cluster of three nodes and a coordinator.
 
 Oxia comes from no package that the tests could install. `LLOG_TEST_OXIA` names the program, or it is `oxia` on PATH; or
-`LLOG_TEST_OXIA_ADDRESS` (`oxia://host:port/namespace`) names a running server, of which the tests use, and empty, the whole namespace.
+`LLOG_TEST_OXIA_ADDRESS` (`oxia://host:port/namespace`) names a running server, of which the tests use, and empty, the
+whole namespace.
 """
 
 from __future__ import annotations

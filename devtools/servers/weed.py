@@ -83,7 +83,9 @@ class Weed:
         self._watcher: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Return once the server has answered a put and a get; raise `ServerError` with its last words if it does not."""
+        """Return once the server has answered a put and a get; raise `ServerError` with its last words if it does
+        not.
+        """
         self._watcher = self._running.enter_context(
             leashed(
                 self._command,

@@ -1,4 +1,6 @@
-"""llog: a diskless, leaderless event log. Everything public is importable from here, and loaded when it is first used."""
+"""llog: a diskless, leaderless event log. Everything public is importable from here, and loaded when it is first
+used.
+"""
 
 from __future__ import annotations
 

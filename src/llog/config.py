@@ -1,4 +1,6 @@
-"""Every setting, declared once: its name, type, bounds, default and what it is for. Where values come from: `loading.py`."""
+"""Every setting, declared once: its name, type, bounds, default and what it is for. Where values come from:
+`loading.py`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Annotated[
         str,
         Meta(
-            description="Directory of a local log: `meta.sqlite` and `blobs/` lie in it unless LLOG_META and LLOG_BLOBS say "
+            description="Directory of a local log: `meta.sqlite` and `blobs/` lie in it unless LLOG_META and "
+            "LLOG_BLOBS say "
             "otherwise. Relative to the current directory."
         ),
     ] = "./llog-data"
@@ -68,8 +71,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Metadata store: `sqlite:///absolute/path`, `sqlite://./relative/path`, "
-            "`postgresql://user@host:port/database?schema=name` (several hosts with commas between them; also `sslmode`, `sslrootcert`, "
-            "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), `oxia://host:port/namespace` (several servers with commas "
+            "`postgresql://user@host:port/database?schema=name` (several hosts with commas between them; also "
+            "`sslmode`, `sslrootcert`, "
+            "`sslcert` and `sslkey`, and `host=/directory` of a Unix socket), `oxia://host:port/namespace` "
+            "(several servers with commas "
             "between them; `oxias://` for TLS), or `memory://` (gone with the process).",
             extra={"default": "LLOG_OXIA_SERVICE_ADDRESS, else `meta.sqlite` in LLOG_DATA_DIR"},
         ),
@@ -78,10 +83,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Blob store: `file:///absolute/dir`, `file://./relative/dir`, `s3://bucket/prefix`, "
-            "`gs://bucket/prefix`, `az://container/prefix`, `memory://` (gone with the process), or `none`: then only readers work, which "
+            "`gs://bucket/prefix`, `az://container/prefix`, `memory://` (gone with the process), or `none`: then "
+            "only readers work, which "
             "take the address of every blob from the metadata.",
             extra={
-                "default": "the bucket LLOG_S3_BUCKET; else `none` if metadata is on a server or any LLOG_S3_… is set; else `blobs/` in "
+                "default": "the bucket LLOG_S3_BUCKET; else `none` if metadata is on a server or any LLOG_S3_… is "
+                "set; else `blobs/` in "
                 "LLOG_DATA_DIR"
             },
         ),
@@ -89,7 +96,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oxia_service_address: Annotated[
         str | None,
         Meta(
-            description="Servers of the Oxia cluster that holds the metadata, `host:port`, several with commas between them: another way "
+            description="Servers of the Oxia cluster that holds the metadata, `host:port`, several with commas "
+            "between them: another way "
             "to write LLOG_META=oxia://host:port/namespace.",
             extra={"default": "none: LLOG_META names the store"},
         ),
@@ -109,7 +117,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     s3_bucket: Annotated[
         str | None,
         Meta(
-            description="Bucket that holds the blobs, which must be there: another way to write LLOG_BLOBS=s3://bucket. Writers, brokers "
+            description="Bucket that holds the blobs, which must be there: another way to write "
+            "LLOG_BLOBS=s3://bucket. Writers, brokers "
             "and compactors need one; readers do not.",
             extra={"default": "none: LLOG_BLOBS names the store"},
         ),
@@ -117,7 +126,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root_prefix: Annotated[
         str,
         Meta(
-            description="What the names of all keys and blobs begin with, before `llog/`: logs with different prefixes share a metadata "
+            description="What the names of all keys and blobs begin with, before `llog/`: logs with different "
+            "prefixes share a metadata "
             "store and a bucket without seeing each other. Letters, digits, `.`, `_`, `-`, and `/` between parts.",
             extra={"default": "none"},
         ),
@@ -125,7 +135,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     client_identifier: Annotated[
         str | None,
         Meta(
-            description="Name of this process in its claims, in the first lines that a broker logs, and as the user agent of its requests "
+            description="Name of this process in its claims, in the first lines that a broker logs, and as the "
+            "user agent of its requests "
             "to object stores and metadata servers. Up to 128 visible ASCII characters, such as `broker-1`.",
             extra={"default": "`llog-`, the host's name and the process id"},
         ),
@@ -133,7 +144,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segments_dir: Annotated[
         str | None,
         Meta(
-            description="Directory of the topics of engine `disk`, on a disk of this machine. Without it, and with `memory://`, there can "
+            description="Directory of the topics of engine `disk`, on a disk of this machine. Without it, and with "
+            "`memory://`, there can "
             "be none.",
             extra={"default": "`segments/` beside the file of LLOG_META"},
         ),
@@ -141,7 +153,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rocksdb_dir: Annotated[
         str | None,
         Meta(
-            description="Directory of the tables and of the topics of engine `rocksdb`, on a disk of this machine; one process at a time "
+            description="Directory of the tables and of the topics of engine `rocksdb`, on a disk of this machine; "
+            "one process at a time "
             "owns it. Without it, and with `memory://`, there can be none.",
             extra={"default": "`rocksdb/` beside the file of LLOG_META"},
         ),
@@ -149,7 +162,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keyed: Annotated[
         str | None,
         Meta(
-            description="Keyed log of the broker's `/keyed` routes, of `llog keyed` and of Spark's `llog-keyed`: `file:///absolute/dir`, "
+            description="Keyed log of the broker's `/keyed` routes, of `llog keyed` and of Spark's `llog-keyed`: "
+            "`file:///absolute/dir`, "
             "`file://./relative/dir`, `s3://bucket/prefix`, or `memory://` (gone with the process).",
             extra={"default": "none: there is no keyed log"},
         ),
@@ -168,7 +182,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     s3_access_key_id: Annotated[
         str | None,
         Meta(
-            description="Access key of the bucket. The three credentials are taken from one place: when none of them is set "
+            description="Access key of the bucket. The three credentials are taken from one place: when none of "
+            "them is set "
             "here, from the AWS variables.",
             extra={"fallbacks": ("AWS_ACCESS_KEY_ID",)},
         ),
@@ -187,7 +202,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     postgres_password: Annotated[
         Secret | None,
         Meta(
-            description="Password of the user that LLOG_META names in a `postgresql://` address; never shown. Without it and "
+            description="Password of the user that LLOG_META names in a `postgresql://` address; never shown. "
+            "Without it and "
             "LLOG_POSTGRES_PASSWORD_FILE, PostgreSQL's own password file (PGPASSFILE) is looked at.",
             extra={"fallbacks": ("PGPASSWORD",)},
         ),
@@ -195,7 +211,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     postgres_password_file: Annotated[
         str | None,
         Meta(
-            description="File that holds that password and nothing else, instead of LLOG_POSTGRES_PASSWORD. It is read again for every "
+            description="File that holds that password and nothing else, instead of LLOG_POSTGRES_PASSWORD. It is "
+            "read again for every "
             "connection, so that it can be replaced.",
             extra={"default": "none"},
         ),
@@ -209,7 +226,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oxia_token_file: Annotated[
         str | None,
         Meta(
-            description="File that holds that token and nothing else, instead of LLOG_OXIA_TOKEN. It is read again every few seconds, so "
+            description="File that holds that token and nothing else, instead of LLOG_OXIA_TOKEN. It is read again "
+            "every few seconds, so "
             "that it can be replaced.",
             extra={"default": "none"},
         ),
@@ -217,14 +235,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oxia_ca_file: Annotated[
         str | None,
         Meta(
-            description="File with the certificates, in PEM, of the authorities that an `oxias://` server's certificate may come from.",
+            description="File with the certificates, in PEM, of the authorities that an `oxias://` server's "
+            "certificate may come from.",
             extra={"default": "the authorities that gRPC trusts"},
         ),
     ] = None
     session_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the claims of a process that died stay: its compactions, and a keyed log in a bucket that it owned, "
+            description="How long the claims of a process that died stay: its compactions, and a keyed log in a "
+            "bucket that it owned, "
             "wait so long for a successor.",
             ge=1000,
             le=3_600_000,
@@ -253,7 +273,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     compactor_idle_jitter_ms: Annotated[
         int,
         Meta(
-            description="Most time that is added to LLOG_COMPACTOR_IDLE_SLEEP_MS at random, so that many processes do not look at once.",
+            description="Most time that is added to LLOG_COMPACTOR_IDLE_SLEEP_MS at random, so that many processes "
+            "do not look at once.",
             ge=0,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -262,7 +283,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     compactor_error_sleep_ms: Annotated[
         int,
         Meta(
-            description="How long the upkeep beside a broker waits after a compaction that failed as a whole, for example because a store "
+            description="How long the upkeep beside a broker waits after a compaction that failed as a whole, for "
+            "example because a store "
             "cannot be reached.",
             ge=1,
             le=86_400_000,
@@ -281,7 +303,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     compactor_targets: Annotated[
         str | None,
         Meta(
-            description="Partitions that a compactor service looks at before it has discovered any: `topic:partition`, or `topic` for all "
+            description="Partitions that a compactor service looks at before it has discovered any: "
+            "`topic:partition`, or `topic` for all "
             "of its partitions, with commas between them. " + _FOR_SERVICE,
             extra={"default": "none: those that it discovers"},
         ),
@@ -322,7 +345,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     collect_grace_ms: Annotated[
         int,
         Meta(
-            description="How old a blob that nothing names must be to be collected: longer than any append or compaction takes.",
+            description="How old a blob that nothing names must be to be collected: longer than any append or "
+            "compaction takes.",
             ge=0,
             extra={"unit": "duration"},
         ),
@@ -339,7 +363,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_ms: Annotated[
         int,
         Meta(
-            description="Age at which a disk topic begins a new segment file with the next append, however small the old one is.",
+            description="Age at which a disk topic begins a new segment file with the next append, however small "
+            "the old one is.",
             ge=1000,
             extra={"unit": "duration"},
         ),
@@ -347,7 +372,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_index_bytes: Annotated[
         int,
         Meta(
-            description="A disk topic's index has one entry for so many bytes: fewer make it larger, and lookups quicker.",
+            description="A disk topic's index has one entry for so many bytes: fewer make it larger, and lookups "
+            "quicker.",
             ge=64,
             le=16 << 20,
             extra={"unit": "size"},
@@ -364,8 +390,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_frame_bytes: Annotated[
         int,
         Meta(
-            description="Bytes of records, before compression, that a disk topic writes as one frame; a larger append becomes several "
-            "frames, which recovery keeps or drops together. A frame is what a read decodes at least: fewer bytes make reads of "
+            description="Bytes of records, before compression, that a disk topic writes as one frame; a larger "
+            "append becomes several "
+            "frames, which recovery keeps or drops together. A frame is what a read decodes at least: fewer bytes "
+            "make reads of "
             "single records cheaper, and appends a little slower.",
             ge=4 << 10,
             le=64 << 20,
@@ -375,8 +403,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_fsync: Annotated[
         Literal["always", "interval", "os"],
         Meta(
-            description="When a disk topic's records are on the disk. `always`: before an append is answered. `interval`: every "
-            "LLOG_SEGMENT_FSYNC_INTERVAL_MS; a power cut can take what was answered since. `os`: when the operating system likes."
+            description="When a disk topic's records are on the disk. `always`: before an append is answered. "
+            "`interval`: every "
+            "LLOG_SEGMENT_FSYNC_INTERVAL_MS; a power cut can take what was answered since. `os`: when the "
+            "operating system likes."
         ),
     ] = "always"
     segment_fsync_interval_ms: Annotated[
@@ -391,8 +421,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_ahead_bytes: Annotated[
         int,
         Meta(
-            description="With LLOG_SEGMENT_FSYNC=always, the file of a disk topic is made longer by up to so many zeros at a time: appends "
-            "of up to a quarter of that are on the disk sooner. 0: never, as suits file systems that do not write in place "
+            description="With LLOG_SEGMENT_FSYNC=always, the file of a disk topic is made longer by up to so many "
+            "zeros at a time: appends "
+            "of up to a quarter of that are on the disk sooner. 0: never, as suits file systems that do not write "
+            "in place "
             "(Btrfs, ZFS).",
             ge=0,
             le=16 << 20,
@@ -411,7 +443,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_delay_ms: Annotated[
         int,
         Meta(
-            description="A batching writer puts a blob when its oldest record has waited this long: fewer, larger blobs against "
+            description="A batching writer puts a blob when its oldest record has waited this long: fewer, larger "
+            "blobs against "
             "quicker answers.",
             ge=0,
             le=60_000,
@@ -421,8 +454,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_buffer_bytes: Annotated[
         int,
         Meta(
-            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers wait, and "
-            "a broker refuses requests with 429. One request of a broker never holds more than it leaves free for others.",
+            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers "
+            "wait, and "
+            "a broker refuses requests with 429. One request of a broker never holds more than it leaves free for "
+            "others.",
             ge=1,
             extra={"unit": "size"},
         ),
@@ -430,7 +465,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_bind_host: Annotated[
         str,
         Meta(
-            description="Address that the broker listens on. It asks nobody for a password: beyond this machine, put a proxy in "
+            description="Address that the broker listens on. It asks nobody for a password: beyond this machine, "
+            "put a proxy in "
             "front of it that does."
         ),
     ] = "127.0.0.1"
@@ -440,7 +476,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_advertised_address: Annotated[
         str | None,
         Meta(
-            description="Where other brokers reach this one, as http://host:port: they send it the requests for what it owns. Set it if "
+            description="Where other brokers reach this one, as http://host:port: they send it the requests for "
+            "what it owns. Set it if "
             "LLOG_BROKER_BIND_HOST is 0.0.0.0 or ::, or if a proxy is between them.",
             extra={"default": "where the broker listens, unless that is every address of the machine"},
         ),
@@ -448,7 +485,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_forward_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long a broker waits for the answer of another one that owns what a request asks for, besides the time that "
+            description="How long a broker waits for the answer of another one that owns what a request asks for, "
+            "besides the time that "
             "the request itself may wait. 0 forwards nothing: such requests get 421, with the owner's address.",
             ge=0,
             le=3_600_000,
@@ -458,7 +496,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker_hosts: Annotated[
         str | None,
         Meta(
-            description="Names that clients may call the broker by, with commas between them: `llog.example.com`, `*.example.com` for all "
+            description="Names that clients may call the broker by, with commas between them: `llog.example.com`, "
+            "`*.example.com` for all "
             "below one, or `*` for any, where a proxy in front of the broker checks them.",
             extra={"default": "none: only localhost, LLOG_BROKER_BIND_HOST and any IP address"},
         ),
@@ -466,8 +505,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     auto_create: Annotated[
         str,
         Meta(
-            description="What a write through a broker makes if it is missing. `lazy`: the topic, and the partitions up to the one that is "
-            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as many as the first request "
+            description="What a write through a broker makes if it is missing. `lazy`: the topic, and the "
+            "partitions up to the one that is "
+            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as "
+            "many as the first request "
             "names; a topic that exists does not grow. `off`: nothing."
         ),
     ] = "lazy"
@@ -484,7 +525,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_header_max_bytes: Annotated[
         int,
         Meta(
-            description="Largest header of a request, its address included, that the broker reads; larger ones are refused with 431.",
+            description="Largest header of a request, its address included, that the broker reads; larger ones are "
+            "refused with 431.",
             ge=1 << 10,
             le=16 << 20,
             extra={"unit": "size"},
@@ -493,8 +535,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the header of a request may take to arrive, and how long a body may arrive, or an answer be taken, more "
-            "slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND; then the broker gives the request up. Raise it for clients on bad networks.",
+            description="How long the header of a request may take to arrive, and how long a body may arrive, or "
+            "an answer be taken, more "
+            "slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND; then the broker gives the request up. Raise it for "
+            "clients on bad networks.",
             ge=100,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -503,7 +547,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_min_bytes_per_second: Annotated[
         int,
         Meta(
-            description="Bytes per second at which the broker's clients must send bodies and take answers. Lower it for clients on slow "
+            description="Bytes per second at which the broker's clients must send bodies and take answers. Lower "
+            "it for clients on slow "
             "networks.",
             ge=1,
             le=1 << 30,
@@ -513,14 +558,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[
         Literal["both", "all", "write", "read"],
         Meta(
-            description="What a broker answers besides health, metrics and what there is: `write` produces and the making of topics, "
+            description="What a broker answers besides health, metrics and what there is: `write` produces and the "
+            "making of topics, "
             "`read` consumes, `both` (or `all`) everything."
         ),
     ] = "both"
     cors_origins: Annotated[
         str | None,
         Meta(
-            description="Web pages that may ask the broker from a browser: their origins (`https://app.example.com`), with commas between "
+            description="Web pages that may ask the broker from a browser: their origins "
+            "(`https://app.example.com`), with commas between "
             "them, or `*` for all pages.",
             extra={"default": "none: browsers let no other page read an answer"},
         ),
@@ -528,8 +575,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tail_cache_dir: Annotated[
         str | None,
         Meta(
-            description="Directory of the shared tail: brokers of this machine that name the same one read from there what others of "
-            "them appended a moment ago. Best in memory (`/dev/shm/llog`). It must belong to the broker's user, and others must not be "
+            description="Directory of the shared tail: brokers of this machine that name the same one read from "
+            "there what others of "
+            "them appended a moment ago. Best in memory (`/dev/shm/llog`). It must belong to the broker's user, "
+            "and others must not be "
             "able to write there.",
             extra={"default": "none: nothing is shared"},
         ),
@@ -537,8 +586,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tail_cache_max_bytes: Annotated[
         int,
         Meta(
-            description="Most memory for batches that a broker appended or read a moment ago, so that consuming them asks no blob store. "
-            "With LLOG_TAIL_CACHE_DIR also the most bytes of files there that the brokers of one log have, all together; a batch of more "
+            description="Most memory for batches that a broker appended or read a moment ago, so that consuming "
+            "them asks no blob store. "
+            "With LLOG_TAIL_CACHE_DIR also the most bytes of files there that the brokers of one log have, all "
+            "together; a batch of more "
             "than an eighth of it is not shared. 0 keeps and shares nothing.",
             ge=0,
             extra={"unit": "size"},
@@ -547,7 +598,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sql_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the statements of one request may run in a broker, waiting included, and how long one statement may "
+            description="How long the statements of one request may run in a broker, waiting included, and how "
+            "long one statement may "
             "compute in a program that uses the log without one; then they are cancelled.",
             ge=100,
             le=86_400_000,
@@ -566,8 +618,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sql_memory_max_bytes: Annotated[
         int,
         Meta(
-            description="Most memory for the copies of tables that SQL reads, and for what statements compute on them: those that need "
-            "more fail. Statements that read no tables, and the reading of long texts, each have as much again. Enforced on Linux.",
+            description="Most memory for the copies of tables that SQL reads, and for what statements compute on "
+            "them: those that need "
+            "more fail. Statements that read no tables, and the reading of long texts, each have as much again. "
+            "Enforced on Linux.",
             ge=64 << 20,
             extra={"unit": "size"},
         ),
@@ -615,20 +669,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("LLOG_OXIA_TOKEN and LLOG_OXIA_TOKEN_FILE are both set: unset one of them")
         if self.oxia_session_timeout_ms is not None and meta.scheme not in OXIA_SCHEMES:
             raise ConfigurationError(
-                f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {shown(url)}: set LLOG_SESSION_TIMEOUT_MS instead"
+                f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {shown(url)}: set LLOG_SESSION_TIMEOUT_MS "
+                "instead"
             )
         for field in ("client_identifier", "compactor_id"):
             name = getattr(self, field)
             if name is not None and not _IDENTIFIER.fullmatch(name):
                 raise ConfigurationError(
-                    f"{SETTINGS[field].variable} is {name[:40]!r}: write 1 to 128 visible ASCII characters without spaces"
+                    f"{SETTINGS[field].variable} is {name[:40]!r}: write 1 to 128 visible ASCII characters without "
+                    "spaces"
                 )
         parse_targets(self.compactor_targets)
         if self.auto_create not in ("lazy", "off"):
             number = self.auto_create
             if not (number.isascii() and number.isdecimal() and 1 <= int(number[:7]) <= PARTITIONS_MAX):
                 raise ConfigurationError(
-                    f"LLOG_AUTO_CREATE is {number[:40]!r}: write lazy, off, or a number of partitions from 1 to {PARTITIONS_MAX}"
+                    f"LLOG_AUTO_CREATE is {number[:40]!r}: write lazy, off, or a number of partitions from 1 to "
+                    f"{PARTITIONS_MAX}"
                 )
         if self.batch_max_buffer_bytes < self.batch_max_bytes:
             raise ConfigurationError(
@@ -638,7 +695,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses_s3(self) -> bool:
-        """Whether any store is in S3, or may be: without a blob store of its own, a reader gets blobs from where the metadata says."""
+        """Whether any store is in S3, or may be: without a blob store of its own, a reader gets blobs from where the
+        metadata says.
+        """
         return self.blobs == NO_BLOBS or any(
             url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed)
         )
@@ -783,7 +842,8 @@ def parse_targets(text: str | None) -> list[tuple[str, int | None]]:
             targets.append((check_topic_name(topic), int(partition) if colon else None))
         except InvalidArgument as error:
             raise ConfigurationError(
-                f"LLOG_COMPACTOR_TARGETS names {each[:80]!r}: write topic:partition or topic, with commas between them ({error})"
+                f"LLOG_COMPACTOR_TARGETS names {each[:80]!r}: write topic:partition or topic, with commas between "
+                f"them ({error})"
             ) from error
     return targets
 

@@ -124,7 +124,9 @@ class TopicElsewhere(LlogError):
 
 
 class OwnerUnavailable(TopicElsewhere):
-    """What was asked for has one owner, which is not running or does not answer. Nothing was changed; try again later."""
+    """What was asked for has one owner, which is not running or does not answer. Nothing was changed; try again
+    later.
+    """
 
     code = "owner_unavailable"
 
@@ -235,13 +237,17 @@ class TooManyClaims(LlogError):
 
 
 class WriterFenced(LlogError):
-    """Another writer has taken over the keyed log. What this one was not told is durable is lost; open the log again to go on."""
+    """Another writer has taken over the keyed log. What this one was not told is durable is lost; open the log again to
+    go on.
+    """
 
     code = "writer_fenced"
 
 
 class NotSeenYet(LlogError):
-    """A keyed log does not reach as far as somebody says to have seen it: a reader that lags, or a cursor of another log."""
+    """A keyed log does not reach as far as somebody says to have seen it: a reader that lags, or a cursor of another
+    log.
+    """
 
     code = "not_seen_yet"
 
@@ -331,7 +337,9 @@ class TableExists(LlogError):
 
 
 class ConstraintViolation(LlogError):
-    """Rows break a rule of their table: a primary key that is there already, NOT NULL, UNIQUE or CHECK. Nothing was changed."""
+    """Rows break a rule of their table: a primary key that is there already, NOT NULL, UNIQUE or CHECK. Nothing was
+    changed.
+    """
 
     code = "constraint"
 
@@ -358,7 +366,9 @@ class ResultTooLarge(LlogError):
 
 
 class SqlError(LlogError):
-    """SQL text that cannot be run: `line` and `column` (from 1; 0: none) say where, `hint` what to do. Nothing was run."""
+    """SQL text that cannot be run: `line` and `column` (from 1; 0: none) say where, `hint` what to do. Nothing was
+    run.
+    """
 
     code = "sql"
 
@@ -394,7 +404,9 @@ class SqlMemoryExceeded(SqlError):
 
 
 class SqlWorkerEnded(SqlError):
-    """The process that ran the statement died, or another statement could not be ended otherwise. Nothing was changed; try again."""
+    """The process that ran the statement died, or another statement could not be ended otherwise. Nothing was changed;
+    try again.
+    """
 
     code = "sql_worker_ended"
 

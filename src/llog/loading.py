@@ -1,7 +1,8 @@
 """Where settings come from.
 
-Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS or PostgreSQL, its
-default. An unknown name or a malformed value is an error at once, for a mistyped setting that is ignored is found out when it is too late.
+Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS or
+PostgreSQL, its default. An unknown name or a malformed value is an error at once, for a mistyped setting that is
+ignored is found out when it is too late.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> Settings:
-    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ` unless given.
+    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ`
+    unless given.
 
     `config_file` goes before the file that LLOG_CONFIG names, and that before `llog.toml` in the current directory.
     """
@@ -109,7 +111,9 @@ def _check_s3(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def _check_postgres(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse a password for PostgreSQL where the metadata is elsewhere: the order of the log would silently be kept there."""
+    """Refuse a password for PostgreSQL where the metadata is elsewhere: the order of the log would silently be kept
+    there.
+    """
     field = next((field for field in given if field.startswith("postgres_")), None)
     if field is not None and not settings.uses_postgres:
         raise ConfigurationError(

@@ -26,7 +26,9 @@ _HOST_AND_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]
 
 
 class Address(NamedTuple):
-    """A store's URL, taken apart. `authority` is the bucket, container or name; `path` the file, directory or prefix."""
+    """A store's URL, taken apart. `authority` is the bucket, container or name; `path` the file, directory or
+    prefix.
+    """
 
     scheme: str
     authority: str
@@ -34,7 +36,9 @@ class Address(NamedTuple):
 
 
 def parse_address(field: str, url: str) -> Address:
-    """The parts of the URL that the setting `field` is; a `ConfigurationError` that names the setting if it cannot be that."""
+    """The parts of the URL that the setting `field` is; a `ConfigurationError` that names the setting if it cannot be
+    that.
+    """
     variable, schemes = f"LLOG_{field.upper()}", _SCHEMES[field]
     scheme, separator, rest = url.partition("://")
     scheme = {"postgres": "postgresql"}.get(scheme, scheme)
@@ -56,7 +60,8 @@ def parse_address(field: str, url: str) -> Address:
         raise ConfigurationError(f"{variable} is {shown(url)!r}, with credentials in it: {where}")
     if scheme not in ("sqlite", "file") and "?" in rest:
         raise ConfigurationError(
-            f"{variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and credentials "
+            f"{variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and "
+            "credentials "
             "go into the store's own variables"
         )
     if scheme in ("sqlite", "file"):
@@ -93,7 +98,9 @@ def superseded(given: Collection[str]) -> set[str]:
 
 
 def meta_url(meta: str, servers: str | None, namespace: str, directory: Path) -> str:
-    """LLOG_META, else the servers of LLOG_OXIA_SERVICE_ADDRESS, else a file in the directory. `ConfigurationError` if two contradict."""
+    """LLOG_META, else the servers of LLOG_OXIA_SERVICE_ADDRESS, else a file in the directory. `ConfigurationError` if
+    two contradict.
+    """
     default = f"sqlite://{quote(str(directory / 'meta.sqlite'))}"
     if servers is not None:
         default = f"oxia://{_checked_servers('LLOG_OXIA_SERVICE_ADDRESS', servers)}/{namespace}"
@@ -102,17 +109,21 @@ def meta_url(meta: str, servers: str | None, namespace: str, directory: Path) ->
     is_oxia = scheme in OXIA_SCHEMES
     if servers is not None and not (is_oxia and {*authority.split(",")} == {*servers.split(",")}):
         raise ConfigurationError(
-            f"LLOG_META is {shown(url)} and LLOG_OXIA_SERVICE_ADDRESS is {servers}: they name two metadata stores. Unset one"
+            f"LLOG_META is {shown(url)} and LLOG_OXIA_SERVICE_ADDRESS is {servers}: they name two metadata stores. "
+            "Unset one"
         )
     if namespace != OXIA_NAMESPACE and not (is_oxia and path == namespace):
         raise ConfigurationError(
-            f"LLOG_META is {shown(url)} and LLOG_OXIA_NAMESPACE is {namespace!r}: they contradict. Name the namespace in one of them"
+            f"LLOG_META is {shown(url)} and LLOG_OXIA_NAMESPACE is {namespace!r}: they contradict. Name the "
+            "namespace in one of them"
         )
     return url
 
 
 def blobs_url(blobs: str, bucket: str | None, directory: Path, *, is_local: bool) -> str:
-    """LLOG_BLOBS, else the bucket LLOG_S3_BUCKET, else a directory if the metadata is local. `ConfigurationError` if two contradict."""
+    """LLOG_BLOBS, else the bucket LLOG_S3_BUCKET, else a directory if the metadata is local. `ConfigurationError` if
+    two contradict.
+    """
     if bucket is not None and not _NAME.fullmatch(bucket):
         raise ConfigurationError(
             f"LLOG_S3_BUCKET is {bucket[:80]!r}: write the name of a bucket, without s3:// or a path"
@@ -134,10 +145,12 @@ def checked_prefix(text: str) -> str:
     if parts[-1:] == ["llog"]:
         parts = parts[:-1]
     for part in parts:
-        # `llog` and `partitions` have a meaning of their own in keys: a log with such a prefix would lie within another one.
+        # `llog` and `partitions` have a meaning of their own in keys: a log with such a prefix would lie within another
+        # one.
         if not _NAME.fullmatch(part) or part in (".", "..", "llog", "partitions") or len(text) > _ROOT_PREFIX_MAX:
             raise ConfigurationError(
-                f"LLOG_ROOT_PREFIX is {text[:80]!r}: write up to {_ROOT_PREFIX_MAX} letters, digits, '.', '_' and '-', with '/' between "
+                f"LLOG_ROOT_PREFIX is {text[:80]!r}: write up to {_ROOT_PREFIX_MAX} letters, digits, '.', '_' and "
+                "'-', with '/' between "
                 "parts, none of which is '.', '..', 'llog' or 'partitions'"
             )
     return "/".join(parts)

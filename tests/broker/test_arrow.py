@@ -117,7 +117,7 @@ async def test_text_large_types_and_other_units_are_taken(served: Served, table:
         _stream(pa.table({"value": pa.array([b"a"]), "valeu": pa.array([b"a"])})),
         _stream(pa.table([pa.array([b"a"]), pa.array([b"b"])], names=["value", "value"])),
         _stream(pa.table({"value": pa.array([b"a"]), "timestamp": pa.array([1 << 62], pa.timestamp("s"))})),
-        _stream(pa.table({"value": pa.array([b"a"]), "headers": pa.array([[{"key": None, "value": b""}]], SCHEMA.field(4).type)})),
+        _stream(pa.table({"value": pa.array([b"a"]), "headers": pa.array([[{"key": None, "value": b""}]], SCHEMA.field(4).type)})),  # noqa: E501
     ],
 )  # fmt: skip
 async def test_a_body_that_is_no_stream_of_records_is_refused_and_appends_nothing(served: Served, body: bytes) -> None:

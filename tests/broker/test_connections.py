@@ -146,7 +146,8 @@ async def test_what_follows_a_body_is_bounded_as_a_header_is() -> None:
     async with listening_broker(request_header_max_bytes=8192) as broker:
         client = await broker.connect()
         await client.send(
-            b"POST /produce HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+            b"POST /produce HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: "
+            b"chunked\r\n\r\n1\r\n{\r\n"
         )
         await asyncio.sleep(0.05)
         try:
@@ -217,8 +218,8 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
             }
         ).encode()
         await client.send(
-            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-            % (len(body), body)
+            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+            b"%d\r\n\r\n%s" % (len(body), body)
         )
         await broker.until_open(1)
         await broker.until_open(0)
@@ -231,8 +232,8 @@ async def test_waiting_for_an_answer_has_no_deadline_of_the_connection() -> None
         target = b"GET /topics/t/partitions/0/offset?timestamp_ms=0 HTTP/1.1\r\nhost: localhost\r\n\r\n"
         body = b'{"topic_partitions": [{"topic": "t", "partition": 0, "fetch_offset": 2}], "max_wait_ms": 4000}'
         await client.send(
-            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s%s"
-            % (len(body), body, target)
+            b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+            b"%d\r\n\r\n%s%s" % (len(body), body, target)
         )
         status, _, found = await client.answer()
         assert (status, found["topic_partitions"][0]["records"]) == (200, [])

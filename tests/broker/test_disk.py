@@ -1,4 +1,6 @@
-"""Topics on disk through the broker: produced, consumed and waited for as any other, by the one process that owns them."""
+"""Topics on disk through the broker: produced, consumed and waited for as any other, by the one process that owns
+them.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_what_the_broker_refuses_is_an_error_with_its_code(broker: Running) -> N
     script = """
     const consumer = new Consumer(process.argv[1], { topic: "none", group: "g" });
     try { await consumer.run(() => {}); } catch (error) { console.log(JSON.stringify([error instanceof LlogError, error.code])); }
-    """
+    """  # noqa: E501
     assert run_module(script, str(broker.client.base_url)) == [[True, "topic_not_found"]]
 
 

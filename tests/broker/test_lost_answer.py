@@ -1,4 +1,6 @@
-"""What the answer to a consume carried is delivered again if the answer was lost, whatever is acknowledged meanwhile."""
+"""What the answer to a consume carried is delivered again if the answer was lost, whatever is acknowledged
+meanwhile.
+"""
 
 from __future__ import annotations
 

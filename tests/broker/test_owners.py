@@ -1,4 +1,6 @@
-"""Several brokers on one log, each with the directories of its own machine: one owns, the others send requests on to it."""
+"""Several brokers on one log, each with the directories of its own machine: one owns, the others send requests on to
+it.
+"""
 
 from __future__ import annotations
 

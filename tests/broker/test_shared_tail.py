@@ -1,4 +1,6 @@
-"""The shared tail between processes: a broker that reads serves what one that writes just appended, and no failure of it is anybody's."""
+"""The shared tail between processes: a broker that reads serves what one that writes just appended, and no failure of
+it is anybody's.
+"""
 
 from __future__ import annotations
 

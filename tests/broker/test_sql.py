@@ -56,7 +56,8 @@ async def served(database: StandIn) -> AsyncIterator[WithSql]:
 
 async def test_statements_are_answered_in_order_with_their_columns_and_what_they_changed(served: WithSql) -> None:
     found = await served.sql(
-        "CREATE TABLE t (id INTEGER, name VARCHAR); INSERT INTO t VALUES (1, 'a;b'), (2, NULL); SELECT * FROM t ORDER BY id"
+        "CREATE TABLE t (id INTEGER, name VARCHAR); INSERT INTO t VALUES (1, 'a;b'), (2, NULL); SELECT * FROM t "
+        "ORDER BY id"
     )
     created, inserted, selected = found["results"]
     assert created == {"kind": "CREATE", "columns": [], "rows": [], "changed": 0}

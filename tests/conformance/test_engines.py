@@ -81,7 +81,9 @@ class World:
         await self.create()
 
     async def beside(self) -> Log:
-        """Another one on the same stores, as another process would have it; the same one where there can be no other."""
+        """Another one on the same stores, as another process would have it; the same one where there can be no
+        other.
+        """
         return self.log if self.engine == ROCKSDB else await self.opened()
 
     async def let_go(self) -> None:
@@ -411,7 +413,7 @@ async def main():
             [result] = await appender.append([Group(topic="orders", partition=0, records=[Record(payload=line.strip().encode())])])
             print(result.start_offset if isinstance(result, AppendResult) else repr(result), flush=True)
 asyncio.run(main())
-"""
+"""  # noqa: E501
 
 
 @pick(SHARED)

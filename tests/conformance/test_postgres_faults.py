@@ -147,7 +147,8 @@ async def test_connections_that_were_cut_while_idle_are_made_again(open_store: O
     await watch.confirm()
     for number in range(3):
         server.sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'llog' AND pid <> pg_backend_pid()"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'llog' AND pid <> "
+            "pg_backend_pid()"
         )
         with suppress(OutcomeUnknown):  # sent before it was noticed that nobody is there
             await store.put("a", b"")
@@ -201,7 +202,9 @@ async def test_every_call_and_closing_end_while_the_server_hangs(open_store: Ope
 
 
 async def test_a_commit_that_no_standby_has_is_not_acknowledged(open_store: Open, server: PostgresServer) -> None:
-    """Somebody cancels the wait for a synchronous standby, and PostgreSQL answers as if all were well, with a warning."""
+    """Somebody cancels the wait for a synchronous standby, and PostgreSQL answers as if all were well, with a
+    warning.
+    """
     store = open_store()
     await store.put("a", b"")
     reads = await store.begin_reads()
@@ -290,7 +293,9 @@ def _settings(meta: str, server: PostgresServer, directory: Path) -> Settings:
 
 @asynccontextmanager
 async def tls(server: PostgresServer, certificate: trustme.LeafCert) -> AsyncIterator[int]:
-    """The port of a server before this one that speaks TLS as PostgreSQL does, whether the test's PostgreSQL can or not."""
+    """The port of a server before this one that speaks TLS as PostgreSQL does, whether the test's PostgreSQL can or
+    not.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
 

@@ -1,4 +1,6 @@
-"""Faults in an order that a seed decides, under load; what happens is printed, and pytest shows it when a test fails."""
+"""Faults in an order that a seed decides, under load; what happens is printed, and pytest shows it when a test
+fails.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Chaos:
         return strike
 
     def pause(self, process: Process) -> Fault:
-        """Stop it in whatever it does for longer than its session and its claims last; the log goes on, and it wakes up."""
+        """Stop it in whatever it does for longer than its session and its claims last; the log goes on, and it wakes
+        up.
+        """
 
         async def strike() -> None:
             self.say(f"pause {process.name}")

@@ -1,7 +1,8 @@
-"""`python -m tests.faults.recorded_writer DIRECTORY NAME`: idempotent producers that record what they do until they are killed.
+"""`python -m tests.faults.recorded_writer DIRECTORY NAME`: idempotent producers that record what they do until they are
+killed.
 
-They write to the log that the settings name, and read beside it. Started again under the same name, each producer first repeats the append
-that was under way when it was killed. `NAME.jsonl` in the directory is the history.
+They write to the log that the settings name, and read beside it. Started again under the same name, each producer first
+repeats the append that was under way when it was killed. `NAME.jsonl` in the directory is the history.
 """
 
 from __future__ import annotations

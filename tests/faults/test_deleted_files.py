@@ -1,4 +1,6 @@
-"""Files that are deleted or unmounted under a running broker: it acknowledges nothing, says so, and makes no new log in their place."""
+"""Files that are deleted or unmounted under a running broker: it acknowledges nothing, says so, and makes no new log in
+their place.
+"""
 
 from __future__ import annotations
 

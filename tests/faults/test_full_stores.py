@@ -1,4 +1,6 @@
-"""Stores on a disk that is full or read-only: what needs them is refused with 503, all else is served, and they go on by themselves."""
+"""Stores on a disk that is full or read-only: what needs them is refused with 503, all else is served, and they go on
+by themselves.
+"""
 
 from __future__ import annotations
 

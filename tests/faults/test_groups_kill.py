@@ -1,4 +1,6 @@
-"""Consumer groups when a member or the broker is killed: nothing is lost, and nothing comes again that was acknowledged."""
+"""Consumer groups when a member or the broker is killed: nothing is lost, and nothing comes again that was
+acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,9 @@ def taken_at_once(connection: Connection) -> list[Place]:
 
 
 class Worker(threading.Thread):
-    """Goes on with the next broker when its broker dies, as a new member: what it held under its old name comes again."""
+    """Goes on with the next broker when its broker dies, as a new member: what it held under its old name comes
+    again.
+    """
 
     def __init__(self, brokers: Brokers, name: str, acknowledged: dict[Place, str]) -> None:
         super().__init__(name=name)

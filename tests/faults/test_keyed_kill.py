@@ -1,4 +1,6 @@
-"""Processes that write to a keyed log and are killed, or take it from each other: nothing acknowledged is lost, nothing is there twice."""
+"""Processes that write to a keyed log and are killed, or take it from each other: nothing acknowledged is lost, nothing
+is there twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes that write to a log without a broker are killed and started again: nothing is lost, doubled or out of order."""
+"""Processes that write to a log without a broker are killed and started again: nothing is lost, doubled or out of
+order.
+"""
 
 from __future__ import annotations
 

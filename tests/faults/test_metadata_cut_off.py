@@ -1,4 +1,6 @@
-"""The network between a machine and its metadata store fails: the broker there answers errors, not lies, and goes on afterwards."""
+"""The network between a machine and its metadata store fails: the broker there answers errors, not lies, and goes on
+afterwards.
+"""
 
 from __future__ import annotations
 

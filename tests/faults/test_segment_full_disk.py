@@ -1,4 +1,6 @@
-"""A segment log on a disk that is full: appends fail, nothing that was acknowledged is harmed, and it goes on once there is space."""
+"""A segment log on a disk that is full: appends fail, nothing that was acknowledged is harmed, and it goes on once
+there is space.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +220,9 @@ def test_all_appends_of_a_group_that_failed_get_the_error(tmp_path: Path, faults
 def test_a_roll_that_fails_anywhere_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, bool]
 ) -> None:
-    """Every call that a roll makes fails in turn; the log goes on in the old segment or the new one, also after a kill."""
+    """Every call that a roll makes fails in turn; the log goes on in the old segment or the new one, also after a
+    kill.
+    """
     options = SegmentOptions(segment_bytes=1000)
     for step in range(100):
         directory = tmp_path / str(step)

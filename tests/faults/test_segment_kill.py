@@ -1,4 +1,6 @@
-"""A process that is killed while it writes to a segment log loses nothing that it was told is there, and doubles nothing."""
+"""A process that is killed while it writes to a segment log loses nothing that it was told is there, and doubles
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,9 @@ def row_of(payload: str) -> Row:
 
 
 def check_units(events: list[Told], plans: list[list[Unit]]) -> list[Change]:
-    """The events of a topic with payload `full` are those of the plans, unit by unit, none between those of another one; as changes."""
+    """The events of a topic with payload `full` are those of the plans, unit by unit, none between those of another
+    one; as changes.
+    """
     changes = [Change(event["op"], row_of(event["payload"])) for event in events]
     assert [event["key"] for event in events] == [str(change.row.id) for change in changes]
     units = [iter([unit for unit in each if unit.size]) for each in plans]

@@ -1,7 +1,8 @@
-"""Changes of a table that are the same whenever they are planned, and a process that makes them: `python -m tests.faults.topics_plan`.
+"""Changes of a table that are the same whenever they are planned, and a process that makes them: `python -m
+tests.faults.topics_plan`.
 
-Every writer has ids of its own and makes its units one after the other; a unit is there as a whole or not at all. So the number of a
-writer's events tells how far it came, and the process goes on from there when it is started again.
+Every writer has ids of its own and makes its units one after the other; a unit is there as a whole or not at all. So
+the number of a writer's events tells how far it came, and the process goes on from there when it is started again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CREATE TOPIC app.diffs PARTITIONS 2 WITH (engine = 'object');
 ALTER TOPIC app.whole ADD SOURCE app.rows ON INSERT, UPDATE, DELETE WITH (payload = 'full');
 ALTER TOPIC app.keys ADD SOURCE app.rows ON INSERT, UPDATE, DELETE WHERE n % 3 = 0 PARTITION BY (tenant) WITH (payload = 'key');
 ALTER TOPIC app.diffs ADD SOURCE app.rows ON INSERT, UPDATE, DELETE WITH (payload = 'diff');
-"""
+"""  # noqa: E501
 
 _INSERT = "INSERT INTO app.rows VALUES (?, ?, ?, ?)"
 _LIVE_MAX = 400
@@ -247,7 +248,9 @@ def _write(connection: Connection, writer: int, units: Iterator[tuple[int, Unit]
 
 
 def main(directory: str, seed: int, writers: int, changes: int) -> None:
-    """Tells how many changes there are at the start, then each unit that was acknowledged; at the end it waits to be killed."""
+    """Tells how many changes there are at the start, then each unit that was acknowledged; at the end it waits to be
+    killed.
+    """
     connections = [llog.connect(data_dir=directory) for _ in range(writers)]
     made = _made(connections[0])
     threads = []

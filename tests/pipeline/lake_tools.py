@@ -71,7 +71,8 @@ def table_rows(kind: str, directory: Path) -> list[Row]:
 
 
 def kill_until_done(code: str, *, kills: int, seed: int) -> int:
-    """Runs a program that prints a line when it begins to work, kills it at some moment after that, `kills` times, then lets it end.
+    """Runs a program that prints a line when it begins to work, kills it at some moment after that, `kills` times, then
+    lets it end.
 
     Returns how often it was really killed and not done before.
     """

@@ -1,4 +1,6 @@
-"""Compaction, retention and collection on Spark: the same outcome as without it, however many partitions and blobs there are."""
+"""Compaction, retention and collection on Spark: the same outcome as without it, however many partitions and blobs
+there are.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ APPENDS = 4
 
 @pytest.fixture
 def orders(log_settings: Settings) -> Settings:
-    """Topic `orders`: 4 appends of 30 records with 10 keys to partition 0, of 10 records with 2 other keys to partition 1."""
+    """Topic `orders`: 4 appends of 30 records with 10 keys to partition 0, of 10 records with 2 other keys to partition
+    1.
+    """
     with LeaderlessLogWriter(log_settings) as writer:
         writer.create_topic("orders", 2)
         writer.create_topic("empty", 1)

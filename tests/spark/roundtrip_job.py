@@ -1,8 +1,8 @@
-"""A job for a Spark of any kind: a write whose tasks fail once after they uploaded, a read of it, and a stream over it. It sets in its
-own code which log it means.
+"""A job for a Spark of any kind: a write whose tasks fail once after they uploaded, a read of it, and a stream over it.
+It sets in its own code which log it means.
 
-Arguments: blob store, a directory of its own, and variables with the other settings (`NAME=value`). Prints what it found as one line
-of JSON.
+Arguments: blob store, a directory of its own, and variables with the other settings (`NAME=value`). Prints what it
+found as one line of JSON.
 """
 
 from __future__ import annotations

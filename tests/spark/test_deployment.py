@@ -1,4 +1,6 @@
-"""The data source on Sparks of all kinds, with the package reaching the executors in both ways, and tasks that are retried."""
+"""The data source on Sparks of all kinds, with the package reaching the executors in both ways, and tasks that are
+retried.
+"""
 
 from __future__ import annotations
 

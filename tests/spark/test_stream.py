@@ -218,7 +218,9 @@ def test_the_sums_of_a_stream_are_written_once_by_batch(spark: SparkSession, log
 
 @pytest.fixture
 def slow_python(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """An interpreter for the data source whose first process for a stream starts later than Spark waits; makes a directory then."""
+    """An interpreter for the data source whose first process for a stream starts later than Spark waits; makes a
+    directory then.
+    """
     late = tmp_path / "late"
     python = tmp_path / "python"
     python.write_text(

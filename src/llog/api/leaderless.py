@@ -1,7 +1,7 @@
 """The log for programs without an event loop: blocking classes over the asynchronous core.
 
-All of them share one event loop in a background thread, so they may be used from any thread. Stores are opened by the first call, in
-the process that makes it: an object that was made before a fork works on both sides of it.
+All of them share one event loop in a background thread, so they may be used from any thread. Stores are opened by the
+first call, in the process that makes it: an object that was made before a fork works on both sides of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Payload = str | bytes | bytearray | memoryview | Record
 
 
 class SharedAppendGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Records for one partition, appended together or not at all. Text is stored as UTF-8; a `Record` has a key and more."""
+    """Records for one partition, appended together or not at all. Text is stored as UTF-8; a `Record` has a key and
+    more.
+    """
 
     topic: str
     partition: int
@@ -59,10 +61,11 @@ class LeaderlessLogWriter:
         return cls(load_settings())
 
     def append_shared(self, groups: Sequence[SharedAppendGroup]) -> list[AppendResult]:
-        """Appends all groups, those of object topics through one shared blob; returns their offsets, in their order, once they are durable.
+        """Appends all groups, those of object topics through one shared blob; returns their offsets, in their order,
+        once they are durable.
 
-        Partitions commit independently. If only some groups failed, `PartlyAppended` carries every group's result or error; if all
-        did, the first one's error is raised.
+        Partitions commit independently. If only some groups failed, `PartlyAppended` carries every group's result or
+        error; if all did, the first one's error is raised.
         """
         wanted = [group_of(group) for group in groups]
         results = self._connection.call(lambda parts: parts.appender.append(wanted))
@@ -90,9 +93,11 @@ class LeaderlessLogWriter:
         cleanup: str = Cleanup.DELETE,
         delete_retention_ms: int = DELETE_RETENTION_MS,
     ) -> Topic:
-        """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not by itself.
+        """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not
+        by itself.
 
-        `cleanup` compact keeps the newest record of each key, and deletions for `delete_retention_ms`; it needs engine `disk`.
+        `cleanup` compact keeps the newest record of each key, and deletions for `delete_retention_ms`; it needs engine
+        `disk`.
         """
         if timestamp_type not in list(TimestampType):
             raise InvalidArgument(f"timestamp_type {timestamp_type!r} is unknown: use {' or '.join(TimestampType)}")
@@ -135,7 +140,9 @@ class LeaderlessLogWriter:
 
 
 class LeaderlessLogReader:
-    """Reads any partition, from any process, while others write. It needs no LLOG_BLOBS: the metadata says where the blobs are."""
+    """Reads any partition, from any process, while others write. It needs no LLOG_BLOBS: the metadata says where the
+    blobs are.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._connection = Connection(settings, _ReaderParts.of, reads_only=True)
@@ -159,7 +166,8 @@ class LeaderlessLogReader:
     def iter_from(self, topic: str, partition: int, offset: int, *, stop: int | None = None) -> Iterator[Record]:
         """Records from `offset` up to `stop` (exclusive), or to what was the end when this began.
 
-        None if `offset` is the next offset; the first step raises `OffsetOutOfRange` with both bounds if it is outside them.
+        None if `offset` is the next offset; the first step raises `OffsetOutOfRange` with both bounds if it is outside
+        them.
         """
         tp = TopicPartition(topic, partition)
         batches = self._connection.call(lambda parts: _begun(parts.reader.iter_from(tp, offset, stop)))
@@ -198,7 +206,9 @@ class LeaderlessLogReader:
 
 
 class LeaderlessLogCompactor:
-    """Joins the many small pieces of a partition into few large blobs. Several may run; each partition has one at a time."""
+    """Joins the many small pieces of a partition into few large blobs. Several may run; each partition has one at a
+    time.
+    """
 
     def __init__(self, settings: Settings) -> None:
         options = compactor_options(settings)
@@ -242,7 +252,9 @@ class _ReaderParts(NamedTuple):
 
 
 async def ensure_partition(catalog: Catalog, name: str, partition: int) -> None:
-    """Creates the topic, or adds partitions to it, as far as needed; whoever does the same at the same time does not matter."""
+    """Creates the topic, or adds partitions to it, as far as needed; whoever does the same at the same time does not
+    matter.
+    """
     if partition < 0:
         raise InvalidArgument(f"partition {partition} of {name!r} cannot be: partitions are counted from 0")
     while True:

@@ -17,7 +17,8 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
 
 
 class PostgresAddress(msgspec.Struct, frozen=True):
-    """`postgresql://user@host:port/database?schema=…`, several hosts with commas between them, or a socket's directory as a host.
+    """`postgresql://user@host:port/database?schema=…`, several hosts with commas between them, or a socket's directory
+    as a host.
 
     There is no password in it: an address is shown in errors and logs.
     """
@@ -31,7 +32,9 @@ class PostgresAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """Raises `ValueError` with what to write instead; the message holds no part of the address that could be secret."""
+        """Raises `ValueError` with what to write instead; the message holds no part of the address that could be
+        secret.
+        """
         rest, _, query = url.partition("://")[2].partition("?")
         authority, _, path = rest.partition("/")
         user, has_user, hosts = authority.rpartition("@")

@@ -1,5 +1,6 @@
-"""Directories whose names survive a power cut, for this user alone; whether there may have been a power cut; what to do when a file system
-refuses."""
+"""Directories whose names survive a power cut, for this user alone; whether there may have been a power cut; what to do
+when a file system refuses.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def boot_id() -> str | None:
 
 
 class OpenedFile:
-    """A file as it was when it was opened. What is written to a file that was deleted since is lost, and no write says so."""
+    """A file as it was when it was opened. What is written to a file that was deleted since is lost, and no write says
+    so.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,13 +73,16 @@ class OpenedFile:
         """`StoreUnavailable` if the path leads to nothing, or to another file."""
         if not self.is_in_place():
             raise StoreUnavailable(
-                f"{self.path} was deleted, replaced or unmounted while this process had it open, so nothing was written: bring it back "
+                f"{self.path} was deleted, replaced or unmounted while this process had it open, so nothing was "
+                "written: bring it back "
                 "as it was, or restart this process to use what is there now"
             )
 
 
 def check_writable(directory: Path) -> None:
-    """`StoreUnavailable` if no file of a size that counts can be written there: the disk is full or read-only, or access is denied."""
+    """`StoreUnavailable` if no file of a size that counts can be written there: the disk is full or read-only, or
+    access is denied.
+    """
     probe = directory / f".tmp-{uuid.uuid4().hex}"
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -116,11 +122,11 @@ def make_directory(directory: Path) -> None:
 
 
 def make_library_directory(directory: Path) -> None:
-    """As `make_directory`, for a library that makes files in it with modes of its own: in an empty directory, they are for this user
-    alone, too.
+    """As `make_directory`, for a library that makes files in it with modes of its own: in an empty directory, they are
+    for this user alone, too.
 
-    A default ACL does it: the umask, which could as well, belongs to the whole program. Where a file system has none, only the directory
-    keeps others out.
+    A default ACL does it: the umask, which could as well, belongs to the whole program. Where a file system has none,
+    only the directory keeps others out.
     """
     make_directory(directory)
     if hasattr(os, "setxattr") and not any(directory.iterdir()):

@@ -1,5 +1,6 @@
-"""A directory that one process may write: its lock, an flock, which ends with the process and has its holder as JSON in the file; and the
-id that tells the directory from those of other machines."""
+"""A directory that one process may write: its lock, an flock, which ends with the process and has its holder as JSON in
+the file; and the id that tells the directory from those of other machines.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
             owner = owner_of(directory, name)
             at = f" at {owner.address}" if owner and owner.address else ""
             refusal = LogOwned(
-                f"{what} in {directory} can only be changed by {owner or 'another process'}{at}, which has the lock: go through that "
+                f"{what} in {directory} can only be changed by {owner or 'another process'}{at}, which has the "
+                "lock: go through that "
                 "process, or stop it"
             )
             refusal.address = None if owner is None else owner.address
@@ -72,7 +74,9 @@ def owner_of(directory: Path, name: str = LOCK) -> Owner | None:
 
 
 def directory_id(directory: Path) -> str | None:
-    """The id that the directory was given, and that goes wherever its files are moved or mounted; None if it has none."""
+    """The id that the directory was given, and that goes wherever its files are moved or mounted; None if it has
+    none.
+    """
     try:
         return (directory / DIRECTORY_ID).read_text().strip() or None
     except FileNotFoundError:
@@ -82,7 +86,9 @@ def directory_id(directory: Path) -> str | None:
 
 
 def make_directory_id(directory: Path, new_id: str) -> str:
-    """The directory's id: `new_id`, durably, unless it has one, or another process gives it one at the same moment. Makes the directory."""
+    """The directory's id: `new_id`, durably, unless it has one, or another process gives it one at the same moment.
+    Makes the directory.
+    """
     found = directory_id(directory)
     if found is not None:
         return found
@@ -104,6 +110,7 @@ def make_directory_id(directory: Path, new_id: str) -> str:
         sync_directory(directory)
     except OSError as error:
         raise StoreUnavailable(
-            f"cannot write to {directory} ({error.strerror or error}): {REMEDIES.get(error.errno or 0, 'check its file system')}"
+            f"cannot write to {directory} ({error.strerror or error}): "
+            f"{REMEDIES.get(error.errno or 0, 'check its file system')}"
         ) from error
     return directory_id(directory) or new_id

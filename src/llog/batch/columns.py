@@ -27,7 +27,8 @@ TIMESTAMP_MS_MAX: Final = (1 << 63) // 1000 - 1
 """Either way from 1970: readers that count microseconds in 64 bits, as Spark does, must be able to hold it."""
 
 FEW: Final = 16
-"""Records or rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while."""
+"""Records or rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while.
+"""
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -129,7 +130,9 @@ def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def cut_columns(columns: Columns, edges: Sequence[int]) -> list[Columns]:
-    """`slice_columns` from each of `edges` to the next, from 0 to the count; the append runs are gone through once for all of them."""
+    """`slice_columns` from each of `edges` to the next, from 0 to the count; the append runs are gone through once for
+    all of them.
+    """
     values, keys, timestamps, headers, append_runs = columns
     runs = iter(append_runs)
     left = append_ms = 0

@@ -51,7 +51,8 @@ _STATES: Final = (PayloadMode.KEY, PayloadMode.FULL)
 
 
 def deletions(columns: Columns) -> npt.NDArray[np.bool_]:
-    """Which records delete their key, for key compaction: those without a value, and events of a DELETE with payload `key` or `full`.
+    """Which records delete their key, for key compaction: those without a value, and events of a DELETE with payload
+    `key` or `full`.
 
     Events as a route makes them have no header before their own.
     """

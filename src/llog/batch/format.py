@@ -81,7 +81,9 @@ def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
 
 
 def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[Buffer]:
-    """One batch of the records of all `joined`, as `encode(concat(joined))` but without copying their values together."""
+    """One batch of the records of all `joined`, as `encode(concat(joined))` but without copying their values
+    together.
+    """
     joined = [columns for columns in joined if columns.count]
     for columns in joined:
         _check_stamped(columns)
@@ -359,7 +361,9 @@ def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[
 
 
 def _stored_sections(array: Any) -> tuple[Sequence[Buffer], Sequence[Buffer]] | None:
-    """The sections of one array whose memory holds them as they are to be; None if it does not. Flushes have many small ones."""
+    """The sections of one array whose memory holds them as they are to be; None if it does not. Flushes have many small
+    ones.
+    """
     _, offsets, data = array.buffers()
     stored = memoryview(offsets)[array.offset * 4 : (array.offset + len(array) + 1) * 4]
     first, end = _OFFSET.unpack_from(stored)[0], _OFFSET.unpack_from(stored, len(array) * 4)[0]

@@ -4,7 +4,8 @@
  4  4  crc32c of bytes 8.. up to the batches  16  …  record counts u32[k] · zeros to 8 bytes · byte lengths u64[k]
  8  4  batch count k (u32, >= 2)                     batches (`bytes-batch-v1`), each padded with zeros to 8 bytes
 
-All numbers are little-endian. Index entries repeat the table, so that a reader of some batches asks for those bytes alone.
+All numbers are little-endian. Index entries repeat the table, so that a reader of some batches asks for those bytes
+alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The shared partitioner over whole columns: the same numbers as `model.partition_for_key`, without a loop over records."""
+"""The shared partitioner over whole columns: the same numbers as `model.partition_for_key`, without a loop over
+records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The shared blob: bodies of several partitions behind one header, so that a blob explains itself. A compacted blob has one body.
+"""The shared blob: bodies of several partitions behind one header, so that a blob explains itself. A compacted blob has
+one body.
 
 "LLS1" · u32 BE header length · u32 BE crc32c of the header · header (JSON) · zeros to 8 bytes · bodies, each followed
 by zeros to 8 bytes. Bodies have no gaps between them and the order of the header's `partitions`.
@@ -43,7 +44,9 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     timestamp_min: Millis
     timestamp_max: Millis
     next_offset: Positive | None = None
-    """The next offset of the partition that the writer knew of when it uploaded: the records got this one or a higher one, if any."""
+    """The next offset of the partition that the writer knew of when it uploaded: the records got this one or a higher
+    one, if any.
+    """
     start_offset: Positive | None = None
     """The offset of the first record, where it is settled: in a compacted blob."""
 
@@ -68,8 +71,8 @@ def pack(
 ) -> tuple[list[Buffer], list[Body]]:
     """The parts of a blob, to be written one after the other, and where each group's body lies, in the order given.
 
-    Takes (partition, its topic's directory, stamped columns), and the next offsets of these partitions as far as they are known.
-    `RecordTooLarge` if a group or the header is too large.
+    Takes (partition, its topic's directory, stamped columns), and the next offsets of these partitions as far as they
+    are known. `RecordTooLarge` if a group or the header is too large.
     """
     bodies: list[Body] = []
     body_parts: list[Buffer] = []

@@ -95,7 +95,9 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class Broker:
-    """Everything that one broker process holds. Made on the event loop that it runs on; `close` before the log is closed."""
+    """Everything that one broker process holds. Made on the event loop that it runs on; `close` before the log is
+    closed.
+    """
 
     def __init__(self, log: Log, settings: Settings) -> None:
         self.metrics = counting.Metrics()
@@ -131,8 +133,9 @@ class Broker:
         self._health = Health(log, self.stopping, {"keyed log": self._keyed.check})
 
     async def start(self) -> None:
-        """Takes up tables and disk topics, if there are some, and opens the shared tail, if there is to be one: in a directory of this
-        log's own, for others have other records."""
+        """Takes up tables and disk topics, if there are some, and opens the shared tail, if there is to be one: in a
+        directory of this log's own, for others have other records.
+        """
         settings, runtime = self._settings, self._log.runtime
         directory = None
         if settings.tail_cache_dir is not None and settings.tail_cache_max_bytes:
@@ -146,7 +149,9 @@ class Broker:
             self._tail.share(SharedTail(root, writer, settings.tail_cache_max_bytes, self.metrics))
 
     async def _take_up(self) -> None:
-        """Own what is in the directories of this machine, now or once the process that does has ended: other brokers look for an owner."""
+        """Own what is in the directories of this machine, now or once the process that does has ended: other brokers
+        look for an owner.
+        """
         segments = self._log.segments
         steps = [self._sql.take_up]
         if isinstance(segments, OpenSegments) and self._settings.role != "read":
@@ -201,7 +206,9 @@ class Broker:
         await self._forwarding.close()
 
     def _as_role(self, role: str, handler: Handler) -> Handler:
-        """The handler itself, or a refusal if this broker's role is the other one. An owner answers for all: nobody else can."""
+        """The handler itself, or a refusal if this broker's role is the other one. An owner answers for all: nobody
+        else can.
+        """
         if role in ("all", self._settings.role) or self._settings.role == "both":
             return handler
 
@@ -209,7 +216,8 @@ class Broker:
             if FORWARDED in request.headers:
                 return await handler(request)
             raise WrongRole(
-                f"this broker has the role {self._settings.role!r} and does not answer {request.method} {request.url.path[:200]}: "
+                f"this broker has the role {self._settings.role!r} and does not answer {request.method} "
+                f"{request.url.path[:200]}: "
                 f"ask one with the role {role!r} or 'both' (--role, LLOG_ROLE)"
             )
 

@@ -1,7 +1,7 @@
 """Requests that wait for records, with one watch for each partition, however many of them wait there.
 
-An append is seen once, and the partition looked at once; then every request that waits there and has a record now is woken with what
-was seen, in one pass. Requests that wait elsewhere cost nothing.
+An append is seen once, and the partition looked at once; then every request that waits there and has a record now is
+woken with what was seen, in one pass. Requests that wait elsewhere cost nothing.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ class AutoCreation:
         self._partitions_min = int(policy) if policy.isdecimal() else 1
 
     async def make(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, LlogError]:
-        """Makes those that are missing, all of a topic in one step; returns the errors of those that are missing after it."""
+        """Makes those that are missing, all of a topic in one step; returns the errors of those that are missing after
+        it.
+        """
         wanted: dict[str, set[int]] = {}
         for tp in tps:
             wanted.setdefault(tp.topic, set()).add(tp.partition)
@@ -43,7 +45,9 @@ class AutoCreation:
         return refused
 
     async def _made(self, name: str, found: Topic | LlogError, partitions: Collection[int]) -> Topic:
-        """The topic, with those of the partitions that a write may make. `found`: what the catalog had under its name."""
+        """The topic, with those of the partitions that a write may make. `found`: what the catalog had under its
+        name.
+        """
         if isinstance(found, TopicNotFound):
             if self._policy == "off":
                 raise TopicNotFound(f"{found}. A write makes none: LLOG_AUTO_CREATE is off")
@@ -62,7 +66,8 @@ class AutoCreation:
         wanted = [each for each in partitions if each < limit]
         if not wanted:
             raise TopicNotFound(
-                f"there is no topic {name!r}, and one that a write makes has at most {limit} partitions, so none has the number "
+                f"there is no topic {name!r}, and one that a write makes has at most {limit} partitions, so none "
+                "has the number "
                 f"{min(partitions)}: `llog topics create` makes larger ones"
             )
         try:
@@ -73,7 +78,8 @@ class AutoCreation:
     def _missing(self, topic: Topic, partition: int) -> LlogError:
         adds = f"at most {PARTITIONS_AHEAD_MAX} beyond those" if self._policy == "lazy" else "none"
         return PartitionNotInitialized(
-            f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0. A write adds {adds} "
+            f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0. A "
+            f"write adds {adds} "
             f"(LLOG_AUTO_CREATE is {self._policy}): `llog topics add-partitions` adds more"
         )
 

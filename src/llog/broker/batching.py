@@ -1,8 +1,9 @@
 """Many small requests become few blobs: appends that come at the same time share one.
 
-When nothing is under way, an append leaves at once: a lone client waits for the stores and for nothing else. While a batch is under way,
-what comes collects, and leaves when that batch is done, when LLOG_BATCH_MAX_BYTES wait, or when the oldest has waited for
-LLOG_BATCH_MAX_DELAY_MS, whichever is first. So the busier it is, the larger the batches are. Several may be under way.
+When nothing is under way, an append leaves at once: a lone client waits for the stores and for nothing else. While a
+batch is under way, what comes collects, and leaves when that batch is done, when LLOG_BATCH_MAX_BYTES wait, or when the
+oldest has waited for LLOG_BATCH_MAX_DELAY_MS, whichever is first. So the busier it is, the larger the batches are.
+Several may be under way.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ async def supervise(
     report: Callable[[str], None],
     options: ChildOptions | None = None,
 ) -> None:
-    """Runs the command until this is cancelled, which ends it; returns only if it exits with 2: it cannot run as things are."""
+    """Runs the command until this is cancelled, which ends it; returns only if it exits with 2: it cannot run as things
+    are.
+    """
     options = options or ChildOptions()
     loop = asyncio.get_running_loop()
     delay = options.restart_s

@@ -1,6 +1,7 @@
 """What there is of many partitions from given offsets on, with a wait for more at their ends.
 
-Bounds are looked up for every request, and again after every wait; record bytes come from the tail or else from the log.
+Bounds are looked up for every request, and again after every wait; record bytes come from the tail or else from the
+log.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ class FetchService:
             fetch.fail(error)
 
     async def _found(self, fetch: Fetch, max_bytes: int) -> list[tuple[int, Columns]] | None:
-        """Batches from the fetch's position on, with the offset that each begins at; None if the topic is another one by now."""
+        """Batches from the fetch's position on, with the offset that each begins at; None if the topic is another one
+        by now.
+        """
         topic = await self._topic(fetch)
         if topic is None:
             return None

@@ -1,9 +1,9 @@
 """A watcher between a process and its child, so that the child ends with it, however it ends.
 
-Run as a script: `leash.py GRACE_S COMMAND…`. The watcher leads a process group of its own, runs the command in it and reads its
-standard input, a pipe whose other end the starter holds; the kernel closes that end when the starter dies. Then the command
-gets a SIGTERM, and its whole group a SIGKILL if it has not ended within the grace.
-(PR_SET_PDEATHSIG is tied to the starting thread rather than to the process, and reaches no grandchildren.)
+Run as a script: `leash.py GRACE_S COMMAND…`. The watcher leads a process group of its own, runs the command in it and
+reads its standard input, a pipe whose other end the starter holds; the kernel closes that end when the starter dies.
+Then the command gets a SIGTERM, and its whole group a SIGKILL if it has not ended within the grace. (PR_SET_PDEATHSIG
+is tied to the starting thread rather than to the process, and reaches no grandchildren.)
 """
 
 from __future__ import annotations

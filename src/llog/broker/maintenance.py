@@ -1,4 +1,6 @@
-"""Compaction, retention and collection beside a broker, in its own process: what a small log needs to stay quick and small."""
+"""Compaction, retention and collection beside a broker, in its own process: what a small log needs to stay quick and
+small.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class _Idle(NamedTuple):
 
 
 class Maintenance:
-    """Failures are reported and stop nothing: the next round tries again. Others may maintain the same log at the same time."""
+    """Failures are reported and stop nothing: the next round tries again. Others may maintain the same log at the same
+    time.
+    """
 
     def __init__(
         self, log: Log, settings: Settings, report: Callable[[str], None], options: MaintenanceOptions | None = None
@@ -168,7 +172,9 @@ class Maintenance:
                 self._report(f"retention of {tp}: {result}")
 
     async def clean(self) -> None:
-        """Of the topics that want it, except for those that another process owns; those that were deleted are let go."""
+        """Of the topics that want it, except for those that another process owns; those that were deleted are let
+        go.
+        """
         await let_go_of_deleted(self._log)
         for tp, result in (await clean_all(self._log, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):

@@ -39,8 +39,8 @@ Beside = Callable[[Log], Awaitable[None]]
 def run(settings: Settings, *, ready: Callable[[str], None], beside: Sequence[Beside] = ()) -> None:
     """Serves until SIGINT or SIGTERM, then finishes what was begun. `ready` gets the broker's address once it answers.
 
-    `beside` runs on the same loop as long as the broker does, and is cancelled before the log is closed. Should one fail, the broker
-    stops, too, and its error is raised.
+    `beside` runs on the same loop as long as the broker does, and is cancelled before the log is closed. Should one
+    fail, the broker stops, too, and its error is raised.
     """
     with (
         closing(listening(settings.broker_bind_host, settings.broker_port)) as listener,
@@ -57,7 +57,8 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
-                f"port {port} of {host} is taken: end what listens there, or choose another with --port or LLOG_BROKER_PORT"
+                f"port {port} of {host} is taken: end what listens there, or choose another with --port or "
+                "LLOG_BROKER_PORT"
             ) from error
         raise ConfigurationError(
             f"cannot listen on {host}, port {port} ({error.strerror}): check LLOG_BROKER_BIND_HOST and LLOG_BROKER_PORT"
@@ -65,7 +66,9 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def advertised(settings: Settings, listener: socket.socket) -> str | None:
-    """Where other brokers reach this one; None if it listens on every address of the machine, and nothing says which of them to use."""
+    """Where other brokers reach this one; None if it listens on every address of the machine, and nothing says which of
+    them to use.
+    """
     if settings.broker_advertised_address is not None:
         return settings.broker_advertised_address.rstrip("/")
     return None if ip_address(listener.getsockname()[0]).is_unspecified else _address(listener)
@@ -80,7 +83,9 @@ def is_open_to_others(host: str) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with bounds for connections, and without its signal handlers, which raise the signal again after a clean end."""
+    """uvicorn with bounds for connections, and without its signal handlers, which raise the signal again after a clean
+    end.
+    """
 
     def __init__(self, broker: Broker, settings: Settings, files_max: int, ready: Callable[[], None]) -> None:
         limits = Limits(settings, broker.metrics, files_max)

@@ -22,7 +22,9 @@ class TableShape(NamedTuple):
 
 
 class FewRows:
-    """At most `FEW` rows. A column of text, integers or booleans may be a list of these; the others are Arrow arrays."""
+    """At most `FEW` rows. A column of text, integers or booleans may be a list of these; the others are Arrow
+    arrays.
+    """
 
     def __init__(self, columns: Mapping[str, pa.Array | list[Any]], made: Callable[[], pa.Table]) -> None:
         self._columns = columns

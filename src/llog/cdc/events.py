@@ -1,7 +1,7 @@
 """Change events: records that say which row of which table was changed. The same record on every engine.
 
-A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event` (`batch/event_headers.py`).
-Topic, partition, offset and time are the record's own.
+A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event`
+(`batch/event_headers.py`). Topic, partition, offset and time are the record's own.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _around_id(op: Op, mode: PayloadMode, table: str) -> tuple[bytes, bytes]:
 def event_in(headers: bytes) -> Event | None:
     """The event that these encoded headers tell of; None if they tell of none.
 
-    A header of that name that is no event's is passed over: any client can append one, and must not stop those who read.
+    A header of that name that is no event's is passed over: any client can append one, and must not stop those who
+    read.
     """
     for name, value in decode_headers(headers):
         if name == HEADER and value is not None and len(value) >= FIXED.size and value[0] == VERSION:

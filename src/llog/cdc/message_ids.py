@@ -1,8 +1,8 @@
 """Message ids: unique, and growing in the order in which they were given, across restarts and steps of the clock.
 
-An id is one i64: 41 bits ms since 2024-01-01, 10 bits node, 12 bits sequence within the ms. The node is drawn once for each store. When
-the sequence of a ms does not suffice, the next ms is begun early; when the clock goes back, ids go on from the last one. The last id goes
-into the WriteBatch that uses it: an id that anybody has seen is never given again.
+An id is one i64: 41 bits ms since 2024-01-01, 10 bits node, 12 bits sequence within the ms. The node is drawn once for
+each store. When the sequence of a ms does not suffice, the next ms is begun early; when the clock goes back, ids go on
+from the last one. The last id goes into the WriteBatch that uses it: an id that anybody has seen is never given again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class MessageIds:
             self.last = int.from_bytes(store.get(COUNTERS, MESSAGE_ID) or b"", "little")
 
     def take(self, count: int, now_ms: int) -> list[range]:
-        """The next `count` ids, growing: a range for each ms that they take, one if they fit into the sequence of one."""
+        """The next `count` ids, growing: a range for each ms that they take, one if they fit into the sequence of
+        one.
+        """
         taken: list[range] = []
         while count:
             ms, sequence = max(now_ms - EPOCH_MS, 0), 0

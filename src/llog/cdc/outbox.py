@@ -1,4 +1,5 @@
-"""The outbox: change events on their way to topics of other engines. They are put by the WriteBatch that changes the rows.
+"""The outbox: change events on their way to topics of other engines. They are put by the WriteBatch that changes the
+rows.
 
 An entry, `outbox/<topic>/<partition>/<sequence:020>`, little-endian:
 
@@ -96,7 +97,9 @@ class OutboxStore(Protocol):
         ...
 
     async def finish(self, directory: str, partition: int, cut: Cut) -> None:
-        """Drops the entries of the cut and closes it, as one change. That may be lost in a power cut until the next `put_cut`."""
+        """Drops the entries of the cut and closes it, as one change. That may be lost in a power cut until the next
+        `put_cut`.
+        """
         ...
 
     async def drop(self, directory: str, partition: int) -> None:

@@ -1,6 +1,7 @@
 """Rows as JSON: the payloads and the keys of change events, a column at a time.
 
-Every payload is one JSON object in UTF-8, its columns in the table's order, without spaces; the same row always gives the same bytes.
+Every payload is one JSON object in UTF-8, its columns in the table's order, without spaces; the same row always gives
+the same bytes.
 
 | Arrow type | JSON |
 | --- | --- |
@@ -16,7 +17,7 @@ Every payload is one JSON object in UTF-8, its columns in the table's order, wit
 | list, map, struct | an array, an array of {"key", "value"}, an object |
 
 Only JSON, binary and interval columns, and strings of a column in which something has to be escaped, are looped over.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -3,23 +3,25 @@
 For one partition, a batch at a time:
 
 1. The cut is put durably: which entries the batch is, its number, and the partition's next offset as it is now.
-2. The batch is appended by the producer `outbox/<store>` (`outbox/<store>~2` … to a topic that was created again) with the number as
-   sequence. Numbers are dense.
+2. The batch is appended by the producer `outbox/<store>` (`outbox/<store>~2` … to a topic that was created again) with
+   the number as sequence. Numbers are dense.
 3. The batch's entries are dropped and the cut is closed, as one change.
 
-At most one batch of a partition is under way, for the store has one owner, and a new cut is made only when the last one is closed.
-Whoever finds an open cut, after a crash or an answer that was lost, does step 2 again with the same entries under the same number: the
-partition appends them, or says that it has. If a power cut takes the closing back, the cut is open again.
-Step 1 makes durable what was written before it, so no event is appended whose change could still be lost.
+At most one batch of a partition is under way, for the store has one owner, and a new cut is made only when the last one
+is closed. Whoever finds an open cut, after a crash or an answer that was lost, does step 2 again with the same entries
+under the same number: the partition appends them, or says that it has. If a power cut takes the closing back, the cut
+is open again. Step 1 makes durable what was written before it, so no event is appended whose change could still be
+lost.
 
-A partition remembers a bounded number of producers. If it has forgotten this one while a cut was open, the batch's message ids are looked
-for in the partition from the cut's offset on: found, the batch was appended; not found though every record since is there, it was not,
-and is cut again from where the search ended. (An append that is still on its way from a process that died cannot land any more: it was a
-CAS on a state that others have replaced since.) If records since have been removed, nobody can tell: the partition is held, with an error
-in the log every time it is tried, until ALTER TOPIC … SETTLE OUTBOX says which; no event of it is dropped or appended meanwhile.
+A partition remembers a bounded number of producers. If it has forgotten this one while a cut was open, the batch's
+message ids are looked for in the partition from the cut's offset on: found, the batch was appended; not found though
+every record since is there, it was not, and is cut again from where the search ended. (An append that is still on its
+way from a process that died cannot land any more: it was a CAS on a state that others have replaced since.) If records
+since have been removed, nobody can tell: the partition is held, with an error in the log every time it is tried, until
+ALTER TOPIC … SETTLE OUTBOX says which; no event of it is dropped or appended meanwhile.
 
-Events of a topic that was deleted are dropped. A topic that is deleted and created again between the look at the catalog and the append may
-get one batch that was meant for its predecessor.
+Events of a topic that was deleted are dropped. A topic that is deleted and created again between the look at the
+catalog and the append may get one batch that was meant for its predecessor.
 """
 
 from __future__ import annotations
@@ -153,7 +155,8 @@ class Relay:
                 raise result
 
     async def decide(self, directory: str, partition: int, *, appended: bool) -> bool:
-        """Says of a held partition whether its open batch is in the topic: it is dropped, or appended by a new producer.
+        """Says of a held partition whether its open batch is in the topic: it is dropped, or appended by a new
+        producer.
 
         False, and nothing is done, if the partition is not held.
         """
@@ -240,7 +243,8 @@ class Relay:
             search = await self._find(tp, cut, entries)
             if not search.whole and not search.there:
                 raise UnknownProducer(
-                    f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: whether events "
+                    f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: whether "
+                    "events "
                     f"{cut.after + 1} to {cut.through} of the outbox were appended cannot be told. They wait for "
                     f"{_settling(tp)}"
                 ) from error
@@ -259,7 +263,8 @@ class Relay:
         count = result.end_offset - result.start_offset + 1
         if count != len(entries):
             raise InconsistentReadState(
-                f"{tp} has {count} records as batch {cut.number} of {producer.id}, and the outbox has {len(entries)}: was an older copy of "
+                f"{tp} has {count} records as batch {cut.number} of {producer.id}, and the outbox has "
+                f"{len(entries)}: was an older copy of "
                 f"the RocksDB directory brought back? Look at both, then say {_settling(tp)}"
             )
 
@@ -284,7 +289,9 @@ class Relay:
         return found if found.directory == directory else None
 
     async def _find(self, tp: TopicPartition, cut: Cut, entries: Sequence[Entry]) -> _Search:
-        """Whether the batch is in the partition at or above the offset of its cut. It was appended as a whole, or not at all."""
+        """Whether the batch is in the partition at or above the offset of its cut. It was appended as a whole, or not
+        at all.
+        """
         event = event_in(entries[0].headers)
         if event is None:
             raise InconsistentReadState(f"outbox entry {entries[0].sequence} for {tp} has no message id")

@@ -1,7 +1,8 @@
 """The router: makes events of table changes, in the WriteBatch that makes the changes.
 
-Topics of engine `rocksdb` get their records there and then; those of other engines through the outbox. Either way the partition is chosen
-here, and a partition has the events of one change in the order of its rows, and those of later changes after them.
+Topics of engine `rocksdb` get their records there and then; those of other engines through the outbox. Either way the
+partition is chosen here, and a partition has the events of one change in the order of its rows, and those of later
+changes after them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Evaluator(Protocol):
     def select(
         self, table: str, rows: pa.Table, where: str | None, key: str | None
     ) -> tuple[npt.NDArray[np.int64], pa.StringArray | None]:
-        """The numbers of the rows for which `where` is true, growing, and the text of `key` for each of these, if there is one.
+        """The numbers of the rows for which `where` is true, growing, and the text of `key` for each of these, if there
+        is one.
 
         Several expressions are joined by \\x1f.
         """
@@ -64,10 +66,11 @@ class Router:
         return self.routes.needs_old(table)
 
     def add(self, staged: Staged, changes: Sequence[Change]) -> bool:
-        """Adds the events of these changes, one for each row and route. Whether some are for the relay: poke it after the commit.
+        """Adds the events of these changes, one for each row and route. Whether some are for the relay: poke it after
+        the commit.
 
-        An UPDATE that changes nothing is an event, too; payload `diff` then has the key alone. WHERE and PARTITION BY see the new row, for
-        DELETE the old one.
+        An UPDATE that changes nothing is an event, too; payload `diff` then has the key alone. WHERE and PARTITION BY
+        see the new row, for DELETE the old one.
         """
         now_ms = self._runtime.now_ms()
         relayed = added = False
@@ -144,11 +147,13 @@ class Router:
         except SqlError as error:
             ours = isinstance(error, SqlMemoryExceeded | SqlWorkerEnded)
             raise type(error)(
-                f"topic {route.topic!r} takes {route.op} of {route.table} {asked(route.where, choose_by)}, which fails for a "
+                f"topic {route.topic!r} takes {route.op} of {route.table} {asked(route.where, choose_by)}, which "
+                "fails for a "
                 f"changed row: {error.message}",
                 hint=error.hint
                 if ours
-                else "change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, coalesce",
+                else "change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, "
+                "coalesce",
             ) from error
 
 
@@ -191,7 +196,8 @@ class _Rows:
             return key_payloads(shape, rows, route.preview if route.payload == "key" else 0)
         if old is None:
             raise InvalidArgument(
-                f"an update of {shape.name} came without its old rows, which topic {route.topic!r} with payload 'diff' needs"
+                f"an update of {shape.name} came without its old rows, which topic {route.topic!r} with payload "
+                "'diff' needs"
             )
         return diff_payloads(shape, table_of(rows), old)
 

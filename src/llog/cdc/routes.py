@@ -1,9 +1,9 @@
 """Routes: which changes of which tables become events of which topics. At `route/<topic>/<table>/<op>`, JSON.
 
-The owner process has all of them in memory. What changes them is put into the `Changes` of its caller, and takes effect in memory by
-`reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its topic in one WriteBatch, and
-a table that has routes cannot be dropped. A route names its topic's directory, so that a topic that was deleted and created again does
-not inherit it.
+The owner process has all of them in memory. What changes them is put into the `Changes` of its caller, and takes effect
+in memory by `reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its
+topic in one WriteBatch, and a table that has routes cannot be dropped. A route names its topic's directory, so that a
+topic that was deleted and created again does not inherit it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Routes:
         return table in self._needing_old
 
     def put(self, changes: Changes, routes: Iterable[Route]) -> None:
-        """A route of the same topic, table and op is replaced. `TopicNotFound` if a topic of this store was deleted meanwhile."""
+        """A route of the same topic, table and op is replaced. `TopicNotFound` if a topic of this store was deleted
+        meanwhile.
+        """
         for route in routes:
             if route.engine == ROCKSDB and self._store.get(META, meta_key(route.directory)) is None:
                 raise TopicNotFound(
@@ -108,8 +110,8 @@ class Routes:
     def follow(self, changes: Changes, topics: Iterable[Topic]) -> bool:
         """Brings routes in line with `topics`, which are all that the catalog has; whether anything had to be changed.
 
-        Until then the route of a topic that was given more partitions uses those that it knows; that of a deleted one makes events
-        that nobody gets.
+        Until then the route of a topic that was given more partitions uses those that it knows; that of a deleted one
+        makes events that nobody gets.
         """
         by_directory = {topic.directory: topic for topic in topics}
         changed = False

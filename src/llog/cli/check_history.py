@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     "--clock-skew",
     "clock_skew_ms",
     type=DURATION,
-    help="The most by which the clocks of the files' machines differ. Needed for files of several machines; those of one share a clock.",
+    help="The most by which the clocks of the files' machines differ. Needed for files of several machines; those "
+    "of one share a clock.",
 )
 @click.option(
     "--unrecorded-retention",
     is_flag=True,
-    help="Retention that is not in the files may raise log starts. Without it, a log start that no recorded trim explains is a loss.",
+    help="Retention that is not in the files may raise log starts. Without it, a log start that no recorded trim "
+    "explains is a loss.",
 )
 @json_option
 def check_history(
@@ -33,11 +35,11 @@ def check_history(
 ) -> None:
     """Check FILES, which together hold every append to some partitions, and reads of them, with their times.
 
-    For each partition it decides whether acknowledged records are at their offsets, unchanged, dense and in order (I1, I2), whether
-    none was lost and none appeared twice (I3), whether retries of a producer appended once (I8), and whether every read saw what
-    had been acknowledged before it began, through any broker (I9). Each finding names the offsets, the operations, and the lines
-    that they are in. Read all partitions to their ends after the last append: records that nobody read cannot be judged.
-    docs/history.md has the format.
+    For each partition it decides whether acknowledged records are at their offsets, unchanged, dense and in order (I1,
+    I2), whether none was lost and none appeared twice (I3), whether retries of a producer appended once (I8), and
+    whether every read saw what had been acknowledged before it began, through any broker (I9). Each finding names the
+    offsets, the operations, and the lines that they are in. Read all partitions to their ends after the last append:
+    records that nobody read cannot be judged. docs/history.md has the format.
 
     \b
     Exit codes: 0 nothing is wrong; 1 a promise was broken; 2 a file is no history; 3 nothing wrong was found, but some

@@ -1,4 +1,6 @@
-"""What the command groups share: settings from the top-level options, units as option types, and how results are shown."""
+"""What the command groups share: settings from the top-level options, units as option types, and how results are
+shown.
+"""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 def demo(events: int, directory: Path | None) -> None:
     """Show the log at work on a stream of a shop's events, checking at every stage that no record is lost or doubled.
 
-    Events are produced with keys of uneven weight and some of them late, read by a plain consumer, summed up by minute in a Spark stream
-    whose sums go back into the log exactly once, compacted, exported to an Iceberg table and queried with DuckDB. No server is needed, and
-    no other log is touched. Exit code 1 if a count does not agree.
+    Events are produced with keys of uneven weight and some of them late, read by a plain consumer, summed up by minute
+    in a Spark stream whose sums go back into the log exactly once, compacted, exported to an Iceberg table and queried
+    with DuckDB. No server is needed, and no other log is touched. Exit code 1 if a count does not agree.
     """
     for module, extra in (("pyspark", "spark"), ("pyiceberg", "lake")):
         if find_spec(module) is None:
@@ -188,7 +188,9 @@ def _produce(settings: Settings, events: int) -> Stage:
 
 
 def _events(random: np.random.Generator, begin_ms: int, first: int, last: int, events: int) -> dict[int, list[Record]]:
-    """Events `first` to `last` in the order they arrive: a few users do most, and some events arrive minutes after they happened."""
+    """Events `first` to `last` in the order they arrive: a few users do most, and some events arrive minutes after they
+    happened.
+    """
     import numpy as np
 
     from llog.model import Record, partition_for_key
@@ -251,7 +253,9 @@ def _ping(settings: Settings) -> Stage:
 
 
 def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int, spark_seconds: float) -> Stage:
-    """Every event is in exactly one sum, so the counts of the sums add up to the events: less if one was lost, more if doubled."""
+    """Every event is in exactly one sum, so the counts of the sums add up to the events: less if one was lost, more if
+    doubled.
+    """
     from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
     from llog.model import Record
 
@@ -259,12 +263,16 @@ def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int,
     with LeaderlessLogWriter(settings) as writer:
         writer.create_topic(_CLOCK)
         _stream(spark, settings, root, events)
-        # Sums are written once the watermark has passed their minute. A record of a later time, in a topic of its own, closes the last.
+        # Sums are written once the watermark has passed their minute. A record of a later time, in a topic of its own,
+        # closes the last.
         tick = Record(payload=None, timestamp=int(time.time() * 1000) + _HOURS * 3_600_000)
         writer.append_shared([SharedAppendGroup(topic=_CLOCK, partition=0, payloads=[tick])])
         _stream(spark, settings, root, events)
     counted, sums = _read_sums(settings)
-    what = f"{sums:,} sums by minute into {SALES}, by a query that was stopped and restarted (Spark took {spark_seconds:.1f} s to start)"
+    what = (
+        f"{sums:,} sums by minute into {SALES}, by a query that was stopped and restarted (Spark took "
+        f"{spark_seconds:.1f} s to start)"
+    )
     return Stage(name="stream", records=counted, seconds=time.monotonic() - began, what=what, expected=events)
 
 
@@ -335,7 +343,10 @@ def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
     reports = run(settings, verified)
     pieces = sum(each.pieces for each in reports)
     readable = sum(each.records for each in reports if each.healthy)
-    what = f"{format_size(total.bytes_read)} in {total.blob_reads} reads to {total.runs} blobs; {EVENTS} is in {pieces} pieces now"
+    what = (
+        f"{format_size(total.bytes_read)} in {total.blob_reads} reads to {total.runs} blobs; {EVENTS} is in "
+        f"{pieces} pieces now"
+    )
     return Stage(name="compact", records=readable, seconds=time.monotonic() - began, what=what, expected=events)
 
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def groups() -> None:
     """List, describe, reset and delete consumer groups.
 
-    A group's position in a partition is the next offset it wants. Reading with a group, by `llog consume --group` or SQL, makes one and
-    moves it on. While a broker owns topics of engine rocksdb, their groups are reached through it: --url.
+    A group's position in a partition is the next offset it wants. Reading with a group, by `llog consume --group` or
+    SQL, makes one and moves it on. While a broker owns topics of engine rocksdb, their groups are reached through it:
+    --url.
     """
 
 
@@ -63,7 +64,8 @@ def list_groups(invocation: Invocation, as_json: bool, url: str | None) -> None:
 def describe(invocation: Invocation, group: str, as_json: bool, url: str | None) -> None:
     """Show where GROUP is in every partition, how far behind the end, and which members are at work.
 
-    OUTSTANDING counts the records that are delivered and not acknowledged; EXPIRED those of them that are delivered again to whoever comes.
+    OUTSTANDING counts the records that are delivered and not acknowledged; EXPIRED those of them that are delivered
+    again to whoever comes.
     """
 
     async def found(log: Log, _: Settings) -> list[GroupShare]:
@@ -110,7 +112,9 @@ def describe(invocation: Invocation, group: str, as_json: bool, url: str | None)
 @url_option
 @click.pass_obj
 def reset(invocation: Invocation, group: str, topic: str, partition: int | None, where: str, url: str | None) -> None:
-    """Move GROUP in TOPIC, back or forward, and forget its claims. Stop its consumers first: they would commit over it."""
+    """Move GROUP in TOPIC, back or forward, and forget its claims. Stop its consumers first: they would commit over
+    it.
+    """
     from llog.cli.consume.command import start_offset
     from llog.engines.routing import EngineReader
     from llog.groups.groups import Groups

@@ -45,8 +45,8 @@ def inspect(
     blob: str | None,
     as_json: bool,
 ) -> None:
-    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries; of a disk topic, its
-    segment files and the frames in them; in RocksDB, the counter and the records.
+    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries; of a disk
+    topic, its segment files and the frames in them; in RocksDB, the counter and the records.
 
     \b
       llog inspect orders --partition 0 --from-offset 1000

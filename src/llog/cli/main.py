@@ -150,16 +150,17 @@ class Commands(click.Group):
 def main(ctx: click.Context, data_dir: str | None, meta: str | None, blobs: str | None, config: Path | None) -> None:
     """A diskless, leaderless event log.
 
-    Record bytes live in object storage, their order in a small key-value store. Without any settings the log is in ./llog-data: a
-    SQLite file and a directory of blobs. Options go before the environment (LLOG_…), that before the TOML file.
+    Record bytes live in object storage, their order in a small key-value store. Without any settings the log is in
+    ./llog-data: a SQLite file and a directory of blobs. Options go before the environment (LLOG_…), that before the
+    TOML file.
 
     \b
       llog topics create orders --partitions 3
       printf 'k1:first\\nk2:second\\n' | llog produce orders --key-separator :
       llog consume orders --format json
 
-    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` or `check-history` found nothing
-    wrong, but could not check all; 130 interrupted.
+    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` or
+    `check-history` found nothing wrong, but could not check all; 130 interrupted.
     """
     ctx.obj = Invocation({"data_dir": data_dir, "meta": meta, "blobs": blobs}, config)
 

@@ -49,8 +49,8 @@ def produce(
 ) -> None:
     """Append every line of FILES, or of standard input, to TOPIC, which is created if need be.
 
-    Lines of one partition keep their order. They are appended in batches: when LLOG_BATCH_MAX_BYTES wait, or when the first has waited
-    LLOG_BATCH_MAX_DELAY_MS. The summary on stderr counts what is durable; after a failure, too.
+    Lines of one partition keep their order. They are appended in batches: when LLOG_BATCH_MAX_BYTES wait, or when the
+    first has waited LLOG_BATCH_MAX_DELAY_MS. The summary on stderr counts what is durable; after a failure, too.
 
     \b
       llog produce logs /var/log/*.log

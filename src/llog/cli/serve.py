@@ -23,7 +23,8 @@ def listen_options(command: F) -> F:
     role = click.option(
         "--role",
         type=click.Choice(["both", "write", "read", "all"]),
-        help="What to answer: write produces and makes topics, read consumes, both (or all) does everything (LLOG_ROLE; default both).",
+        help="What to answer: write produces and makes topics, read consumes, both (or all) does everything "
+        "(LLOG_ROLE; default both).",
     )
     return host(port(role(command)))
 
@@ -43,7 +44,8 @@ def warn_if_open(settings: Settings) -> None:
 
     if is_open_to_others(settings.broker_bind_host):
         note(
-            f"llog: {settings.broker_bind_host} is not only this machine: whoever reaches the port can read, write and delete "
+            f"llog: {settings.broker_bind_host} is not only this machine: whoever reaches the port can read, write "
+            "and delete "
             "everything"
         )
 
@@ -65,7 +67,7 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
       llog serve --port 8080
       curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
         -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
-    """
+    """  # noqa: E501
     from llog.broker.maintenance import Maintenance
     from llog.broker.server import run
 

@@ -36,10 +36,10 @@ def simulate(
 ) -> None:
     """Search for schedules that break the log.
 
-    Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay of an outbox run in
-    virtual time on simulated stores that delay, fail, fill up and lose answers, while processes crash, stall and come back, and clocks
-    jump. A history checker sees every change. The same seed gives the same run. Exit code 1 if an invariant broke, or a seed gave two
-    traces.
+    Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay
+    of an outbox run in virtual time on simulated stores that delay, fail, fill up and lose answers, while processes
+    crash, stall and come back, and clocks jump. A history checker sees every change. The same seed gives the same run.
+    Exit code 1 if an invariant broke, or a seed gave two traces.
 
     With --mutate, the run ends at the first seed that finds the mutation; exit code 1 if none does.
     """

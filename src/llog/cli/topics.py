@@ -51,7 +51,8 @@ def topics() -> None:
     type=click.Choice(["object", "disk", "rocksdb"]),
     default="object",
     show_default=True,
-    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing process at a time. "
+    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing "
+    "process at a time. "
     "rocksdb: with the tables of SQL, on this machine, one process at a time.",
 )
 @click.option(
@@ -64,7 +65,8 @@ def topics() -> None:
 @click.option(
     "--delete-retention",
     type=DURATION,
-    help="With --cleanup compact: keep deletions (records without a value, events of deleted rows) so long. Default: 24h.",
+    help="With --cleanup compact: keep deletions (records without a value, events of deleted rows) so long. "
+    "Default: 24h.",
 )
 @click.pass_obj
 def create(
@@ -240,8 +242,8 @@ def trim(invocation: Invocation, name: str, before: int, partition: int) -> None
 def delete(invocation: Invocation, name: str, yes: bool) -> None:
     """Delete topic NAME and all its records.
 
-    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic, and what is in
-    RocksDB, at once. The name may be used again at once.
+    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic, and what
+    is in RocksDB, at once. The name may be used again at once.
     """
     from llog.log.catalog import Catalog
 

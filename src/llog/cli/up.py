@@ -50,8 +50,8 @@ def up(
 ) -> None:
     """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
 
-    The upkeep runs in the broker's own process, or on Spark with --pipeline. A pipeline that dies is started again; it ends with this
-    command, however that ends.
+    The upkeep runs in the broker's own process, or on Spark with --pipeline. A pipeline that dies is started again; it
+    ends with this command, however that ends.
 
     \b
       llog up
@@ -126,7 +126,9 @@ def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
 
 
 def _commands(settings: Settings, address: str) -> Iterator[tuple[str, str]]:
-    """Yield the kinds of users that this broker's role serves, each with a command that needs no other one before it."""
+    """Yield the kinds of users that this broker's role serves, each with a command that needs no other one before
+    it.
+    """
     python = quote(sys.executable)
     if settings.role == "read" or settings.auto_create == "off":
         yield "curl", f"curl {quote(f'{address}/topics')}"

@@ -46,11 +46,13 @@ _PASSES_MAX = 10_000
 def compact(invocation: Invocation, topic: str | None, partition: int | None, as_json: bool) -> None:
     """Compact TOPIC, or all topics, until nothing is left that is worth it.
 
-    Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the small blobs
-    afterwards. The newest append of a partition is left alone, and so are partitions that another compactor is at.
+    Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the
+    small blobs afterwards. The newest append of a partition is left alone, and so are partitions that another compactor
+    is at.
 
-    Disk and rocksdb topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, what is not worth it yet is
-    left alone. A topic that another process owns is compacted by that one. Exit code 1 if a partition failed or is damaged.
+    Disk and rocksdb topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, what is
+    not worth it yet is left alone. A topic that another process owns is compacted by that one. Exit code 1 if a
+    partition failed or is damaged.
     """
 
     async def compacted(log: Log, settings: Settings) -> _Compacted:
@@ -64,7 +66,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
             engine = owned[topic].engine
             if owned[topic].cleanup is not Cleanup.COMPACT:
                 raise InvalidArgument(
-                    f"topic {topic!r} is of engine {engine!r} and keeps all records of a key: there is nothing to compact"
+                    f"topic {topic!r} is of engine {engine!r} and keeps all records of a key: there is nothing to "
+                    "compact"
                 )
             if partition is not None:
                 raise InvalidArgument(
@@ -129,8 +132,8 @@ def retain(invocation: Invocation, as_json: bool) -> None:
     """Apply every topic's retention: drop what is older or more than its limits.
 
     Whole pieces are dropped, so a little more than the limit may stay. Space comes back with the next `llog collect`.
-    Topics without limits are left alone (`llog topics set-retention`). Of disk and rocksdb topics that a broker owns, only that broker can
-    drop anything. Exit code 1 if a partition failed.
+    Topics without limits are left alone (`llog topics set-retention`). Of disk and rocksdb topics that a broker owns,
+    only that broker can drop anything. Exit code 1 if a partition failed.
     """
 
     async def retained(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:
@@ -164,15 +167,16 @@ _PINS_MS_MAX = 600_000
 @click.option(
     "--grace",
     type=DURATION,
-    help="Leave blobs younger than this alone, e.g. 1h: longer than any append or compaction takes (LLOG_COLLECT_GRACE_MS).",
+    help="Leave blobs younger than this alone, e.g. 1h: longer than any append or compaction takes "
+    "(LLOG_COLLECT_GRACE_MS).",
 )
 @json_option
 @click.pass_obj
 def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
     """Delete the blobs that no record lies in any more: compacted, trimmed, of deleted topics, or left by a crash.
 
-    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs. While the index of a
-    partition has a gap, blobs that could fill it are kept, whatever the grace: see `llog repair index`.
+    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs. While
+    the index of a partition has a gap, blobs that could fill it are kept, whatever the grace: see `llog repair index`.
     """
 
     async def collected(log: Log, settings: Settings) -> CollectionResult:
@@ -186,7 +190,8 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         result = await collector.collect_once()
         if not result.waiting:
             return result
-        # What waits goes when the pins of now are gone, whatever pins come after: only this collector knows which those are.
+        # What waits goes when the pins of now are gone, whatever pins come after: only this collector knows which those
+        # are.
         held, give_up = await _alive(log), log.runtime.now_ms() + _PINS_MS_MAX
         while held & await _alive(log) and log.runtime.now_ms() < give_up:
             await log.runtime.sleep(1.0)

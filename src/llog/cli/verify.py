@@ -32,9 +32,9 @@ EXIT_INCOMPLETE: Final = 3
 def verify(invocation: Invocation, topic: str | None, partition: int | None, with_orphans: bool, as_json: bool) -> None:
     """Read every record of TOPIC, or of all topics, and check index, checksums and counts.
 
-    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies in, and
-    does not end the check; leftovers that the next `llog collect` removes are told and do no harm. Of what another process owns, or has on
-    another machine, nothing can be read from here: it is told, too.
+    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies
+    in, and does not end the check; leftovers that the next `llog collect` removes are told and do no harm. Of what
+    another process owns, or has on another machine, nothing can be read from here: it is told, too.
 
     \b
     Exit codes: 0 all is whole; 1 there is damage; 3 no damage was found, but not all could be checked.

@@ -1,6 +1,7 @@
 """Clients of a log: SQL by PEP 249 (`import llog.client as dbapi`), consumers and agents.
 
-Threads may share connections. Statements have `?` or `:name` where parameters go, and are committed one by one: see `connection.py`.
+Threads may share connections. Statements have `?` or `:name` where parameters go, and are committed one by one: see
+`connection.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A loop that gives the messages of a topic to a handler: what every agent and every service would write.
 
-Several agents may share a group, in any processes: each message goes to one of them at a time. Delivery is at least once, so a handler
-must bear a message that it has seen before.
+Several agents may share a group, in any processes: each message goes to one of them at a time. Delivery is at least
+once, so a handler must bear a message that it has seen before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _WAIT_MS: Final = 1_000
 _LAST_TRIES: Final = 5
 _LAST_WAIT_S: Final = 1.0
 _PASSING: Final = (StoreUnavailable, Overloaded, OutcomeUnknown)
-"""A broker that goes while it is asked leaves the outcome unknown; all that an agent asks for may be asked for again."""
+"""A broker that goes while it is asked leaves the outcome unknown; all that an agent asks for may be asked for again.
+"""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to wait after a failure: `first_s`, twice as much each time, `most_s` at most; of that, a random part from a half on."""
+    """How long to wait after a failure: `first_s`, twice as much each time, `most_s` at most; of that, a random part
+    from a half on.
+    """
 
     first_s: float = 1.0
     most_s: float = 60.0
@@ -62,11 +65,13 @@ def run_agent(
     visibility_ms: int = 60_000,
     on_error: Callable[[Message, Exception], object] | None = None,
 ) -> AgentResult:
-    """Calls `handler` with each message, and acknowledges it when that returns. Runs until `stop` is set; the message in hand is finished.
+    """Calls `handler` with each message, and acknowledges it when that returns. Runs until `stop` is set; the message
+    in hand is finished.
 
-    If the handler raises, the message is delivered again after the backoff, to this agent or another one; after `max_attempts` deliveries
-    it goes to the topic `dead_letter` (`<topic>.dead-letter` unless named). A handler that takes longer than `visibility_ms` may find that
-    another agent was given its message, too. An unreachable store or broker is waited for; other errors of the log are raised.
+    If the handler raises, the message is delivered again after the backoff, to this agent or another one; after
+    `max_attempts` deliveries it goes to the topic `dead_letter` (`<topic>.dead-letter` unless named). A handler that
+    takes longer than `visibility_ms` may find that another agent was given its message, too. An unreachable store or
+    broker is waited for; other errors of the log are raised.
     """
     if max_attempts < 1:
         raise InvalidArgument(f"max_attempts is {max_attempts}: a message is tried at least once")
@@ -129,7 +134,9 @@ class _Agent:
         self._handled += 1
 
     def _give_back(self, message: Message) -> None:
-        """To be delivered again after the backoff, which this agent waits out: what fails here may well fail for all."""
+        """To be delivered again after the backoff, which this agent waits out: what fails here may well fail for
+        all.
+        """
         call, delay_s = self._call, self._backoff.delay_s(message.attempt)
         assert call.group is not None
         group, place = call.group, (message.partition, message.offset)
@@ -151,7 +158,9 @@ class _Agent:
                     return None
 
     def _finished(self, tell: Callable[[], object]) -> None:
-        """Tells what became of a message: as long as it takes, but, once the agent is to stop, no more than a few times."""
+        """Tells what became of a message: as long as it takes, but, once the agent is to stop, no more than a few
+        times.
+        """
         failures = last_tries = 0
         while True:
             try:

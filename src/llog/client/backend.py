@@ -1,6 +1,7 @@
 """What a client talks to: a log of this process (`embedded.py`) or a broker (`remote.py`), through one small port.
 
-Calls block, and may be made from several threads at once. Errors are those of `llog.errors`, whichever backend raises them.
+Calls block, and may be made from several threads at once. Errors are those of `llog.errors`, whichever backend raises
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Backend(Protocol):
         ...
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
-        """Gives one message back, which is delivered again after `delay_ms`; nothing if the member does not hold it any more."""
+        """Gives one message back, which is delivered again after `delay_ms`; nothing if the member does not hold it any
+        more.
+        """
         ...
 
     def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:

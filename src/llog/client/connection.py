@@ -1,8 +1,9 @@
 """`llog.connect()`: SQL and consumers as a connection of PEP 249.
 
-Every statement is committed when it has run, unless a transaction was begun: by `begin`, by `with connection.transaction()`, or by BEGIN.
-The transactions that PEP 249 begins by itself would hide events from their consumers, and keep others from writing, until somebody
-remembers to commit. Through a broker, a transaction is one `execute` with all its statements, from BEGIN to COMMIT.
+Every statement is committed when it has run, unless a transaction was begun: by `begin`, by `with
+connection.transaction()`, or by BEGIN. The transactions that PEP 249 begins by itself would hide events from their
+consumers, and keep others from writing, until somebody remembers to commit. Through a broker, a transaction is one
+`execute` with all its statements, from BEGIN to COMMIT.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 
 
 def connect(target: str | Settings | None = None, *, member: str | None = None, **settings: Any) -> Connection:
-    """A connection to the broker at `http://host:port`, or to the log of this process's settings, which `settings` go before.
+    """A connection to the broker at `http://host:port`, or to the log of this process's settings, which `settings` go
+    before.
 
-    One process at a time may have a log's tables open: others go through it, if it is a broker. `member` is who consumes here, as
-    consumer groups know it; a name that nobody else has, unless one is given. Nothing is opened before the first statement.
+    One process at a time may have a log's tables open: others go through it, if it is a broker. `member` is who
+    consumes here, as consumer groups know it; a name that nobody else has, unless one is given. Nothing is opened
+    before the first statement.
     """
     with translated():
         return Connection(open_session(target, member=member, **settings))
@@ -66,13 +69,17 @@ class Connection:
         return self.cursor().executemany(operation, seq_of_parameters)
 
     def insert(self, table: str, data: Any) -> int:
-        """All rows of an Arrow table or batch, a DataFrame, or a list of dictionaries, or none of them; returns how many they were."""
+        """All rows of an Arrow table or batch, a DataFrame, or a list of dictionaries, or none of them; returns how
+        many they were.
+        """
         session = self._open()
         with translated():
             return session.insert(table, _arrow(data)).changed
 
     def consumer(self, topic: str, *, group: str, **options: Any) -> Consumer:
-        """An iterator over the messages of a topic, for a consumer group. Its options are those of `llog.client.consumer.Consumer`."""
+        """An iterator over the messages of a topic, for a consumer group. Its options are those of
+        `llog.client.consumer.Consumer`.
+        """
         from llog.client.consumer import Consumer
 
         with translated():
@@ -87,9 +94,11 @@ class Connection:
         partition: int | None = None,
         member: str = "",
     ) -> dict[int, int]:
-        """Acknowledges messages up to an offset, or up to one in each partition; returns the next that the group wants in each.
+        """Acknowledges messages up to an offset, or up to one in each partition; returns the next that the group wants
+        in each.
 
-        A partition must be named if the topic has several. Logs a warning if `member` holds nothing of it, but others do.
+        A partition must be named if the topic has several. Logs a warning if `member` holds nothing of it, but others
+        do.
         """
         offsets: Mapping[int | None, int] = {partition: upto} if isinstance(upto, int) else upto
         with translated():

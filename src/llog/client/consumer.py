@@ -1,7 +1,7 @@
 """A topic as an iterator of messages, for a consumer group.
 
-A message is delivered at least once: what was not acknowledged when its visibility time is over is delivered again, to any member of
-the group, with `attempt` one higher.
+A message is delivered at least once: what was not acknowledged when its visibility time is over is delivered again, to
+any member of the group, with `attempt` one higher.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _TRIES: Final = 4
 _RETRY_S: Final = 0.05
 """A store or broker that does not answer is asked again, after twice as long each time."""
 _ACK_S: Final = 0.1
-"""Finished messages are acknowledged together within this time: each acknowledgement is a write that survives a power cut."""
+"""Finished messages are acknowledged together within this time: each acknowledgement is a write that survives a power
+cut.
+"""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,13 +94,14 @@ def renamed(member: str) -> str:
 class Consumer:
     """Messages of a topic in order, one partition's at a time. For one thread; several consumers may share a group.
 
-    With `auto_ack`, a message is acknowledged once the loop has asked for the next one: what the loop left by `break` or an exception is
-    delivered again. Without it, `ack` and `ack_all` do, and raise `StaleMember` in an assigned group if another member has the partition by
-    now. The iteration ends when nothing came for `timeout` seconds; never, if that is None. `member` is how the name begins under which it
-    holds messages: a name that was used before could hold what nobody was given.
+    With `auto_ack`, a message is acknowledged once the loop has asked for the next one: what the loop left by `break`
+    or an exception is delivered again. Without it, `ack` and `ack_all` do, and raise `StaleMember` in an assigned group
+    if another member has the partition by now. The iteration ends when nothing came for `timeout` seconds; never, if
+    that is None. `member` is how the name begins under which it holds messages: a name that was used before could hold
+    what nobody was given.
 
-    A member of an assigned group that is silent for `visibility_ms` loses its partitions. Asking for the next message and `ack` are signs
-    of life; whoever takes longer over one message calls `heartbeat`.
+    A member of an assigned group that is silent for `visibility_ms` loses its partitions. Asking for the next message
+    and `ack` are signs of life; whoever takes longer over one message calls `heartbeat`.
     """
 
     def __init__(
@@ -120,7 +123,8 @@ class Consumer:
     ) -> None:
         if start is not None and start.kind not in ("latest", "earliest"):
             raise InvalidArgument(
-                f"a consumer starts at the latest or the earliest message, then where its group is, not at {start.kind!r}: reset the group"
+                "a consumer starts at the latest or the earliest message, then where its group is, not at "
+                f"{start.kind!r}: reset the group"
             )
         self.topic, self.group = topic, group
         self.member = renamed(member or "consumer")
@@ -163,7 +167,9 @@ class Consumer:
         return self._current
 
     def poll(self, timeout: float = 0.0) -> list[Message]:
-        """What has been delivered and not handed out, else what comes within `timeout` seconds. Counts as finished with the next call."""
+        """What has been delivered and not handed out, else what comes within `timeout` seconds. Counts as finished with
+        the next call.
+        """
         self._finish()
         found = list(self._buffered) or self._polled(timeout)
         self._buffered.clear()
@@ -184,12 +190,15 @@ class Consumer:
         self._acked(dict(self._delivered))
 
     def heartbeat(self) -> None:
-        """Says that this member of an assigned group is at work; `StaleMember` if its partitions were given to others."""
+        """Says that this member of an assigned group is at work; `StaleMember` if its partitions were given to
+        others.
+        """
         self._backend.heartbeat(self.topic, self.group, self.member, visibility_ms=self._call.visibility_ms)
         self._heard_at = time.monotonic()
 
     def close(self) -> None:
-        """Acknowledges what is finished, with `auto_ack`. Idempotent. What was fetched and not handed out is delivered again later.
+        """Acknowledges what is finished, with `auto_ack`. Idempotent. What was fetched and not handed out is delivered
+        again later.
 
         A member of an assigned group leaves it: the others get its partitions at once.
         """
@@ -236,7 +245,9 @@ class Consumer:
             pass  # the next call tells
 
     def _flush(self) -> None:
-        """What is of a partition that another member of an assigned group has by now is dropped: that one gets it anew."""
+        """What is of a partition that another member of an assigned group has by now is dropped: that one gets it
+        anew.
+        """
         if not self._finished:
             return
         try:

@@ -25,8 +25,8 @@ Column = tuple[str, pa.DataType, None, None, int | None, int | None, bool]
 class Cursor:
     """Runs statements, and hands out what they give. For one thread.
 
-    If there are several statements, the cursor is at the result of the first, and `nextset` moves on. `rowcount` is how many rows a
-    statement gave or changed. Rows can be iterated over, once.
+    If there are several statements, the cursor is at the result of the first, and `nextset` moves on. `rowcount` is how
+    many rows a statement gave or changed. Rows can be iterated over, once.
     """
 
     arraysize: int = 1
@@ -170,6 +170,7 @@ def _values(table: pa.Table, place: int) -> list[Any]:
     except (OverflowError, ValueError) as error:
         field = table.schema.field(place)
         raise DataError(
-            f"column {field.name!r} ({field.type}) has a value that Python cannot hold ({error}): cast it to VARCHAR, or use arrow()"
+            f"column {field.name!r} ({field.type}) has a value that Python cannot hold ({error}): cast it to "
+            "VARCHAR, or use arrow()"
         ) from error
     return values

@@ -1,4 +1,5 @@
-"""The log of this process, for clients. RocksDB has one owner, so all of a process that name the same log share one database.
+"""The log of this process, for clients. RocksDB has one owner, so all of a process that name the same log share one
+database.
 
 It is opened by the first call and closed with the last one that uses it. A forked child begins anew.
 """

@@ -1,4 +1,5 @@
-"""The exceptions of PEP 249, and which of them an error of llog becomes. The error itself is the exception's `__cause__`.
+"""The exceptions of PEP 249, and which of them an error of llog becomes. The error itself is the exception's
+`__cause__`.
 
 `code` is the stable code of `llog.errors`; `line`, `column` and `hint` are there where a statement is wrong.
 """
@@ -25,7 +26,9 @@ class Error(Exception):
 
 
 class InterfaceError(Error):
-    """A cursor or a connection is used in a way that makes no sense: after it was closed, or to fetch rows where there are none."""
+    """A cursor or a connection is used in a way that makes no sense: after it was closed, or to fetch rows where there
+    are none.
+    """
 
 
 class DatabaseError(Error):

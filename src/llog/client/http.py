@@ -1,4 +1,5 @@
-"""Requests to a broker over the standard library: one connection per thread, timeouts, and refusals as the errors that they name.
+"""Requests to a broker over the standard library: one connection per thread, timeouts, and refusals as the errors that
+they name.
 
 A request that was answered is never repeated. One that was not is, if it says that it may be: `repeatable`.
 """
@@ -101,7 +102,8 @@ class Http:
     ) -> Answer:
         """`wait_s` is how long the broker may wait before it answers, besides the timeout.
 
-        `StoreUnavailable` if the broker did not get the request, `OutcomeUnknown` if it may have and must not get it twice.
+        `StoreUnavailable` if the broker did not get the request, `OutcomeUnknown` if it may have and must not get it
+        twice.
         """
         headers = {"content-type": content, "accept": accept}
         said, refusal = "", None

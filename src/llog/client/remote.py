@@ -1,7 +1,7 @@
 """A broker as a backend: consume and acknowledge over HTTP, messages as Arrow.
 
-Acknowledging and releasing may be repeated, and are if the broker did not answer. What a group consumes is not asked for again: that is
-for the caller to do, under another name.
+Acknowledging and releasing may be repeated, and are if the broker did not answer. What a group consumes is not asked
+for again: that is for the caller to do, under another name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class RemoteBackend:
             "mode": call.mode,
             "max_bytes": call.max_bytes,
         }
-        # A group's consume must not be repeated under one member: what the lost answer carried would count as delivered.
+        # A group's consume must not be repeated under one member: what the lost answer carried would count as
+        # delivered.
         repeatable = call.group is None
         body = self._posted("/topics/consume", asked, accept=ARROW, wait_s=wait_ms / 1000, repeatable=repeatable)
         try:

@@ -1,4 +1,6 @@
-"""SQL as a connection and the shell see it: a session on a log of this process (`embedded.py`) or at a broker (`remote_sql.py`)."""
+"""SQL as a connection and the shell see it: a session on a log of this process (`embedded.py`) or at a broker
+(`remote_sql.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from llog.sql.result import Names, Result
 
 
 class SqlSession(Protocol):
-    """Calls block. They may be made from several threads, and run one after the other. Errors are those of `llog.errors`."""
+    """Calls block. They may be made from several threads, and run one after the other. Errors are those of
+    `llog.errors`.
+    """
 
     is_remote: bool
     """A transaction is then one `execute`."""

@@ -1,4 +1,6 @@
-"""The type objects and constructors of PEP 249. The type code of a column is its Arrow type, which is equal to one of the objects here."""
+"""The type objects and constructors of PEP 249. The type code of a column is its Arrow type, which is equal to one of
+the objects here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a partition on disk or in RocksDB looks like inside, for people who look: nothing here is used by the log itself."""
+"""What a partition on disk or in RocksDB looks like inside, for people who look: nothing here is used by the log
+itself.
+"""
 
 from __future__ import annotations
 

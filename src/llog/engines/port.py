@@ -1,7 +1,7 @@
 """What every engine can do: the two ports that join engines and surfaces, and the data that passes through them.
 
-An engine stores the records of topics: `object/` is leaderless; `disk/` and `rocksdb/` have one owner process each. The catalog
-names the engine of every topic, and `routing.py` finds it, so that every interface works on all of them.
+An engine stores the records of topics: `object/` is leaderless; `disk/` and `rocksdb/` have one owner process each. The
+catalog names the engine of every topic, and `routing.py` finds it, so that every interface works on all of them.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class LogReader(Protocol):
     ) -> list[Batch]:
         """Batches from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset.
 
-        No batch begins at `stop` or above it; the last one may reach beyond. Where records were removed by key compaction, the first batch
-        begins above `offset`. Timestamps are of the topic's kind. `OffsetOutOfRange` outside the bounds.
+        No batch begins at `stop` or above it; the last one may reach beyond. Where records were removed by key
+        compaction, the first batch begins above `offset`. Timestamps are of the topic's kind. `OffsetOutOfRange`
+        outside the bounds.
         """
         ...
 

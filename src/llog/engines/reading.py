@@ -11,7 +11,9 @@ from llog.model import Record, TopicPartition
 
 
 async def read_offset(reader: LogReader, tp: TopicPartition, offset: int) -> Record:
-    """The record at `offset`; `OffsetOutOfRange` at the next offset, too, and `RecordRemoved` where key compaction took it."""
+    """The record at `offset`; `OffsetOutOfRange` at the next offset, too, and `RecordRemoved` where key compaction took
+    it.
+    """
     batches = await reader.read(tp, offset, 1)
     if batches and batches[0].start_offset == offset:
         return records_of(slice_columns(batches[0].columns, 0, 1), offset)[0]

@@ -1,7 +1,7 @@
 """Every topic by its own engine: a reader and an appender that ask the catalog which one that is.
 
-What a topic's engine is changes only when it is deleted and created again, so it is asked once; an engine that does not know the
-topic any more has it asked anew.
+What a topic's engine is changes only when it is deleted and created again, so it is asked once; an engine that does not
+know the topic any more has it asked anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ R = TypeVar("R")
 
 
 class Look(NamedTuple):
-    """The directory of the partition's topic, which is another one once the topic was created again, and the bounds there."""
+    """The directory of the partition's topic, which is another one once the topic was created again, and the bounds
+    there.
+    """
 
     directory: str
     bounds: Bounds
@@ -149,7 +151,8 @@ class EngineReader:
 class EngineAppender:
     """Appends to any partition of a log, whatever its engine.
 
-    All appenders on one `Log` share the disk topics and the RocksDB that it holds; they are let go when the log is closed.
+    All appenders on one `Log` share the disk topics and the RocksDB that it holds; they are let go when the log is
+    closed.
     """
 
     def __init__(self, log: Log, options: WriterOptions | None = None) -> None:
@@ -164,7 +167,8 @@ class EngineAppender:
         self._line = Line()
 
     async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
-        """One result or error per group, in their order: partitions commit independently, and in the order of the calls.
+        """One result or error per group, in their order: partitions commit independently, and in the order of the
+        calls.
 
         Raises only if nothing at all was appended.
         """
@@ -211,7 +215,9 @@ class EngineAppender:
         return _Outcome([results[place] for place in range(len(groups))], homes, raised)
 
     def _begin(self, groups: Sequence[Group], homes: _Homes) -> _Begun:
-        """Starts one append for each engine. As a task, even if it is the only one: tasks begin in the order in which they were made."""
+        """Starts one append for each engine. As a task, even if it is the only one: tasks begin in the order in which
+        they were made.
+        """
         failed: dict[int, AppendResult | LlogError] = {}
         places: dict[str, list[int]] = {}
         for place, group in enumerate(groups):

@@ -17,10 +17,11 @@ from llog.model import TopicPartition
 async def retain_all(
     log: Log, appender: LogAppender, engine: str | None = None, *, only_owned: bool = False
 ) -> dict[TopicPartition, RetentionResult | LlogError]:
-    """Applies each topic's own settings to all its partitions, of one engine if so wanted. A partition that fails does not keep the others.
+    """Applies each topic's own settings to all its partitions, of one engine if so wanted. A partition that fails does
+    not keep the others.
 
-    A topic that another process owns is left to that one: its error is `LogOwned`. With `only_owned`, what is in RocksDB is left alone
-    unless this process has it open: upkeep in the background must not become its owner.
+    A topic that another process owns is left to that one: its error is `LogOwned`. With `only_owned`, what is in
+    RocksDB is left alone unless this process has it open: upkeep in the background must not become its owner.
     """
     results: dict[TopicPartition, RetentionResult | LlogError] = {}
     for topic in await Catalog(log).topics(engine):
@@ -50,8 +51,8 @@ async def clean_all(
 ) -> dict[TopicPartition, CleanResult | LlogError]:
     """Key compaction of every topic whose cleanup is `compact`; all there is of `topic`, if one is named.
 
-    A partition that fails does not keep the others. One that another process owns is left to that one: its error is `LogOwned`.
-    `only_owned` is as in `retain_all`.
+    A partition that fails does not keep the others. One that another process owns is left to that one: its error is
+    `LogOwned`. `only_owned` is as in `retain_all`.
     """
     appenders: dict[str, DiskAppender | RocksAppender] = {DISK: DiskAppender(log), ROCKSDB: RocksAppender(log)}
     results: dict[TopicPartition, CleanResult | LlogError] = {}

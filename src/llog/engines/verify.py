@@ -1,4 +1,6 @@
-"""Verification of a partition by its own engine; a disk topic is walked frame by frame, from its log start to its end."""
+"""Verification of a partition by its own engine; a disk topic is walked frame by frame, from its log start to its
+end.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ async def verify(
 ) -> VerifyReport:
     """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
 
-    Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage. `TopicNotFound` if
-    there is no such topic, or not any more. `headers` may be shared by several calls.
+    Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage.
+    `TopicNotFound` if there is no such topic, or not any more. `headers` may be shared by several calls.
     """
     topic = await Catalog(log).get(tp.topic)
     if topic.engine not in (DISK, ROCKSDB):
@@ -106,7 +108,8 @@ class _Walk:
                     self._visit(piece)
                 break
             except FileNotFoundError as error:
-                # Trimmed or replaced since the segments were listed: what is above the log start now is looked for again.
+                # Trimmed or replaced since the segments were listed: what is above the log start now is looked for
+                # again.
                 self._expected = max(reached, self._expected, self._reader.bounds_now().log_start_offset)
                 if attempt + 1 == _ATTEMPTS:
                     self._report(ProblemKind.GAP, self._expected, stop - 1, str(error))

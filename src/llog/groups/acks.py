@@ -50,7 +50,8 @@ def warnings_of(topic: str, acked: Mapping[int, Acked]) -> tuple[str, ...]:
 
 def _warning(tp: TopicPartition, held: Sequence[Held]) -> str:
     said = [
-        f"offset{f' {each.start} is' if each.start == each.end else f's {each.start} to {each.end} are'} {_holder(each)}"
+        f"offset{f' {each.start} is' if each.start == each.end else f's {each.start} to {each.end} are'} "
+        f"{_holder(each)}"
         for each in held[:_SHOWN_MAX]
     ]
     more = ["and more"] if len(held) > _SHOWN_MAX else []

@@ -1,8 +1,9 @@
 """Assigned groups: who is a member, and which partitions each has.
 
-One record per group and topic in the metadata store, whatever the engine. Partitions are dealt round-robin over the members in the order
-of their names, so that all who know the members know the deal. Members whose deadline has passed are dropped by whoever comes. No guarantee
-rests on the clock: what a member that was taken for dead has claimed is delivered again, and what it acknowledges is refused.
+One record per group and topic in the metadata store, whatever the engine. Partitions are dealt round-robin over the
+members in the order of their names, so that all who know the members know the deal. Members whose deadline has passed
+are dropped by whoever comes. No guarantee rests on the clock: what a member that was taken for dead has claimed is
+delivered again, and what it acknowledges is refused.
 """
 
 from __future__ import annotations
@@ -47,15 +48,18 @@ class Assignments:
         self._log = log
 
     async def join(self, group: str, topic: Topic, member: str, session_ms: int, *, served: int = 0) -> Membership:
-        """Becomes a member, or stays one: alive for `session_ms` from about now. Writes nothing if that was said a short while ago.
+        """Becomes a member, or stays one: alive for `session_ms` from about now. Writes nothing if that was said a
+        short while ago.
 
-        Who joins makes a generation above `served`, the highest that the group's positions know: they may have outlived the members that
-        they were served under.
+        Who joins makes a generation above `served`, the highest that the group's positions know: they may have outlived
+        the members that they were served under.
         """
         return await self._renew(group, topic, member, session_ms, may_join=True, served=served)
 
     async def heartbeat(self, group: str, topic: Topic, member: str, session_ms: int) -> Membership:
-        """As `join`, of a member only: `StaleMember` if it was dropped, so that it knows that its claims are being delivered to others."""
+        """As `join`, of a member only: `StaleMember` if it was dropped, so that it knows that its claims are being
+        delivered to others.
+        """
         return await self._renew(group, topic, member, session_ms, may_join=False)
 
     async def leave(self, group: str, topic: Topic, member: str) -> None:
@@ -109,7 +113,8 @@ class Assignments:
             old = Members() if found is None else decode(Members, found.value, key)
             if member not in old.deadlines and not may_join:
                 raise StaleMember(
-                    f"{member!r} is no member of group {group!r} on topic {topic.name!r}: it left, or was silent for too long. Join again"
+                    f"{member!r} is no member of group {group!r} on topic {topic.name!r}: it left, or was silent "
+                    "for too long. Join again"
                 )
             above = msgspec.structs.replace(old, generation=max(old.generation, served))
             new = _renewed(above, member, self._log.runtime.now_ms(), session_ms)
@@ -124,7 +129,9 @@ class Assignments:
 
 
 def _renewed(old: Members, member: str, now_ms: int, session_ms: int) -> Members:
-    """With the member alive and the dead gone; `old` itself if nobody came or went and the member's time is hardly used."""
+    """With the member alive and the dead gone; `old` itself if nobody came or went and the member's time is hardly
+    used.
+    """
     deadline_ms = now_ms + session_ms
     alive = {name: ms for name, ms in old.deadlines.items() if is_held(ms, now_ms) or name == member}
     if alive.keys() == old.deadlines.keys() and member in alive:

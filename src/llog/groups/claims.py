@@ -1,7 +1,8 @@
-"""Which records of a partition are delivered to whom: what a claim, an acknowledgement and a reset make of a group's record. Pure.
+"""Which records of a partition are delivered to whom: what a claim, an acknowledgement and a reset make of a group's
+record. Pure.
 
-Below `offset`, an offset that is in no claim is acknowledged: so acknowledgements out of order are remembered, and nobody's claim is
-dropped but by its holder's.
+Below `offset`, an offset that is in no claim is acknowledged: so acknowledgements out of order are remembered, and
+nobody's claim is dropped but by its holder's.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def claim(
 ) -> tuple[GroupRecord, tuple[Claim, ...]]:
     """Gives `member` up to `limit` records, in order: expired ones and ones given back first, then new ones.
 
-    With `in_order`, for a partition that is this member's alone, all from the first that is expired or another's is delivered again, and
-    nothing while one that was released has to wait.
-    `TooManyClaims` if there is something to deliver but no room to remember it.
+    With `in_order`, for a partition that is this member's alone, all from the first that is expired or another's is
+    delivered again, and nothing while one that was released has to wait. `TooManyClaims` if there is something to
+    deliver but no room to remember it.
     """
     known = _between(record.claims, bounds.log_start_offset, record.offset - 1)
     if in_order:
@@ -75,7 +76,8 @@ def claim(
 
 
 def ack(record: GroupRecord, member: str, upto: int) -> GroupRecord:
-    """Everything up to `upto` is done, as far as `member` can tell: what it holds, expired or not, and what nobody was given yet.
+    """Everything up to `upto` is done, as far as `member` can tell: what it holds, expired or not, and what nobody was
+    given yet.
 
     What somebody may have been given, as far as a power cut has left that open, is delivered again.
     """
@@ -102,12 +104,15 @@ def is_any_done(record: GroupRecord, given: Iterable[Claim]) -> bool:
 
 
 def settle(record: GroupRecord, member: str, start: int, end: int) -> GroupRecord:
-    """Exactly these are done, as far as `member` holds them. `TooManyClaims` if what is left would be in too many pieces."""
+    """Exactly these are done, as far as `member` holds them. `TooManyClaims` if what is left would be in too many
+    pieces.
+    """
     return replace(record, claims=_bounded(_without(record.claims, member, start, end), record))
 
 
 def give_back(record: GroupRecord, member: str, start: int, end: int) -> GroupRecord:
-    """These did not get to `member`: whoever comes next gets those of them that it holds, and this delivery does not count.
+    """These did not get to `member`: whoever comes next gets those of them that it holds, and this delivery does not
+    count.
 
     `TooManyClaims` if there is no room to remember that, never for claims as they were given.
     """
@@ -125,9 +130,11 @@ def give_back(record: GroupRecord, member: str, start: int, end: int) -> GroupRe
 
 
 def release(record: GroupRecord, member: str, start: int, end: int, due_ms: int) -> GroupRecord:
-    """`member` failed with these: whoever comes from `due_ms` on gets those of them that it holds, and this delivery counts.
+    """`member` failed with these: whoever comes from `due_ms` on gets those of them that it holds, and this delivery
+    counts.
 
-    They are nobody's until then: what `member` acknowledges above them does not drop them. `TooManyClaims` as of `settle`.
+    They are nobody's until then: what `member` acknowledges above them does not drop them. `TooManyClaims` as of
+    `settle`.
     """
     changed = _changed(record.claims, member, start, end, lambda part: replace(part, member=NOBODY, deadline_ms=due_ms))
     return replace(record, claims=_bounded(_merged(changed), record))
@@ -181,7 +188,8 @@ def _bounded(claims: tuple[Claim, ...], record: GroupRecord, most: int = CLAIMS_
 
 def _too_many() -> TooManyClaims:
     return TooManyClaims(
-        f"the group has {CLAIMS_MAX} claims outstanding in this partition, and no more are kept: acknowledge what was delivered, or "
+        f"the group has {CLAIMS_MAX} claims outstanding in this partition, and no more are kept: acknowledge what "
+        "was delivered, or "
         "consume more records at once"
     )
 

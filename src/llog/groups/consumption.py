@@ -1,7 +1,8 @@
 """CONSUME and ACK on topics of any engine: messages for a consumer group, or for a reader without one.
 
-Delivery is at least once. A group's messages are claimed before they are handed out and are its member's until they are acknowledged or
-the visibility time is over; what was claimed and then not handed out is given back at once. Only `ack` and `reset` move a commit.
+Delivery is at least once. A group's messages are claimed before they are handed out and are its member's until they are
+acknowledged or the visibility time is over; what was claimed and then not handed out is given back at once. Only `ack`
+and `reset` move a commit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from llog.model import TopicPartition
 from llog.runtime import uuid7
 
 LOOK_AGAIN_S: Final = 5.0
-"""A wait looks again after so long, for what nothing wakes it for: a reset, a message given back elsewhere, a topic created again."""
+"""A wait looks again after so long, for what nothing wakes it for: a reset, a message given back elsewhere, a topic
+created again.
+"""
 _TURNS_MAX: Final = 10_000
 _STALE_MAX: Final = 10
 """A member whose partitions change under it this often in one call is told so."""
@@ -51,7 +54,9 @@ class _Turn(NamedTuple):
 
 
 class Consuming:
-    """Shared by all who consume in a process. `waits` sees records arrive, unless the reader does; `stopping` ends every wait."""
+    """Shared by all who consume in a process. `waits` sees records arrive, unless the reader does; `stopping` ends
+    every wait.
+    """
 
     def __init__(
         self,
@@ -75,9 +80,11 @@ class Consuming:
         """By topic's directory and group: the partition that comes first next time."""
 
     async def consume(self, call: ConsumeCall) -> pa.Table:
-        """Messages in the order of their partition's offsets, with `attempt`; zero rows if nothing came within `wait_ms`.
+        """Messages in the order of their partition's offsets, with `attempt`; zero rows if nothing came within
+        `wait_ms`.
 
-        After an error, its member may hold what it was never given, and an ACK would pass over it: go on under another name.
+        After an error, its member may hold what it was never given, and an ACK would pass over it: go on under another
+        name.
         """
         check_call(call)
         loop = asyncio.get_running_loop()
@@ -101,7 +108,9 @@ class Consuming:
                 await any_of(self._waits, self._runtime, turn.watches, min(left, LOOK_AGAIN_S), self._stopping)
 
     def named(self, call: ConsumeCall) -> ConsumeCall:
-        """Gives a call that claims for a member without a name one that nobody else has: an ACK under it passes over nothing of others."""
+        """Gives a call that claims for a member without a name one that nobody else has: an ACK under it passes over
+        nothing of others.
+        """
         if call.group is None or call.member or call.mode == "assigned":
             return call
         return replace(call, member=UNNAMED + uuid7(self._runtime.now_ms(), self._runtime.random()))
@@ -115,7 +124,8 @@ class Consuming:
         found = await self._catalog.get(topic)
         if None in upto and (found.partitions > 1 or len(upto) > 1):
             raise InvalidArgument(
-                f"topic {topic!r} has {found.partitions} partitions: an ACK must name one for each offset (PARTITION p UPTO OFFSET n)"
+                f"topic {topic!r} has {found.partitions} partitions: an ACK must name one for each offset "
+                "(PARTITION p UPTO OFFSET n)"
             )
         named = {partition or 0: offset for partition, offset in upto.items()}
         for partition, offset in named.items():
@@ -134,7 +144,9 @@ class Consuming:
     async def release(
         self, topic: str, group: str, partition: int, offset: int, *, member: str = "", delay_ms: int = 0
     ) -> bool:
-        """Gives one message back, to be delivered again after `delay_ms`; whether `member` still held it. Its delivery counts."""
+        """Gives one message back, to be delivered again after `delay_ms`; whether `member` still held it. Its delivery
+        counts.
+        """
         check_range("delay_ms", delay_ms, 0, VISIBILITY_MS_MAX)
         found = await self._catalog.get(topic)
         check_partition(found, partition)
@@ -154,7 +166,9 @@ class Consuming:
         await self._groups.leave(group, topic, member)
 
     async def reset(self, group: str, topic: str, start: Start, partition: int | None = None) -> dict[int, int]:
-        """Moves the group there, back as well, in one partition or all; claims are dropped. The new positions, by partition."""
+        """Moves the group there, back as well, in one partition or all; claims are dropped. The new positions, by
+        partition.
+        """
         found = await self._catalog.get(topic)
         partitions = range(found.partitions) if partition is None else (partition,)
         check_partition(found, partitions[0])

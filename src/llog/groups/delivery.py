@@ -79,7 +79,8 @@ class Delivering:
     async def _begin(self, call: ConsumeCall, topic: Topic, tp: TopicPartition) -> None:
         """Stores the group's first position in every partition, so that nothing is passed over from now on.
 
-        Partition 0 comes last: a group that has a position there has begun, and a partition that it has none in was added later.
+        Partition 0 comes last: a group that has a position there has begun, and a partition that it has none in was
+        added later.
         """
         assert call.group is not None
         start = call.start or Start("earliest")
@@ -183,7 +184,9 @@ class Delivering:
             offset = read.next_offset
 
     async def watch(self, call: ConsumeCall, topic: Topic, tp: TopicPartition, bounds: Bounds) -> Watch:
-        """What would give the group something here: a new record, the end of somebody's claim, or of what holds up all others."""
+        """What would give the group something here: a new record, the end of somebody's claim, or of what holds up all
+        others.
+        """
         assert call.group is not None
         record = await self._groups.record(call.group, tp, topic=topic)
         if record is None:

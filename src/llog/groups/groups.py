@@ -1,12 +1,13 @@
 """Consumer groups on topics of every engine: which records are delivered to whom, and how far a group has come.
 
-- A committed position never goes back but by a reset, and never passes a record that somebody was given and nobody acknowledged.
+- A committed position never goes back but by a reset, and never passes a record that somebody was given and nobody
+  acknowledged.
 - One member's acknowledgement drops no other's claim, live or expired.
-- What is delivered was recorded before. A power cut may undo a claim: then its records are delivered again, whatever others acknowledge.
-  Everything else is durable.
+- What is delivered was recorded before. A power cut may undo a claim: then its records are delivered again, whatever
+  others acknowledge. Everything else is durable.
 
-Each call changes one small record by compare-and-swap, tries again when others were faster, and looks again when an answer was lost. The
-catalog entry of a topic and the bounds of a partition may be handed in by those who have them.
+Each call changes one small record by compare-and-swap, tries again when others were faster, and looks again when an
+answer was lost. The catalog entry of a topic and the bounds of a partition may be handed in by those who have them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Home(NamedTuple):
 
 
 class Groups:
-    """The groups of a log. `reader` tells bounds; `stores` are for those who keep records elsewhere than by the topic's engine."""
+    """The groups of a log. `reader` tells bounds; `stores` are for those who keep records elsewhere than by the topic's
+    engine.
+    """
 
     def __init__(
         self, log: Log, reader: LogReader | None = None, stores: Mapping[str, GroupStore] | None = None
@@ -88,8 +91,8 @@ class Groups:
     ) -> tuple[Claim, ...] | None:
         """Up to `limit` records that are `member`'s to work on for `visibility_ms`: in order, none if there are none.
 
-        None if the group has no position here: `begin` gives it one. With a membership, the group is an assigned one, and the partition is
-        this member's alone: `StaleMember` if it is not, or if a later generation was served here.
+        None if the group has no position here: `begin` gives it one. With a membership, the group is an assigned one,
+        and the partition is this member's alone: `StaleMember` if it is not, or if a later generation was served here.
         """
         if limit < 1 or not 0 <= visibility_ms <= VISIBILITY_MS_MAX:
             raise InvalidArgument(
@@ -109,7 +112,8 @@ class Groups:
             found = await home.store.get(home.key)
             if found is None:
                 return None
-            # The answer of an earlier try was lost, but it was done: what it claimed would be nobody's until it expires.
+            # The answer of an earlier try was lost, but it was done: what it claimed would be nobody's until it
+            # expires.
             if perhaps and (mine := claims.still_held(found.record, perhaps)):
                 return mine
             old = _in_mode(home, found.record, mode)
@@ -138,7 +142,9 @@ class Groups:
         mode: GroupMode = GroupMode.CLAIMED,
         topic: Topic | None = None,
     ) -> int:
-        """Gives the group its first position here; returns the one that counts, which is another's if that was faster."""
+        """Gives the group its first position here; returns the one that counts, which is another's if that was
+        faster.
+        """
         home = await self._home(group, tp, topic)
         _check_offset(offset)
         known = await self._known_mode(home)
@@ -153,9 +159,9 @@ class Groups:
     async def ack(self, group: str, tp: TopicPartition, member: str, upto: int, *, topic: Topic | None = None) -> Acked:
         """Everything up to `upto`, included, is done: what `member` was given, and what nobody was.
 
-        Returns the group's position then, which is the lowest offset that others were given, if they were; and, if nothing was
-        acknowledged, who holds it. `OffsetOutOfRange` beyond the end; in an assigned group, `StaleMember` from one that does not have the
-        partition.
+        Returns the group's position then, which is the lowest offset that others were given, if they were; and, if
+        nothing was acknowledged, who holds it. `OffsetOutOfRange` beyond the end; in an assigned group, `StaleMember`
+        from one that does not have the partition.
         """
         home = await self._home(group, tp, topic)
         check_member_name(member)
@@ -197,7 +203,9 @@ class Groups:
     async def give_back(
         self, group: str, tp: TopicPartition, member: str, ranges: Ranges, *, topic: Topic | None = None
     ) -> None:
-        """These ranges, ends included, did not get to `member`: whoever comes next gets them, as if they had not been claimed."""
+        """These ranges, ends included, did not get to `member`: whoever comes next gets them, as if they had not been
+        claimed.
+        """
         await self._change(await self._home(group, tp, topic), _each_range(claims.give_back, member, ranges))
 
     async def release(
@@ -210,9 +218,11 @@ class Groups:
         delay_ms: int = 0,
         topic: Topic | None = None,
     ) -> bool:
-        """`member` failed with the record at `offset`: it is delivered again after `delay_ms`. Whether the member still held it.
+        """`member` failed with the record at `offset`: it is delivered again after `delay_ms`. Whether the member still
+        held it.
 
-        What the member acknowledges above it does not drop it. In an assigned group, nothing is delivered while it waits.
+        What the member acknowledges above it does not drop it. In an assigned group, nothing is delivered while it
+        waits.
         """
         home = await self._home(group, tp, topic)
         due_ms = self.log.runtime.now_ms() + delay_ms
@@ -229,7 +239,9 @@ class Groups:
         return held
 
     async def join(self, group: str, topic: str, member: str, *, session_ms: int) -> Membership:
-        """Becomes a member of an assigned group, or stays one, for `session_ms`; returns its share, which may change with every call."""
+        """Becomes a member of an assigned group, or stays one, for `session_ms`; returns its share, which may change
+        with every call.
+        """
         entry = await self.catalog.get(topic)
         check_member_name(member)
         served = 0
@@ -249,10 +261,11 @@ class Groups:
         await self.assignments.leave(check_group_name(group), await self.catalog.get(topic), member)
 
     async def commit(self, group: str, tp: TopicPartition, offset: int) -> int:
-        """Moves a plain group on to `offset` and returns where it is then: further, if somebody committed more; never back.
+        """Moves a plain group on to `offset` and returns where it is then: further, if somebody committed more; never
+        back.
 
-        `OffsetOutOfRange` beyond the partition's next offset, for such a group would pass over records unseen; `GroupConflict` if the
-        group is an assigned one, or its members hold claims.
+        `OffsetOutOfRange` beyond the partition's next offset, for such a group would pass over records unseen;
+        `GroupConflict` if the group is an assigned one, or its members hold claims.
         """
         home = await self._home(group, tp)
         _check_offset(offset)
@@ -285,7 +298,9 @@ class Groups:
         return None if found is None else found.record
 
     async def reset(self, group: str, tp: TopicPartition, offset: int, *, topic: Topic | None = None) -> None:
-        """Moves the group to `offset`, back as well, and forgets its claims: for operators, while the group's consumers are stopped."""
+        """Moves the group to `offset`, back as well, and forgets its claims: for operators, while the group's consumers
+        are stopped.
+        """
         home = await self._home(group, tp, topic)
         _check_offset(offset)
         await self._check_reached(tp, offset)
@@ -302,7 +317,9 @@ class Groups:
         return Home(topic, await self.stores.of(topic), GroupKey(group, topic.directory, tp.partition))
 
     async def _change(self, home: Home, decide: Decision) -> GroupRecord | None:
-        """The record as it is then, durably. To decide twice does no harm: an answer that was lost is followed by another try."""
+        """The record as it is then, durably. To decide twice does no harm: an answer that was lost is followed by
+        another try.
+        """
         tries = Tries(self.log.runtime, home)
         while True:
             await tries.another()
@@ -330,7 +347,9 @@ class Groups:
         await certain(self.log.meta, check, OffsetOutOfRange)
 
     async def _known_mode(self, home: Home) -> GroupMode:
-        """How the group shares the topic out: as in the first partition, or as its members show; plain if neither does."""
+        """How the group shares the topic out: as in the first partition, or as its members show; plain if neither
+        does.
+        """
         first = await home.store.get(home.key._replace(partition=0))
         if first is not None and first.record.mode:
             return first.record.mode

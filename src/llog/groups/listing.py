@@ -1,7 +1,7 @@
 """All that is to be seen of consumer groups, over topics of every engine; and their removal.
 
-Left out are deleted topics, and those that cannot be read from here: they are on another machine, or another process owns them. That
-is what `unreachable` tells.
+Left out are deleted topics, and those that cannot be read from here: they are on another machine, or another process
+owns them. That is what `unreachable` tells.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _OUT_OF_REACH: Final = (ConfigurationError, LogOwned, MissingExtra, TopicElsewhe
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """`lag` counts the records that the group has yet to acknowledge, without those that retention took before it came."""
+    """`lag` counts the records that the group has yet to acknowledge, without those that retention took before it
+    came.
+    """
 
     topic: str
     partition: int
@@ -138,7 +140,9 @@ class GroupListing:
         return shares
 
     async def delete_whole(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
-        """As `delete`, of a group that is there. Refused if some of it is out of reach: half of a group must not be left behind."""
+        """As `delete`, of a group that is there. Refused if some of it is out of reach: half of a group must not be
+        left behind.
+        """
         await self.check_there(group)
         if topic is None:
             missing = await self.unreachable()
@@ -149,7 +153,8 @@ class GroupListing:
     async def delete(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
         """Forgets the group, on one topic or everywhere; returns in how many partitions it had a position.
 
-        `GroupConflict` while a member is alive or a claim has not expired, unless forced: whoever is at work would go on as a new group.
+        `GroupConflict` while a member is alive or a claim has not expired, unless forced: whoever is at work would go
+        on as a new group.
         """
         reads = await self._groups.log.meta.begin_reads()
         topics = await self._topics()
@@ -164,7 +169,8 @@ class GroupListing:
                 [record for _, records in found for record in records.values()], assigned, topics
             ):
                 raise GroupConflict(
-                    f"group {group!r} is in use by {name!r}: stop its members and wait until their claims expire, or delete it by force"
+                    f"group {group!r} is in use by {name!r}: stop its members and wait until their claims expire, "
+                    "or delete it by force"
                 )
         await reads.confirm()
         # The members last: positions of a later generation than theirs would be out of their reach.
@@ -180,7 +186,9 @@ class GroupListing:
         return {topic.directory: topic for topic in await self._groups.catalog.topics(self._engine)}
 
     async def _stores(self, topics: dict[str, Topic]) -> list[tuple[GroupStore, list[str]]]:
-        """Each store that can be reached, and the topics of these whose groups it has; that of most engines in any case."""
+        """Each store that can be reached, and the topics of these whose groups it has; that of most engines in any
+        case.
+        """
         found: dict[GroupStore, list[str]] = {self._groups.stores.meta: []}
         missing: set[str] = set()
         for topic in topics.values():

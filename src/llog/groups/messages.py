@@ -63,7 +63,9 @@ class Read(NamedTuple):
 
 
 class MessageReader:
-    """Reads ahead, and keeps the last batches that were larger than what was read of them: who goes on finds the next messages here."""
+    """Reads ahead, and keeps the last batches that were larger than what was read of them: who goes on finds the next
+    messages here.
+    """
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
@@ -73,7 +75,8 @@ class MessageReader:
     async def read(
         self, topic: Topic, tp: TopicPartition, start: int, end: int, *, low: int, rows: int, size: int, whole: bool
     ) -> Read:
-        """From `start` to `end`, both included, at most `rows` records and `size` bytes; `whole`: one at least, however large.
+        """From `start` to `end`, both included, at most `rows` records and `size` bytes; `whole`: one at least, however
+        large.
 
         What retention (all below `low`) or key compaction took is passed over.
         """

@@ -12,7 +12,9 @@ from llog.model import TopicPartition
 
 
 async def resolved(reader: LogReader, topic: str, start: Start, partitions: Sequence[int]) -> dict[int, int]:
-    """The offset that `start` means in each partition. `OffsetOutOfRange` for an offset, if there is one partition only."""
+    """The offset that `start` means in each partition. `OffsetOutOfRange` for an offset, if there is one partition
+    only.
+    """
     bounds = await bounds_of(reader, topic, partitions)
     match start:
         case Start("latest"):

@@ -26,8 +26,8 @@ UNNAMED: Final = "~"
 class GroupMode(StrEnum):
     """How a group shares a topic out. Mixing the latter two on one topic is refused.
 
-    A plain group has one reader for each partition, and commits positions. A claimed one gives every member records that no other holds.
-    An assigned one gives every partition to one member, and so keeps the order.
+    A plain group has one reader for each partition, and commits positions. A claimed one gives every member records
+    that no other holds. An assigned one gives every partition to one member, and so keeps the order.
     """
 
     PLAIN = ""
@@ -55,7 +55,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a group has come in a partition. Every offset below `offset` is in one of the claims, or acknowledged.
 
-    The claims are in order and do not overlap. `generation` is the highest one under which an assigned group was served here.
+    The claims are in order and do not overlap. `generation` is the highest one under which an assigned group was served
+    here.
     """
 
     offset: int
@@ -90,8 +91,8 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 def is_held(deadline_ms: int, now_ms: int) -> bool:
     """Whether what ends at this deadline still counts.
 
-    A deadline farther ahead than any right clock could have set it does not: a clock that was wrong for a moment would hold on for as
-    long as it was ahead.
+    A deadline farther ahead than any right clock could have set it does not: a clock that was wrong for a moment would
+    hold on for as long as it was ahead.
     """
     return now_ms < deadline_ms <= now_ms + VISIBILITY_MS_MAX + _SKEW_MS_MAX
 
@@ -112,6 +113,7 @@ def check_member_name(name: str) -> str:
     """Any short text. Under the empty name, all is acknowledged and released that was claimed without a name."""
     if not name.isprintable() or len(name.encode()) > MEMBER_BYTES_MAX:
         raise InvalidArgument(
-            f"the member name {name[:80]!r} is not usable: at most {MEMBER_BYTES_MAX} bytes of characters that can be printed"
+            f"the member name {name[:80]!r} is not usable: at most {MEMBER_BYTES_MAX} bytes of characters that can "
+            "be printed"
         )
     return name

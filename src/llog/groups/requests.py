@@ -30,7 +30,9 @@ class ConsumeCall(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds what is delivered. An ACK without a name acknowledges what all hold who gave none."""
     partition: int | None = None
     start: Start | None = None
-    """Latest and earliest count where the group has no position yet; the others are read exactly there, and nothing is claimed."""
+    """Latest and earliest count where the group has no position yet; the others are read exactly there, and nothing is
+    claimed.
+    """
     limit: int = 100
     wait_ms: int = 0
     visibility_ms: int = 60_000

@@ -1,7 +1,8 @@
-"""Where the records of groups are kept: with the topic's order. Each has a key of its own, so that no group pays for another.
+"""Where the records of groups are kept: with the topic's order. Each has a key of its own, so that no group pays for
+another.
 
-Topics of engine `rocksdb` have theirs in RocksDB, little-endian: u64 the last offset below which all is acknowledged, itself included; u64
-version; then the record as JSON. All others have them in the metadata store.
+Topics of engine `rocksdb` have theirs in RocksDB, little-endian: u64 the last offset below which all is acknowledged,
+itself included; u64 version; then the record as JSON. All others have them in the metadata store.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class GroupStore(Protocol):
     async def get(self, key: GroupKey) -> Stored | None: ...
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
-        """`VersionMismatch`, and no change, unless the version is `expected`, or ABSENT. Without `durable`, a power cut may undo it."""
+        """`VersionMismatch`, and no change, unless the version is `expected`, or ABSENT. Without `durable`, a power cut
+        may undo it.
+        """
         ...
 
     async def delete(self, key: GroupKey) -> bool:
@@ -104,11 +107,11 @@ class MetaGroups:
 class RocksGroups:
     """In the RocksDB that this process owns: compare-and-swap is a lock.
 
-    Claims are not synced one by one. A record says durably how far they may go before the next sync: after a power cut, what lies below
-    that may be somebody's, though no claim says so.
+    Claims are not synced one by one. A record says durably how far they may go before the next sync: after a power cut,
+    what lies below that may be somebody's, though no claim says so.
 
-    What takes microseconds is done at once: a record is in memory while it is used, and so is what is written without a sync. A
-    thread waits for the disk, or for others who write.
+    What takes microseconds is done at once: a record is in memory while it is used, and so is what is written without a
+    sync. A thread waits for the disk, or for others who write.
     """
 
     def __init__(self, store: RocksStore, runtime: Runtime) -> None:
@@ -222,7 +225,9 @@ class GroupStores:
         self._rocks: RocksGroups | None = None
 
     async def of(self, topic: Topic) -> GroupStore:
-        """For a topic of engine `rocksdb`, `LogOwned` if another process has it, naming that, and `TopicElsewhere` if it is not here."""
+        """For a topic of engine `rocksdb`, `LogOwned` if another process has it, naming that, and `TopicElsewhere` if
+        it is not here.
+        """
         if topic.engine in self._given:
             return self._given[topic.engine]
         if topic.engine != ROCKSDB:

@@ -33,7 +33,9 @@ class Waits(Protocol):
 async def any_of(
     waiter: Waits, runtime: Runtime, watches: Sequence[Watch], timeout: float, stopping: asyncio.Event
 ) -> None:
-    """Returns when one of the watches has something, a moment has come, something failed, the process stops, or the time is up."""
+    """Returns when one of the watches has something, a moment has come, something failed, the process stops, or the
+    time is up.
+    """
     moments = [watch.wake_ms for watch in watches if watch.wake_ms is not None]
     if moments:
         timeout = min(timeout, max(0, min(moments) - runtime.now_ms()) / 1000 + 0.001)

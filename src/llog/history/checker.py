@@ -24,9 +24,10 @@ def check_history(
 ) -> HistoryReport:
     """What the operations of all these files say together about I1 to I3, I8 and I9, for each partition.
 
-    The files hold every append to the partitions that they are about. Files of one machine share a clock; those of several need
-    `clock_skew_ms`, the most that their clocks differ. `unrecorded_retention` says that log starts may rise by retention that nobody
-    recorded. `progress` is called with the bytes read so far. `InvalidArgument` for a file that is no history.
+    The files hold every append to the partitions that they are about. Files of one machine share a clock; those of
+    several need `clock_skew_ms`, the most that their clocks differ. `unrecorded_retention` says that log starts may
+    rise by retention that nobody recorded. `progress` is called with the bytes read so far. `InvalidArgument` for a
+    file that is no history.
     """
     histories = Histories([Path(file) for file in files], progress)
     partitions: dict[TopicPartition, PartitionHistory] = {}
@@ -54,7 +55,8 @@ def _time_line(sections: Sequence[Section], clock_skew_ms: int | None) -> tuple[
         return [0] * len(sections), (clock_skew_ms or 0) * 1_000_000
     if clock_skew_ms is None:
         raise InvalidArgument(
-            "the files are of several machines, or of one that was started again: say by how much their clocks may differ, "
+            "the files are of several machines, or of one that was started again: say by how much their clocks may "
+            "differ, "
             "e.g. --clock-skew 50ms"
         )
     return [section.process.wall_ns - section.process.clock_ns for section in sections], clock_skew_ms * 1_000_000

@@ -68,7 +68,8 @@ def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
     for place in np.flatnonzero(~is_new):
         if (count[place], content[place]) != (count[place - 1], content[place - 1]):
             raise InvalidArgument(
-                f"{history.ref(int(row[place - 1]))} and {history.ref(int(row[place]))} have the same producer and sequence, but not "
+                f"{history.ref(int(row[place - 1]))} and {history.ref(int(row[place]))} have the same producer and "
+                "sequence, but not "
                 "the same records: a retry must repeat them"
             )
     lowest = np.minimum.reduceat(np.where(outcome == _OK, first, NEVER), groups)
@@ -103,7 +104,9 @@ def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
 
 
 def _place_unknown(history: PartitionHistory, appends: Appends) -> Appends:
-    """Finds the appends of unknown outcome among the records that nobody was told the offsets of; reports what cannot be (I3, I8)."""
+    """Finds the appends of unknown outcome among the records that nobody was told the offsets of; reports what cannot
+    be (I3, I8).
+    """
     unknown = np.flatnonzero((appends.first == UNSAID) & (appends.start != NEVER)).tolist()
     history.unknown = len(unknown)
     hashes = {append: history.hashes[int(appends.attempt[append])] for append in unknown}
@@ -195,7 +198,9 @@ def _report_stranger(history: PartitionHistory, offset: int, value: int) -> None
 
 
 def _check_density(history: PartitionHistory, appends: Appends, left: int) -> None:
-    """I2: offsets that nobody appended to and nobody read can only be those of appends of unknown outcome, which have `left` records."""
+    """I2: offsets that nobody appended to and nobody read can only be those of appends of unknown outcome, which have
+    `left` records.
+    """
     ends = appends.first + appends.records
     reach = history.reads.column("reach")
     top = int(max(ends[appends.first != UNSAID].max(initial=FIRST_OFFSET), reach.max(initial=FIRST_OFFSET)))
@@ -251,7 +256,9 @@ class _Floor(NamedTuple):
 
 
 def _check_real_time(history: PartitionHistory, times: Times, located: Appends) -> None:
-    """I9 and I2: what was acknowledged or seen before an operation began binds it. So nothing is seen before its append began."""
+    """I9 and I2: what was acknowledged or seen before an operation began binds it. So nothing is seen before its append
+    began.
+    """
     attempts, reads = history.appends, history.reads
     done = attempts.column("outcome") == _OK
     ends = (attempts.column("first") + attempts.column("count"))[done]

@@ -1,6 +1,7 @@
 """The lines of a history: one JSON object each. A line when an operation begins, another one when it ends.
 
-Whatever kills the process leaves whole lines and at most one that is cut off. An operation without an end may have happened.
+Whatever kills the process leaves whole lines and at most one that is cut off. An operation without an end may have
+happened.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class _Line(
 
 
 class Process(_Line, frozen=True, kw_only=True, tag="process"):
-    """Begins the lines of one process. Numbers of operations start again after it; what was under way before has no end."""
+    """Begins the lines of one process. Numbers of operations start again after it; what was under way before has no
+    end.
+    """
 
     format: int
     process: str

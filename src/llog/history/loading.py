@@ -83,7 +83,9 @@ class Histories:
             yield Operation(begin, None, len(self.sections) - 1, number, 0)
 
     def _lines(self, file: Path) -> Iterator[tuple[int, Line]]:
-        """Decoded lines. One that was cut off when its process was killed is left out: the last, or the one before a new process."""
+        """Decoded lines. One that was cut off when its process was killed is left out: the last, or the one before a
+        new process.
+        """
         cut: InvalidArgument | None = None
         try:
             with file.open("rb") as lines:

@@ -1,4 +1,6 @@
-"""What is known of every offset of a partition: the record's hash, the append that was acknowledged there, and a read that found it."""
+"""What is known of every offset of a partition: the record's hash, the append that was acknowledged there, and a read
+that found it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ class _Page:
 
 
 class OffsetTable:
-    """Pages of offsets, 16 bytes for each: only those that something was said about are there, in whatever order it was said."""
+    """Pages of offsets, 16 bytes for each: only those that something was said about are there, in whatever order it was
+    said.
+    """
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
 
     def acknowledge(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
-        """Notes that this append has these offsets. Returns those that another append has, or where a read found other records."""
+        """Notes that this append has these offsets. Returns those that another append has, or where a read found other
+        records.
+        """
         clashes: list[Clash] = []
         for at, page, part, new in self._pieces(start, hashes):
             known, appends = page.hashes[part], page.appends[part]
@@ -49,7 +55,9 @@ class OffsetTable:
         return clashes
 
     def find(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
-        """Notes that this read found these records. Returns the offsets where an append or an earlier read says otherwise."""
+        """Notes that this read found these records. Returns the offsets where an append or an earlier read says
+        otherwise.
+        """
         clashes: list[Clash] = []
         for at, page, part, new in self._pieces(start, hashes):
             known, appends, reads = page.hashes[part], page.appends[part], page.reads[part]

@@ -55,7 +55,9 @@ class Table:
 
 
 class PartitionHistory:
-    """What was done to a partition, and what contradicts itself whatever the times are: that is found while operations are added."""
+    """What was done to a partition, and what contradicts itself whatever the times are: that is found while operations
+    are added.
+    """
 
     def __init__(self, tp: TopicPartition, sections: Sequence[Section]) -> None:
         self.tp = tp
@@ -64,7 +66,8 @@ class PartitionHistory:
         self.appends = Table("row", "producer", "epoch", "sequence", "outcome", "first", "count", "content")
         """One for each attempt."""
         self.reads = Table("row", "asked", "reach", "next", "log_start")
-        """`reach`: the answer shows that all offsets below are there. `next`: the next offset, if the answer said it."""
+        """`reach`: the answer shows that all offsets below are there. `next`: the next offset, if the answer said it.
+        """
         self.trims = Table("row", "bound", "log_start")
         """`bound`: the highest log start that this can have made."""
         self.hashes: dict[int, Hashes] = {}
@@ -106,7 +109,9 @@ class PartitionHistory:
         return len(self.findings) >= FINDINGS_MAX
 
     def report(self, invariant: str, start: int, end: int, *detail: str | int) -> None:
-        """Adds a finding, unless there are many already. Numbers among the detail are rows, and become text that names the operation."""
+        """Adds a finding, unless there are many already. Numbers among the detail are rows, and become text that names
+        the operation.
+        """
         if self.is_full:
             self.left_out += 1
             return

@@ -1,4 +1,6 @@
-"""Appenders, readers and writers that record what passes through them. One line takes the place of the one that is recorded."""
+"""Appenders, readers and writers that record what passes through them. One line takes the place of the one that is
+recorded.
+"""
 
 from __future__ import annotations
 

@@ -178,7 +178,8 @@ def _items(response: Response, count: int) -> Sequence[_ItemOut | str]:
         return [unclear] * count
     if answer.topic_partitions is not None:
         return answer.topic_partitions if len(answer.topic_partitions) == count else [unclear] * count
-    # Only a code of llog's own can say that nothing was done; a failure without one, or of a proxy, may have come too late.
+    # Only a code of llog's own can say that nothing was done; a failure without one, or of a proxy, may have come too
+    # late.
     if answer.code is None or response.status_code in (500, 502, 504):
         return [unclear] * count
     return [_ItemOut(error=_ErrorIn(code=answer.code))] * count

@@ -29,8 +29,9 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 class HistoryRecorder:
     """Records the operations of one process in `path`, from any thread or task. A file that is there is gone on with.
 
-    Every line is handed to the operating system before the call returns, so that `kill -9` loses none; nothing is kept in memory. Make
-    it after a fork, not before. Times are those of the machine's monotonic clock, which all its processes share.
+    Every line is handed to the operating system before the call returns, so that `kill -9` loses none; nothing is kept
+    in memory. Make it after a fork, not before. Times are those of the machine's monotonic clock, which all its
+    processes share.
     """
 
     def __init__(

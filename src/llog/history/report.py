@@ -84,7 +84,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
                 found.append(f"{each.topic}/{each.partition}: {each.findings_left_out:,} more findings")
             if each.unread:
                 found.append(
-                    f"{each.topic}/{each.partition}: {each.unread:,} acknowledged records were never read, the first at offset "
+                    f"{each.topic}/{each.partition}: {each.unread:,} acknowledged records were never read, the "
+                    "first at offset "
                     f"{each.unread_first}: whether they are there was not decided"
                 )
         return found

@@ -16,7 +16,8 @@ SEEKS_AT_ONCE: Final = 64
 class Counts:
     """A bounded memory of counts by key. Two generations: when the young one is full, the old one is forgotten.
 
-    As long as nothing of a segment was forgotten and the segment began empty, a key that is not in here has no records: no seek.
+    As long as nothing of a segment was forgotten and the segment began empty, a key that is not in here has no records:
+    no seek.
     """
 
     def __init__(self, keys_max: int) -> None:

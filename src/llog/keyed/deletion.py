@@ -1,7 +1,8 @@
-"""Which segments retention deletes, and deleting them so that a crash at any moment leaves either all of one or nothing that anybody reads.
+"""Which segments retention deletes, and deleting them so that a crash at any moment leaves either all of one or nothing
+that anybody reads.
 
-First, in one write, the segment leaves the list of segments and gets a deletion mark: from then on nobody reads it. Then its entries go,
-some at a time, and the mark last. A writer that finds a mark when it takes over finishes the work.
+First, in one write, the segment leaves the list of segments and gets a deletion mark: from then on nobody reads it.
+Then its entries go, some at a time, and the mark last. A writer that finds a mark when it takes over finishes the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every key of a keyed log's SlateDB database, and the small values under them. No key is spelled anywhere else.
 
-All numbers are big-endian, so that keys sort as the numbers do. The version is 1 and opens every key; types must be kept stable.
+All numbers are big-endian, so that keys sort as the numbers do. The version is 1 and opens every key; types must be
+kept stable.
 
 | type | key after `version u8 | type u8` | value | written |
 | --- | --- | --- | --- | --- |
@@ -14,9 +15,9 @@ All numbers are big-endian, so that keys sort as the numbers do. The version is 
 | 0x07 deletion mark | `segment_id u64` | empty | from the moment a segment is deleted until the last of its entries is gone |
 | 0x08 log id | | the id of the log whose metadata store tells who writes this one | in a bucket, by the first writer that has one |
 
-TerminatedBytes: 00 becomes 01 01, 01 becomes 01 02, and 00 ends it. So keys sort as their bytes do, a shorter key before those that
-it begins, and a prefix of keys is the range from its escaped bytes to their increment.
-"""
+TerminatedBytes: 00 becomes 01 01, 01 becomes 01 02, and 00 ends it. So keys sort as their bytes do, a shorter key
+before those that it begins, and a prefix of keys is the range from its escaped bytes to their increment.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ class Meta(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What a segment holds: the sequence after its last record, records, bytes of keys and values, time of the last append."""
+    """What a segment holds: the sequence after its last record, records, bytes of keys and values, time of the last
+    append.
+    """
 
     end_seq: int
     records: int
@@ -117,7 +120,9 @@ def entry_parts(key: bytes) -> tuple[bytes, int]:
 
 
 def filter_length(key: bytes) -> int:
-    """How much of an entry's key (or of a scan's prefix) the bloom filter knows: up to the terminator; 0: nothing of it."""
+    """How much of an entry's key (or of a scan's prefix) the bloom filter knows: up to the terminator; 0: nothing of
+    it.
+    """
     return key.find(0, SEGMENT_BYTES) + 1 if key[1:2] == b"\x01" else 0
 
 

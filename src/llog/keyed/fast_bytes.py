@@ -1,8 +1,9 @@
 """Bytes into SlateDB's Python binding by one copy instead of one step for each byte.
 
-The generated binding of slatedb 0.17 writes a byte string into Rust's buffer byte by byte: some 0.3 µs a byte, 4 ms for a packed entry
-of 12 KiB. This replaces that one converter by a single call of the binding's own `rustbuffer_from_bytes`: 20 to 80 times as fast. It is
-only done for the versions it was tested with and after a self-test; otherwise the stock converter stays, slow and right.
+The generated binding of slatedb 0.17 writes a byte string into Rust's buffer byte by byte: some 0.3 µs a byte, 4 ms for
+a packed entry of 12 KiB. This replaces that one converter by a single call of the binding's own
+`rustbuffer_from_bytes`: 20 to 80 times as fast. It is only done for the versions it was tested with and after a
+self-test; otherwise the stock converter stays, slow and right.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def _replace() -> bool:
 
 
 class Bytes(ctypes.Structure):
-    """As the binding's own struct for foreign bytes, but with a pointer that is made of bytes, and keeps them, without a cast."""
+    """As the binding's own struct for foreign bytes, but with a pointer that is made of bytes, and keeps them, without
+    a cast.
+    """
 
     _fields_ = (("size", ctypes.c_int32), ("data", ctypes.c_char_p))
 

@@ -1,9 +1,9 @@
 """SlateDB's question about the filtered part of a key, answered without a detour.
 
-SlateDB asks for every entry that it puts into a table, from a thread of its own. The binding's generated callback takes some 60 µs of
-Python for an answer; this one a third of it, which is what limits a writer of single records. It answers for one class of
-extractor only, and is only put in for the versions it was tested with, after a self-test; otherwise the stock callback stays, slow and
-right.
+SlateDB asks for every entry that it puts into a table, from a thread of its own. The binding's generated callback takes
+some 60 µs of Python for an answer; this one a third of it, which is what limits a writer of single records. It answers
+for one class of extractor only, and is only put in for the versions it was tested with, after a self-test; otherwise
+the stock callback stays, slow and right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _kept: list[object] = []
 
 
 def install(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
-    """Whether questions to extractors of this one's class are now answered by `prefix_length`, where 0 is none. Once for a process."""
+    """Whether questions to extractors of this one's class are now answered by `prefix_length`, where 0 is none. Once
+    for a process.
+    """
     global _installed
     if _installed is None:
         _installed = fast_bytes.install() and _replace(extractor, prefix_length)
@@ -37,9 +39,10 @@ def install(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
 def hush(limit_s: float) -> None:
     """From now on no question reaches Python, whoever is asked: for the end of the process.
 
-    SlateDB's threads go on after a database is closed: a compaction under way is not waited for. A thread that enters Python while that
-    shuts down is ended in the middle of Rust, which aborts the process. So this waits until nobody has asked for a while, at most
-    `limit_s`. A table that is still being built then fails, with a message of Rust's, but without loss: what it was made of is still there.
+    SlateDB's threads go on after a database is closed: a compaction under way is not waited for. A thread that enters
+    Python while that shuts down is ended in the middle of Rust, which aborts the process. So this waits until nobody
+    has asked for a while, at most `limit_s`. A table that is still being built then fails, with a message of Rust's,
+    but without loss: what it was made of is still there.
     """
     try:
         from slatedb.uniffi._slatedb_uniffi import slatedb as binding

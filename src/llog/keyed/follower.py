@@ -1,7 +1,7 @@
 """Following a log: rounds of scans, each up to where the log was durable when the round began.
 
-The cursor is a sequence. It only passes what was yielded, and what is below the end of a round is all there, so nothing is lost or
-repeated, whoever goes on from it.
+The cursor is a sequence. It only passes what was yielded, and what is below the end of a round is all there, so nothing
+is lost or repeated, whoever goes on from it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ async def _rounds(log: Followed, after: int | None) -> AsyncIterator[range]:
 
 
 async def _by_sequence(log: Followed, prefix: bytes, start: int, end: int) -> AsyncIterator[pa.RecordBatch]:
-    """Records of one segment by sequence. If they are too many to hold, the lower half is kept and the rest read again."""
+    """Records of one segment by sequence. If they are too many to hold, the lower half is kept and the rest read
+    again.
+    """
     while start < end:
         upper, size = end, 0
         held: list[pa.RecordBatch] = []

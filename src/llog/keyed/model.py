@@ -35,7 +35,9 @@ class LogEntry(NamedTuple):
 
 
 class SeqRange(NamedTuple):
-    """Sequences (or segment ids) from `start` up to but without `end`; None is open. A range that ends before it starts is empty."""
+    """Sequences (or segment ids) from `start` up to but without `end`; None is open. A range that ends before it starts
+    is empty.
+    """
 
     start: int | None = None
     end: int | None = None
@@ -61,7 +63,9 @@ Records: TypeAlias = "Iterable[tuple[bytes, bytes]] | pa.RecordBatch | pa.Table"
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment. The ends of a sealed one are the start of the next; the active one ends at the log's next sequence."""
+    """One segment. The ends of a sealed one are the start of the next; the active one ends at the log's next
+    sequence.
+    """
 
     segment_id: int
     start_seq: int
@@ -115,7 +119,9 @@ class StorageConfig(msgspec.Struct, frozen=True):
 
 
 class SegmentConfig(msgspec.Struct, frozen=True):
-    """When a new segment is started, before the append that finds one of these reached. None of them: never by itself."""
+    """When a new segment is started, before the append that finds one of these reached. None of them: never by
+    itself.
+    """
 
     seal_interval: timedelta | None = None
     seal_bytes: int | None = None

@@ -1,7 +1,8 @@
-"""The right to write a keyed log: by the lock of its directory, or by a lease if it is in a bucket. In memory, the last writer has it.
+"""The right to write a keyed log: by the lock of its directory, or by a lease if it is in a bucket. In memory, the last
+writer has it.
 
-A lease means something only to those who look for it in the same metadata store, so a log in a bucket has the id of the log whose metadata
-store that is. Whoever knows no metadata store, or another one, is refused.
+A lease means something only to those who look for it in the same metadata store, so a log in a bucket has the id of the
+log whose metadata store that is. Whoever knows no metadata store, or another one, is refused.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ async def own(
 ) -> Ownership:
     """The ownership of this log; `LogOwned` if another process has it, with its address if it is a broker.
 
-    In a bucket, `owners` are those of the settings unless given, and `known_log_id` says whose they must be; `ConfigurationError` if there
-    are none. `take_over` is for those who know better: SlateDB then fences the other writer.
+    In a bucket, `owners` are those of the settings unless given, and `known_log_id` says whose they must be;
+    `ConfigurationError` if there are none. `take_over` is for those who know better: SlateDB then fences the other
+    writer.
     """
     what = keyed_of(normal_url("keyed", place.url))
     named = f"the keyed log at {place.url}"
@@ -89,15 +91,19 @@ async def own(
                 owners = await stack.enter_async_context(opened_owners(settings, runtime=runtime))
             except LogNotFound as error:
                 raise ConfigurationError(
-                    f"{named} is in a bucket, where only a metadata store tells who writes it, and LLOG_META is {settings.meta}, where "
-                    "there is no log: name the metadata store of its brokers, or open it with take_over=True (`llog keyed append "
+                    f"{named} is in a bucket, where only a metadata store tells who writes it, and LLOG_META is "
+                    f"{settings.meta}, where "
+                    "there is no log: name the metadata store of its brokers, or open it with take_over=True "
+                    "(`llog keyed append "
                     "--take-over`), which fences whoever writes it"
                 ) from error
         log_id = await owners.log_id()
         if known_log_id is not None and known_log_id != log_id:
             raise WrongStore(
-                f"{named} belongs to the log with the id {known_log_id.decode()}, and LLOG_META names the metadata store of another: name "
-                "that of its brokers. If it is lost, `llog keyed append --take-over` lets the log belong to the other one"
+                f"{named} belongs to the log with the id {known_log_id.decode()}, and LLOG_META names the metadata "
+                "store of another: name "
+                "that of its brokers. If it is lost, `llog keyed append --take-over` lets the log belong to the "
+                "other one"
             )
         await owners.take(what, named)
         return Ownership(what, owners, log_id=log_id, opened=stack.pop_all())

@@ -1,7 +1,7 @@
 """`KeyedLogReader`: everything that can be read of a keyed log, from any process, while its writer writes.
 
-A reader sees the log as it was at most its refresh interval ago. It only ever sees whole appends, in the order of their sequences, and a
-segment that is deleted meanwhile either whole or not at all.
+A reader sees the log as it was at most its refresh interval ago. It only ever sees whole appends, in the order of their
+sequences, and a segment that is deleted meanwhile either whole or not at all.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class KeyedLogReader:
         return self._scan(rows, bounds, options, one_key=False)
 
     async def keys(self, prefix: bytes = b"", segment_range: Ranges = None) -> AsyncIterator[bytes]:
-        """The distinct keys that begin with `prefix` and have records in these segments, in the order of their bytes."""
+        """The distinct keys that begin with `prefix` and have records in these segments, in the order of their
+        bytes.
+        """
         async for page in self.keys_batches(prefix, segment_range):
             for key in page.to_pylist():
                 yield key
@@ -230,7 +232,9 @@ class KeyedLogReader:
         return [segments.described(segment_id) for segment_id in wanted]
 
     async def next_sequence(self) -> int:
-        """The sequence after the last durable record. All below it can be read; the next append gets this or a higher one."""
+        """The sequence after the last durable record. All below it can be read; the next append gets this or a higher
+        one.
+        """
         return (await self._segments_now()).next_seq
 
     # Following
@@ -240,8 +244,9 @@ class KeyedLogReader:
     ) -> AsyncIterator[LogEntry]:
         """Records of a key, or of all keys with a prefix, in the order of their sequences, for ever.
 
-        It begins behind the sequence `after`: whoever passes the last one it has dealt with goes on without loss or repetition. -1
-        begins with the oldest record there is, None with the next one appended. Deleted segments are passed over.
+        It begins behind the sequence `after`: whoever passes the last one it has dealt with goes on without loss or
+        repetition. -1 begins with the oldest record there is, None with the next one appended. Deleted segments are
+        passed over.
         """
         async for batch in self.tail_batches(key, prefix=prefix, after=after):
             for entry in entries_of(batch):
@@ -281,7 +286,9 @@ class KeyedLogReader:
             raise StoreUnavailable(f"the keyed log at {self.url} is closed: open it again")
 
     def _visible_end(self, durable: bool) -> int:
-        """Sequences below it may be yielded: a scan goes from segment to segment, and must not pass over one that comes later."""
+        """Sequences below it may be yielded: a scan goes from segment to segment, and must not pass over one that comes
+        later.
+        """
         return NUMBER_MAX
 
     # How it is read

@@ -7,8 +7,9 @@
  8  4  record count n (u32, >= 1)                lengths u32[n] of the values
 12  4  zero                                      values, one after the other
 
-All numbers are little-endian. Without deltas the sequences are dense. The entry's key carries the last sequence, so the first entry
-at or after a sequence holds it; and the cumulative count tells how many records lie before a run without reading them.
+All numbers are little-endian. Without deltas the sequences are dense. The entry's key carries the last sequence, so the
+first entry at or after a sequence holds it; and the cumulative count tells how many records lie before a run without
+reading them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Integers = npt.NDArray[np.int64]
 
 HEAD_BYTES: Final = 40
 RUN_BYTES_MAX: Final = 1 << 20
-"""A longer run is cut, so that reading one record never costs much more than this; a single longer value is a run of its own."""
+"""A longer run is cut, so that reading one record never costs much more than this; a single longer value is a run of
+its own.
+"""
 RUN_RECORDS_MAX: Final = 1 << 16
 RUN_KEY_BYTES_MAX: Final = 64 << 20
 """Of a run's key, counted with each of its records, as an Arrow column repeats it."""
@@ -148,7 +151,9 @@ def runs_of(grouped: Grouped) -> Iterator[Run]:
 
 
 def encode(run: Run, base: int, total: int, append_ms: int) -> bytes:
-    """The run's value, when position 0 of its append has sequence `base` and the key has `total` records with this run."""
+    """The run's value, when position 0 of its append has sequence `base` and the key has `total` records with this
+    run.
+    """
     checked = b"".join((_CHECKED.pack(run.records, 0, base + run.first, total, append_ms), run.deltas, run.body))
     begin = _WITH_DELTAS if run.deltas else _PLAIN
     return b"".join((begin, crc32c(checked, crc32c(begin)).to_bytes(4, "little"), checked))
@@ -157,7 +162,9 @@ def encode(run: Run, base: int, total: int, append_ms: int) -> bytes:
 def put_runs(
     batch: Batch, segment_id: int, grouped: Grouped, counts: dict[bytes, int], base: int, append_ms: int
 ) -> None:
-    """Puts the entries of an append, and lists the keys that are new to the segment. `counts` by key become those after it."""
+    """Puts the entries of an append, and lists the keys that are new to the segment. `counts` by key become those after
+    it.
+    """
     put = batch.put
     for run in runs_of(grouped):
         before = counts[run.key]
@@ -194,7 +201,9 @@ def sequences_of(value: bytes) -> Integers:
 
 
 def decode(keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
-    """The records of these runs, one run after the other; `keys` are their log keys. `CorruptBatch` if bytes are damaged."""
+    """The records of these runs, one run after the other; `keys` are their log keys. `CorruptBatch` if bytes are
+    damaged.
+    """
     _check(values)
     heads = _heads(values)
     counts = heads["count"].astype(np.int64)

@@ -1,7 +1,7 @@
 """SlateDB behind what a keyed log needs of it: the only module that knows its binding.
 
-On `file://` SlateDB writes without fsync: what it calls durable survives the death of every process, not a power cut. In a bucket it
-is as durable as the bucket.
+On `file://` SlateDB writes without fsync: what it calls durable survives the death of every process, not a power cut.
+In a bucket it is as durable as the bucket.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _CHECKPOINT_LIFETIME_MS: Final = 600_000
 _READER_MEMORY_BYTES: Final = 64 << 20
 _FILTER_BITS: Final = 10
 _NAME_WRONG: Final = re.compile(r"""[^ -}]|[\\{}^%`\[\]"<>#|*?]|(?<![^/])\.\.?(?![^/])""")
-"""What SlateDB writes otherwise than it was said, and differently in manifests and tables: the log would lie elsewhere, in two places."""
+"""What SlateDB writes otherwise than it was said, and differently in manifests and tables: the log would lie elsewhere,
+in two places.
+"""
 
 _writing: dict[int, tuple[int, Any]] = {}
 """Databases open for writing, by identity, each with the process that opened it: see `_let_go`."""
@@ -104,7 +106,8 @@ def locate(url: str, settings: Settings | None) -> Place:
 def _checked(url: str, path: str) -> str:
     if wrong := _NAME_WRONG.search(path):
         raise ConfigurationError(
-            f"the address of the keyed log is {url!r}, that is {path!r}: SlateDB cannot store under a name with {wrong[0]!r}, only "
+            f"the address of the keyed log is {url!r}, that is {path!r}: SlateDB cannot store under a name with "
+            f"{wrong[0]!r}, only "
             "with letters from a to z, digits, spaces, and - _ . , + = : @ and the like"
         )
     return path
@@ -286,13 +289,17 @@ class Database:
         durable: bool = True,
         last_first: bool = False,
     ) -> Rows:
-        """Rows whose key is `prefix` and something from `start` up to `end`. Tables whose filter lacks the prefix are not read."""
+        """Rows whose key is `prefix` and something from `start` up to `end`. Tables whose filter lacks the prefix are
+        not read.
+        """
         with _telling(self.where):
             options = _scan_options(durable, last_first)
             return Rows(await self._opened.scan_prefix_with_options(prefix, _range(start, end), options), self.where)
 
     async def write(self, batch: Any) -> Any:
-        """All of the batch or none. Only `durable` of what this returns tells that it stays: a fenced writer's write returns, too."""
+        """All of the batch or none. Only `durable` of what this returns tells that it stays: a fenced writer's write
+        returns, too.
+        """
         with _telling(self.where):
             self.check()
             return await self._opened.write(batch)
@@ -303,7 +310,9 @@ class Database:
         self.check()
 
     def check(self) -> None:
-        """`StoreUnavailable` if the log's directory is gone. SlateDB would write on into a new one, which holds no log."""
+        """`StoreUnavailable` if the log's directory is gone. SlateDB would write on into a new one, which holds no
+        log.
+        """
         if self.file is not None:
             self.file.check()
 
@@ -392,7 +401,8 @@ async def _soon(answer: Any, where: str) -> Any:
         return await asyncio.wait_for(answer, OPEN_LIMIT_S)
     except TimeoutError:
         raise StoreUnavailable(
-            f"{where} could not be opened within {OPEN_LIMIT_S:.0f} s: check the address, the credentials and the network"
+            f"{where} could not be opened within {OPEN_LIMIT_S:.0f} s: check the address, the credentials and the "
+            "network"
         ) from None
 
 

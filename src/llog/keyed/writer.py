@@ -1,9 +1,10 @@
 """`KeyedLog`: the one writer of a keyed log, which reads as well.
 
-Appends may be in flight together: their sequences follow the order of the calls, each is answered when it is durable, and one
-WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another process writes it is refused
-(`ownership.py`). Of a process that takes it over nevertheless, or after the other was paused, SlateDB fences the writer before: that gets
-`WriterFenced` from its next append on, and nothing of it is acknowledged after.
+Appends may be in flight together: their sequences follow the order of the calls, each is answered when it is durable,
+and one WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another
+process writes it is refused (`ownership.py`). Of a process that takes it over nevertheless, or after the other was
+paused, SlateDB fences the writer before: that gets `WriterFenced` from its next append on, and nothing of it is
+acknowledged after.
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ class KeyedLog(KeyedLogReader):
         owners: Owners | None = None,
         take_over: bool = False,
     ) -> Self:
-        """Opens the log, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is not touched.
+        """Opens the log, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is
+        not touched.
 
-        `LogOwned` if another process writes it, which `take_over` fences. Of a log in a bucket, the metadata store that the settings name
-        tells, or the `owners` of an open log; `ConfigurationError` if there is none, `WrongStore` if it is not that of the log's brokers.
+        `LogOwned` if another process writes it, which `take_over` fences. Of a log in a bucket, the metadata store that
+        the settings name tells, or the `owners` of an open log; `ConfigurationError` if there is none, `WrongStore` if
+        it is not that of the log's brokers.
         """
         config, runtime = config or Config(), runtime or SystemRuntime()
         place = locate(url, settings)
@@ -125,9 +128,11 @@ class KeyedLog(KeyedLogReader):
         return log
 
     async def append(self, records: Records, await_durable: bool = True) -> int:
-        """Appends pairs of key and value, or an Arrow table of them, and returns the sequence of the first; the others follow it.
+        """Appends pairs of key and value, or an Arrow table of them, and returns the sequence of the first; the others
+        follow it.
 
-        All of them or none; an append of nothing returns the next sequence. Raises `WriterFenced` if another writer has taken over.
+        All of them or none; an append of nothing returns the next sequence. Raises `WriterFenced` if another writer has
+        taken over.
         """
         return await self.append_with_options(records, WriteOptions(await_durable=await_durable))
 
@@ -151,7 +156,9 @@ class KeyedLog(KeyedLogReader):
         self._is_durable(end)
 
     async def seal_segment(self, user_meta: bytes | None = None) -> int:
-        """Ends the active segment, attaches `user_meta` to it, starts the next one, and returns the id of the one sealed."""
+        """Ends the active segment, attaches `user_meta` to it, starts the next one, and returns the id of the one
+        sealed.
+        """
         if user_meta is not None and not isinstance(user_meta, bytes):
             raise InvalidArgument(f"user_meta is {type(user_meta).__name__}, not bytes")
         sealed, written = await _to_its_end(self._seal(user_meta))
@@ -159,10 +166,11 @@ class KeyedLog(KeyedLogReader):
         return sealed
 
     async def delete_segments(self, before: int) -> int:
-        """Deletes all segments with lower ids than `before`, and returns how many. The active one cannot be deleted: seal it first.
+        """Deletes all segments with lower ids than `before`, and returns how many. The active one cannot be deleted:
+        seal it first.
 
-        They are gone for every reader at once when this begins, and their room is given back by SlateDB's compaction later. If it does
-        not end, the next writer ends it.
+        They are gone for every reader at once when this begins, and their room is given back by SlateDB's compaction
+        later. If it does not end, the next writer ends it.
         """
         self._check_writable()
         if type(before) is not int or not 0 <= before <= self._segments.active_id:
@@ -181,12 +189,16 @@ class KeyedLog(KeyedLogReader):
             return len(gone)
 
     async def retain(self, retention: RetentionConfig | None = None) -> int:
-        """Deletes the segments that are beyond `retention` (of the configuration, unless given), and returns how many."""
+        """Deletes the segments that are beyond `retention` (of the configuration, unless given), and returns how
+        many.
+        """
         limits = retention or self._config.retention
         return await self.delete_segments(beyond(self._segments, limits, self._runtime.now_ms()))
 
     async def close(self) -> None:
-        """Makes everything durable and lets go. Idempotent. `WriterFenced` if appends that were not awaited are lost."""
+        """Makes everything durable and lets go. Idempotent. `WriterFenced` if appends that were not awaited are
+        lost.
+        """
         async with self._writing:
             if self._closed:
                 return
@@ -387,7 +399,9 @@ class KeyedLog(KeyedLogReader):
 
 
 async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
-    """Cancelled or not, a change that is begun is written whole: a half-known state would be of no use to the next one."""
+    """Cancelled or not, a change that is begun is written whole: a half-known state would be of no use to the next
+    one.
+    """
     task = asyncio.ensure_future(change)
     task.add_done_callback(_retrieved)
     return await asyncio.shield(task)

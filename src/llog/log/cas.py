@@ -22,7 +22,9 @@ class Tries:
         self._unknown: OutcomeUnknown | None = None
 
     async def another(self) -> None:
-        """Before each. The first ones are made at once; after the last, `OutcomeUnknown` if its answer was lost, or `Contention`."""
+        """Before each. The first ones are made at once; after the last, `OutcomeUnknown` if its answer was lost, or
+        `Contention`.
+        """
         if self._lost >= TRIES_MAX:
             raise self._unknown or Contention(
                 f"{self._what} was changed by others {self._lost} times in a row: try again"

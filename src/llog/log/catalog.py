@@ -1,8 +1,9 @@
 """The topic catalog: which topics there are, and under which directory their keys live.
 
 Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
-Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted one.
-Topics of every engine are here; where an object topic has control records, a disk topic has directories, and one of RocksDB keys there.
+Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted
+one. Topics of every engine are here; where an object topic has control records, a disk topic has directories, and one
+of RocksDB keys there.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ class Catalog:
         return found
 
     async def partition(self, tp: TopicPartition) -> PartitionKeys:
-        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than `object`."""
+        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than
+        `object`.
+        """
         return keys_in(await self.get(tp.topic), tp.partition)
 
     async def directory(self, tp: TopicPartition) -> str:
@@ -149,7 +152,9 @@ class Catalog:
         ]
 
     async def all_topics(self) -> list[Topic]:
-        """As `topics`, with none left out: for a caller that drops what belongs to no topic. `StaleReads` if an old state was read."""
+        """As `topics`, with none left out: for a caller that drops what belongs to no topic. `StaleReads` if an old
+        state was read.
+        """
         return await confirmed(self._log.meta, self.topics)
 
     async def add_partitions(self, name: str, partitions: int) -> Topic:
@@ -195,8 +200,9 @@ class Catalog:
     async def delete(self, name: str) -> None:
         """Deletes the topic, with its consumer groups. Its name may be used again at once.
 
-        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them gone. A topic of
-        engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned` otherwise.
+        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them
+        gone. A topic of engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned`
+        otherwise.
         """
         while True:
             topic = await self.get(name)
@@ -304,7 +310,8 @@ def keys_in(topic: Topic, partition: int) -> PartitionKeys:
     check_partition(topic, partition)
     if topic.engine != OBJECT:
         raise WrongEngine(
-            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its records are files of one "
+            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its "
+            "records are files of one "
             "machine, to be read and written there by `llog`, or from anywhere through the broker that runs there"
         )
     return PartitionKeys(topic.directory, partition)
@@ -327,7 +334,8 @@ def _check_engine(engine: str, cleanup: Cleanup, delete_retention_ms: int) -> No
         raise InvalidArgument(f"engine {engine!r} is unknown: there are {', '.join(map(repr, ENGINES))}")
     if cleanup is Cleanup.COMPACT and engine not in COMPACTING:
         raise InvalidArgument(
-            f"cleanup 'compact' needs engine {' or '.join(map(repr, COMPACTING))}: engine {engine!r} keeps every record of a key"
+            f"cleanup 'compact' needs engine {' or '.join(map(repr, COMPACTING))}: engine {engine!r} keeps every "
+            "record of a key"
         )
     if delete_retention_ms < 0:
         raise InvalidArgument(f"delete_retention_ms must not be negative: {delete_retention_ms}")

@@ -22,7 +22,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
 `{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
 A directory never has the name of one of ours (`RESERVED`).
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ class Segments(Protocol):
         ...
 
     async def hold(self) -> str | None:
-        """Return the id of the directory, which is made if need be. A broker answers for it from now on: `LogOwned` if another one does."""
+        """Return the id of the directory, which is made if need be. A broker answers for it from now on: `LogOwned` if
+        another one does.
+        """
         ...
 
     async def check(self) -> None:
@@ -39,7 +41,9 @@ class Segments(Protocol):
 
 
 class Rocks(Protocol):
-    """The RocksDB of tables and of topics of engine `rocksdb`. `engines/` opens it at its first use; it is closed with the log."""
+    """The RocksDB of tables and of topics of engine `rocksdb`. `engines/` opens it at its first use; it is closed with
+    the log.
+    """
 
     @property
     def directory(self) -> Path: ...
@@ -72,7 +76,9 @@ class Log(NamedTuple):
     owners: Owners | None = None
 
     def data_uri(self, blob: str) -> str:
-        """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be moved."""
+        """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be
+        moved.
+        """
         return f"{self.blobs.uri}/{blob}" if is_remote(self.blobs.uri) else blob
 
     def blob_name(self, data_uri: str) -> str:
@@ -90,7 +96,8 @@ def is_remote(uri: str) -> bool:
 
 
 async def check_format(log: Log) -> None:
-    """Raises `WrongStore` if the log has a format that this version does not know. A log without a number gets format 1.
+    """Raises `WrongStore` if the log has a format that this version does not know. A log without a number gets format
+    1.
 
     The number is put before the log's id, so that no process meets a new log without one.
     """
@@ -111,8 +118,8 @@ async def check_format(log: Log) -> None:
 async def tie_together(log: Log) -> None:
     """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
 
-    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are all lost;
-    and new metadata with the blobs of another log would have them collected.
+    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are
+    all lost; and new metadata with the blobs of another log would have them collected.
     """
     new_id = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
     value, is_new = await _first(log, LOG_ID, new_id)
@@ -124,7 +131,9 @@ async def tie_together(log: Log) -> None:
 
 
 async def _first(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
-    """Returns the value under `key`, after putting `value` there if nobody had put one; and whether this call put it."""
+    """Returns the value under `key`, after putting `value` there if nobody had put one; and whether this call put
+    it.
+    """
     found = await log.meta.get(key)
     if found is not None:
         return found.value, False

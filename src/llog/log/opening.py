@@ -52,8 +52,8 @@ async def open_log(
 ) -> Log:
     """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
 
-    A broker says so, and at which address others reach it, if they can. With `reads_only` no blob store need be named: blobs are read
-    from where the metadata says they are.
+    A broker says so, and at which address others reach it, if they can. With `reads_only` no blob store need be named:
+    blobs are read from where the metadata says they are.
 
     Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
     """
@@ -127,7 +127,9 @@ async def opened_log(
 
 @asynccontextmanager
 async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Owners]:
-    """The owners of a log, for those who need nothing else of it: no blob store is opened. `LogNotFound` if there is no log."""
+    """The owners of a log, for those who need nothing else of it: no blob store is opened. `LogNotFound` if there is no
+    log.
+    """
     await asyncio.to_thread(require_log, settings)
     without_blobs = msgspec.structs.replace(settings, blobs=NO_BLOBS, s3_bucket=None)
     async with opened_log(without_blobs, runtime=runtime, reads_only=True) as log:
@@ -214,7 +216,8 @@ def addresses(settings: Settings) -> tuple[Address, Address | None]:
     blobs = _below(parse_address("blobs", settings.blobs), settings.root_prefix)
     if (meta.scheme == "memory") != (blobs.scheme == "memory"):
         raise ConfigurationError(
-            f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process and the other "
+            f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process "
+            "and the other "
             "kept. Use memory:// for both or for neither"
         )
     return meta, blobs

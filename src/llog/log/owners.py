@@ -1,14 +1,15 @@
 """Who owns what only one process may hold: tables, the disk topics of a directory, a keyed log.
 
-An owner puts a *lease*, an ephemeral key with its address, so that other brokers know where to send what is the owner's to answer.
-What decides who may own is stronger than the lease, for a process that was paused for longer than its session does not know that its
-lease is gone:
+An owner puts a *lease*, an ephemeral key with its address, so that other brokers know where to send what is the owner's
+to answer. What decides who may own is stronger than the lease, for a process that was paused for longer than its
+session does not know that its lease is gone:
 
-- In a *directory*, the lock on it, which ends with its process and not before. `homes/{what}` has the id of the one directory that holds
-  `what` for this log, and the id lies in the directory: a broker with another directory, on this machine or the next, never makes a
-  second copy. Whoever has the lock of that directory is the owner, and puts its lease over one that a dead process left.
-- In a *bucket*, the lease itself: one process puts it, the others find it. What a paused owner still writes is refused by SlateDB, whose
-  manifest names the newer writer.
+- In a *directory*, the lock on it, which ends with its process and not before. `homes/{what}` has the id of the one
+  directory that holds `what` for this log, and the id lies in the directory: a broker with another directory, on this
+  machine or the next, never makes a second copy. Whoever has the lock of that directory is the owner, and puts its
+  lease over one that a dead process left.
+- In a *bucket*, the lease itself: one process puts it, the others find it. What a paused owner still writes is refused
+  by SlateDB, whose manifest names the newer writer.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Owners:
     """What this process owns, and who owns the rest. `close` before the store.
 
-    `is_broker` processes answer for others, at `address` if they can be reached there. A lease that was lost with its session is put
-    again within `renew_ms`, unless another process has it by then.
+    `is_broker` processes answer for others, at `address` if they can be reached there. A lease that was lost with its
+    session is put again within `renew_ms`, unless another process has it by then.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class Owners:
     # --- in a directory
 
     async def settle(self, what: str, named: str, directory: Path, variable: str) -> None:
-        """Make sure that this is the directory that holds `what`: of a new log, it becomes that. Then its lock decides, and who has it
-        says so with `publish`; who does not get it calls `release`.
+        """Make sure that this is the directory that holds `what`: of a new log, it becomes that. Then its lock decides,
+        and who has it says so with `publish`; who does not get it calls `release`.
 
         `LogOwned` if another directory holds it, whose owner runs; `OwnerUnavailable` if that does not run.
         """
@@ -125,19 +126,25 @@ class Owners:
         await self.check_machine(what, named)
 
     async def check_machine(self, what: str, named: str) -> None:
-        """`LogOwned` if a process of another machine owns it: this one has a copy of its directory, or a mount, where no lock tells."""
+        """`LogOwned` if a process of another machine owns it: this one has a copy of its directory, or a mount, where
+        no lock tells.
+        """
         lease = await self.find(what)
         if lease is not None and lease.machine != self._lease.machine:
             raise self.refusal(named, lease)
 
     async def elsewhere(self, what: str, named: str, home: str, here: Path | None, variable: str) -> LlogError:
-        """The error for what is in the directory with the id `home`, and not `here`, which is what the variable names."""
+        """The error for what is in the directory with the id `home`, and not `here`, which is what the variable
+        names.
+        """
         lease = await self.find(what)
         if lease is not None:
             return self.refusal(named, lease)
         return OwnerUnavailable(
-            f"{named} cannot be used now: its directory is the one whose file {DIRECTORY_ID} has the id {home}, {variable} is "
-            f"{here or 'not set'}, and no process that has the right one runs. Start a broker with that directory, or name it in {variable}"
+            f"{named} cannot be used now: its directory is the one whose file {DIRECTORY_ID} has the id {home}, "
+            f"{variable} is "
+            f"{here or 'not set'}, and no process that has the right one runs. Start a broker with that directory, "
+            f"or name it in {variable}"
         )
 
     async def home(self, what: str) -> str | None:
@@ -222,7 +229,8 @@ class Owners:
         """The error for what the holder of the lease must be asked for."""
         if lease.address is not None and lease.address == self.address:
             return OwnerUnavailable(
-                f"{named}: the lease of a process that ended at this broker's own address, {lease.address}, has not ended yet: try again"
+                f"{named}: the lease of a process that ended at this broker's own address, {lease.address}, has "
+                "not ended yet: try again"
             )
         hint = (
             ""

@@ -1,8 +1,8 @@
 """Pins: whoever uses a snapshot keeps its blobs from being collected, by a lease that outlives no crash for long.
 
-A reader pins first and resolves where its records lie after: the collector reads the pins after its last look at the references, so it
-sees every pin whose holder may have resolved a reference that is gone by then. Leases, because the processes that use one snapshot come
-and go, and none of them lives as long as the snapshot does.
+A reader pins first and resolves where its records lie after: the collector reads the pins after its last look at the
+references, so it sees every pin whose holder may have resolved a reference that is gone by then. Leases, because the
+processes that use one snapshot come and go, and none of them lives as long as the snapshot does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ async def pin(log: Log, owner: str, lease_ms: int = LEASE_MS) -> str:
 
 
 async def renew(log: Log, pin_id: str, lease_ms: int = LEASE_MS) -> bool:
-    """Whether the pin still held and holds on. False: its blobs may be gone already; what was resolved under it is void."""
+    """Whether the pin still held and holds on. False: its blobs may be gone already; what was resolved under it is
+    void.
+    """
     _check_lease(lease_ms)
     while True:
         found = await log.meta.get(pin_key(pin_id))

@@ -1,8 +1,8 @@
 """Who appended what last: how a repeated append is told from a new one.
 
-A partition remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end offset
-that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown", never a silent
-second append.
+A partition remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end
+offset that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown",
+never a silent second append.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class ProducerState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Producer(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of one append: repeated under the same id and sequence, it gets the same offsets and appends nothing.
+    """The identity of one append: repeated under the same id and sequence, it gets the same offsets and appends
+    nothing.
 
-    `since` is the partition's next offset when the producer last knew it. A `dense` producer's sequences follow one another; otherwise they
-    only grow.
+    `since` is the partition's next offset when the producer last knew it. A `dense` producer's sequences follow one
+    another; otherwise they only grow.
     """
 
     id: str
@@ -58,10 +59,13 @@ def check_producer(producer: Producer) -> None:
 def find_repeated(
     states: Mapping[str, ProducerState], evicted_through: int, next_offset: int, producer: Producer, what: str
 ) -> Appended | None:
-    """The append that this repeats, or None if it is the producer's next; raises if it can be neither, or nobody can tell."""
+    """The append that this repeats, or None if it is the producer's next; raises if it can be neither, or nobody can
+    tell.
+    """
     if producer.since > next_offset:
         raise InvalidArgument(
-            f"producer {producer.id} says it began at offset {producer.since} of {what}, which is beyond its next offset "
+            f"producer {producer.id} says it began at offset {producer.since} of {what}, which is beyond its next "
+            "offset "
             f"{next_offset}: was the topic re-created?"
         )
     state = states.get(producer.id)

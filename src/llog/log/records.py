@@ -1,7 +1,8 @@
 """What is stored under the keys: frozen structs, JSON on the wire, bounded when read back.
 
-A field is never renamed or reused; a new one has a default, so that older records decode. Those that a flush makes by the thousand are
-left out of garbage collection (`gc=False`): they hold data alone, so nothing can come to refer to itself.
+A field is never renamed or reused; a new one has a default, so that older records decode. Those that a flush makes by
+the thousand are left out of garbage collection (`gc=False`): they hold data alone, so nothing can come to refer to
+itself.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Kind(StrEnum):
 class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where `msg_count` records lie that end at the offset in this entry's key: a range of bytes in one blob.
 
-    `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be bisected
-    by either. `data_uri` is a full address for remote stores and relative to the root for local files.
+    `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be
+    bisected by either. `data_uri` is a full address for remote stores and relative to the root for local files.
     """
 
     kind: Kind
@@ -96,7 +97,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     blob_ceiling_ms: int = 0
     """So is a blob stamped above it; 0 is no ceiling."""
     clock_repairs: int = 0
-    """How often the floor or the ceiling was lowered. A blob whose name was chosen before the last time is uploaded again, too."""
+    """How often the floor or the ceiling was lowered. A blob whose name was chosen before the last time is uploaded
+    again, too.
+    """
     max_append_ms: int = 0
     max_timestamp_ms: int = 0
     producers: dict[str, ProducerState] = {}
@@ -154,7 +157,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     directory: str
     engine: str = "object"
     home: str = ""
-    """Of a disk topic, the id of the directory that holds its files; none if the topic was made before directories had one."""
+    """Of a disk topic, the id of the directory that holds its files; none if the topic was made before directories had
+    one.
+    """
     retention_ms: int | None = None
     retention_bytes: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
@@ -168,7 +173,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The blobs of the one attempt of a sink's batch that counts, and each partition's next offset when it was chosen."""
+    """The blobs of the one attempt of a sink's batch that counts, and each partition's next offset when it was
+    chosen.
+    """
 
     blobs: tuple[str, ...]
     since: dict[str, int]
@@ -199,7 +206,9 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The format of a log's keys, records and blobs. It grows when a process that does not know the new one would do harm."""
+    """The format of a log's keys, records and blobs. It grows when a process that does not know the new one would do
+    harm.
+    """
 
     number: int = 1
     needs: str = "0.1.0"

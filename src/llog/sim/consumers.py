@@ -1,7 +1,7 @@
 """Members of consumer groups, and the operator who resets them now and then.
 
-A member takes a new name with every life, and after every consume that failed, and acknowledges nothing under the old one any more: what
-that call may have claimed was never delivered, and an ACK under the same name would pass over it.
+A member takes a new name with every life, and after every consume that failed, and acknowledges nothing under the old
+one any more: what that call may have claimed was never delivered, and an ACK under the same name would pass over it.
 """
 
 from __future__ import annotations

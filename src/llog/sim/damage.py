@@ -1,7 +1,7 @@
 """Damage to what is stored: index entries that get lost, blobs that are cut off or whose bytes change.
 
-No protocol can prevent it. What must hold: nobody is given wrong records, and nothing that could mend it is deleted. The damage
-remembers what was there, for the checker to compare with and for the end, when all of it is mended.
+No protocol can prevent it. What must hold: nobody is given wrong records, and nothing that could mend it is deleted.
+The damage remembers what was there, for the checker to compare with and for the end, when all of it is mended.
 """
 
 from __future__ import annotations

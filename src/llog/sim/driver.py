@@ -1,7 +1,8 @@
-"""The exactly-once sink at work: a driver that runs batch after batch, and tasks that upload for it in processes of their own.
+"""The exactly-once sink at work: a driver that runs batch after batch, and tasks that upload for it in processes of
+their own.
 
-Every attempt cuts its batch anew and marks its records, so that a mix of two attempts would show. A task may be lost or slow: then it is
-run again, and both of them may upload.
+Every attempt cuts its batch anew and marks its records, so that a mix of two attempts would show. A task may be lost or
+slow: then it is run again, and both of them may upload.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The checker of consumer groups, I7: sees every change of a group's record, and knows what each process was about to do.
+"""The checker of consumer groups, I7: sees every change of a group's record, and knows what each process was about to
+do.
 
-An offset is passed by a group's position only if it was delivered to a member and that member acknowledged it, or if retention took it.
-A change that nobody was about to make is a finding, and so is a delivery that no record has.
+An offset is passed by a group's position only if it was delivered to a member and that member acknowledged it, or if
+retention took it. A change that nobody was about to make is a finding, and so is a delivery that no record has.
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ class GroupHistory:
             if claim is not None:
                 done = claim.member == member and offset in got
             else:
-                # An ACK of what came before a reset may undo the reset: nobody can tell it from one that skips on purpose.
+                # An ACK of what came before a reset may undo the reset: nobody can tell it from one that skips on
+                # purpose.
                 last_reset = self._last_reset.get(place, 0)
                 done = offset in got or any(
                     reached >= offset and delivery.claimed < last_reset for reached, delivery in got.items()
@@ -219,7 +221,8 @@ class GroupHistory:
                 return
         held = "nobody had" if claim is None else f"{claim.member!r} had until {claim.deadline_ms}"
         raise Violation(
-            f"I7: {place} passes offset {offset}, which {held}: {self._actor()} acknowledged {me.acks}, and nobody who was given it "
+            f"I7: {place} passes offset {offset}, which {held}: {self._actor()} acknowledged {me.acks}, and nobody "
+            "who was given it "
             "and may say so did"
         )
 
@@ -246,7 +249,8 @@ class GroupHistory:
     ) -> None:
         if claim.member not in me.claims or claim.attempt != attempts + 1:
             raise Violation(
-                f"I7: {self._actor()} made {claim} of {place}, delivered {attempts} times before, which it was not about to do"
+                f"I7: {self._actor()} made {claim} of {place}, delivered {attempts} times before, which it was not "
+                "about to do"
             )
         granted = self._granted.setdefault(place, {}).setdefault((offset, claim.member), {})
         granted[claim.deadline_ms, claim.attempt] = self._moment
@@ -254,7 +258,8 @@ class GroupHistory:
             generation = me.claims[claim.member]
             if generation < self._served.get(place, 0):
                 raise Violation(
-                    f"I7: {claim.member} claimed from {place} under generation {generation}, after {self._served[place]}"
+                    f"I7: {claim.member} claimed from {place} under generation {generation}, after "
+                    f"{self._served[place]}"
                 )
             self._served[place] = generation
 

@@ -1,8 +1,10 @@
-"""The checker: sees every change at the servers as it happens, every answer as it is given, and says which invariant broke.
+"""The checker: sees every change at the servers as it happens, every answer as it is given, and says which invariant
+broke.
 
-What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these bytes for ever.
-I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears at most once; I4 fences;
-I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches. `group_history.py` has I7, of groups, and `outbox.py` O1.
+What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these
+bytes for ever. I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears
+at most once; I4 fences; I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches. `group_history.py`
+has I7, of groups, and `outbox.py` O1.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ class History:
     # --- at rest
 
     def check_partition(self, prefix: str) -> None:
-        """I5: index ranges neither overlap nor gap, what is below the cursor is compacted, and the cursor is at or below the counter."""
+        """I5: index ranges neither overlap nor gap, what is below the cursor is compacted, and the cursor is at or
+        below the counter.
+        """
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED:
             return
@@ -198,7 +202,9 @@ class History:
                 raise Violation(f"I3: {payload!r} was acknowledged at offset {offset} of {prefix} and is lost")
 
     def referenced(self) -> dict[str, str]:
-        """Every blob that something names and needs, with the key that does. Leftovers that a higher entry covers need nothing."""
+        """Every blob that something names and needs, with the key that does. Leftovers that a higher entry covers need
+        nothing.
+        """
         found: dict[str, str] = {}
         gone = self._dead_prefixes()
         for key, value in self._meta.below(ROOT):
@@ -221,7 +227,9 @@ class History:
         return found
 
     def lost_entries(self) -> dict[str, str]:
-        """The keys of lost entries without which some record cannot be read now, with the blobs that hold what they led to."""
+        """The keys of lost entries without which some record cannot be read now, with the blobs that hold what they led
+        to.
+        """
         gone = self._dead_prefixes()
         found = {}
         for key, value in self.damage.entries.items():
@@ -315,7 +323,9 @@ class History:
             raise Violation(f"I1: {key} leads to other records than were committed")
 
     def _compacted_put(self, prefix: str, span: Span, *, replaced: bool) -> None:
-        """I5: a compaction replaces the highest entry of its run, and what others have compacted is not part of the run."""
+        """I5: a compaction replaces the highest entry of its run, and what others have compacted is not part of the
+        run.
+        """
         if not replaced:
             raise Violation(f"I5: {span} of {prefix} was put where there was no entry any more")
         for other in self._spans(prefix):
@@ -375,7 +385,9 @@ class History:
         return [self._span(key, value) for key, value in self._meta.below(prefix + "index/")]
 
     def _once_lost(self, prefix: str) -> list[Span]:
-        """Spans of lost entries that did not come back as they were; a stalled writer's or a repair's may have taken their places."""
+        """Spans of lost entries that did not come back as they were; a stalled writer's or a repair's may have taken
+        their places.
+        """
         return [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
 
     def _lost(self, prefix: str) -> list[Span]:

@@ -1,8 +1,8 @@
 """An event loop without a clock, threads or sockets: one seed gives one schedule.
 
-Every callback belongs to the owner that its context names. Which owner runs next is drawn from the seed; an owner's own callbacks keep
-their order, as asyncio promises. When nothing is ready, time jumps to the next timer. An owner that is not alive is never run again: no
-`finally`, no clean-up, as after a kill.
+Every callback belongs to the owner that its context names. Which owner runs next is drawn from the seed; an owner's own
+callbacks keep their order, as asyncio promises. When nothing is ready, time jumps to the next timer. An owner that is
+not alive is never run again: no `finally`, no clean-up, as after a kill.
 """
 
 from __future__ import annotations

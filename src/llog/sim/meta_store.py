@@ -1,7 +1,8 @@
 """The metadata store as a process sees it: over the network, spread over shards, and sometimes out of date.
 
-It keeps no more than the port promises. A call that concerns several partitions reaches each at a time of its own, and may reach only
-some of them. A server that lost its charge while it was paused may wake and answer reads from the state in which it was paused.
+It keeps no more than the port promises. A call that concerns several partitions reaches each at a time of its own, and
+may reach only some of them. A server that lost its charge while it was paused may wake and answer reads from the state
+in which it was paused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The outbox of change events, in memory: as RocksDB keeps it, with one owner and a log of writes that a power cut shortens.
+"""The outbox of change events, in memory: as RocksDB keeps it, with one owner and a log of writes that a power cut
+shortens.
 
-A write is there as a whole or not at all. What is not synced when the power goes may be lost, the last writes first. Only the process that
-owns the outbox touches it, and a successor waits for its death.
+A write is there as a whole or not at all. What is not synced when the power goes may be lost, the last writes first.
+Only the process that owns the outbox touches it, and a successor waits for its death.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
 
 
 def with_old_servers(plan: SimPlan, source: random.Random) -> SimPlan:
-    """The plan; in one seed of four, with servers that answer reads from an old state. As with clocks, `source` is another one."""
+    """The plan; in one seed of four, with servers that answer reads from an old state. As with clocks, `source` is
+    another one.
+    """
     if source.random() > 1 / 4:
         return plan
     roles = plan.roles | {"spread": int(plan.roles["collector"] > 0)}
@@ -128,7 +130,9 @@ def old_executors(plan: SimPlan) -> SimPlan:
 
 
 def overtaken_compactors(plan: SimPlan) -> SimPlan:
-    """A compactor that another overtakes between what it reads and what it writes, on one partition with much to compact."""
+    """A compactor that another overtakes between what it reads and what it writes, on one partition with much to
+    compact.
+    """
     return _only(
         plan,
         {"writer": 1, "compactor": 2},
@@ -219,7 +223,9 @@ def _only(plan: SimPlan, roles: dict[str, int], faults: Faults, **changes: int |
 
 
 def _draw_mixture(source: random.Random) -> SimPlan:
-    """Not everything at once: what a seed leaves out gives the rest more room. Half of those with damage repair it meanwhile."""
+    """Not everything at once: what a seed leaves out gives the rest more room. Half of those with damage repair it
+    meanwhile.
+    """
 
     def some(low: int, high: int, chance: float = 1.0) -> int:
         return source.randint(low, high) if source.random() < chance else 0

@@ -12,7 +12,9 @@ EPOCH_MS: Final = 1_700_000_000_000
 
 
 class WallClock:
-    """The clock that the blob store's and all processes' are set by. It may jump, and back again; then all of them do."""
+    """The clock that the blob store's and all processes' are set by. It may jump, and back again; then all of them
+    do.
+    """
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -28,7 +30,9 @@ class WallClock:
 
 
 class SimRuntime:
-    """`Runtime` of one process: a clock that is off by `skew_ms` and may jump, random numbers of its own, sleep in virtual time."""
+    """`Runtime` of one process: a clock that is off by `skew_ms` and may jump, random numbers of its own, sleep in
+    virtual time.
+    """
 
     def __init__(self, clock: WallClock, source: random.Random, skew_ms: int = 0) -> None:
         self._clock = clock

@@ -116,7 +116,9 @@ def _acknowledge(world: World, me: Process, group: Group, result: AppendResult |
 
 
 async def producer(world: World, me: Process, log: Log) -> None:
-    """Idempotent: writes down what it will send, and sends that until it knows; also after a restart, under the same sequence."""
+    """Idempotent: writes down what it will send, and sends that until it knows; also after a restart, under the same
+    sequence.
+    """
     draw = me.runtime.random()
     while world.is_newest(me):
         await me.runtime.sleep(draw.expovariate(1.0))

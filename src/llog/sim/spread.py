@@ -1,4 +1,5 @@
-"""A collection that is spread over processes, as Spark's is: a driver that leads, and tasks that read in processes of their own.
+"""A collection that is spread over processes, as Spark's is: a driver that leads, and tasks that read in processes of
+their own.
 
 The reads are those that Spark's driver and executors make; the joins between them are sets here.
 """

@@ -1,8 +1,9 @@
-"""A bad network, the two servers behind it, and the blob store as a process sees it; `meta_store.py` has the metadata store.
+"""A bad network, the two servers behind it, and the blob store as a process sees it; `meta_store.py` has the metadata
+store.
 
-A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never arrive
-(`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is dead or stalled.
-A write whose caller was told `OutcomeUnknown` may even take effect after that.
+A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never
+arrive (`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is
+dead or stalled. A write whose caller was told `OutcomeUnknown` may even take effect after that.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Faults(msgspec.Struct, kw_only=True):
     delay: float = 0.01
     throttle_delay: float = 2.0
     late_writer: str = ""
-    """A process some of whose writes take up to `late_writer_delay` longer: others overtake it between what it reads and what it writes."""
+    """A process some of whose writes take up to `late_writer_delay` longer: others overtake it between what it reads
+    and what it writes.
+    """
     late_writer_delay: float = 4.0
 
 
@@ -59,7 +62,9 @@ class Watcher(Protocol):
 
 
 class WatchedMeta(MemoryMeta):
-    """The metadata server, every change of which is shown to the watcher. Versions count per partition, as a sharded store's may."""
+    """The metadata server, every change of which is shown to the watcher. Versions count per partition, as a sharded
+    store's may.
+    """
 
     def __init__(self) -> None:
         super().__init__()

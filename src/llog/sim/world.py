@@ -245,7 +245,9 @@ class World:
             clock.jump(0)
 
     async def _wake_some(self, source: random.Random) -> None:
-        """Servers are paused and lose their charge; one of them wakes, and for a moment answers the reads of all processes of a role."""
+        """Servers are paused and lose their charge; one of them wakes, and for a moment answers the reads of all
+        processes of a role.
+        """
         paused: deque[OldState] = deque(maxlen=_PAUSED_MAX)
         while True:
             await asyncio.sleep(source.expovariate(1 / self.plan.old_every))

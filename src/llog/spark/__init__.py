@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession, settings: Settings | None = None) -> None:
-    """Make the formats known to this session: `llog`, for batch and stream, read and write; `llog-keyed`, for batch reads.
+    """Make the formats known to this session: `llog`, for batch and stream, read and write; `llog-keyed`, for batch
+    reads.
 
     A read or write has these settings; without them, those that this process has when it names the format.
     """

@@ -1,6 +1,7 @@
 """A broker as Spark's processes see it: what topics there are, their bounds, and their records as Arrow, over HTTP.
 
-Requests only look, so one that was not answered is asked again; what the broker refuses is raised as the error that it names.
+Requests only look, so one that was not answered is asked again; what the broker refuses is raised as the error that it
+names.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def run(broker: str, use: Callable[[BrokerLog], Awaitable[T]]) -> T:
 
 
 def get(broker: str, path: str, query: dict[str, int], *, accept: str = "application/json") -> Answer:
-    """The answer to a GET; raises what the broker refuses it with, or `StoreUnavailable` if it does not answer for some seconds."""
+    """The answer to a GET; raises what the broker refuses it with, or `StoreUnavailable` if it does not answer for some
+    seconds.
+    """
     said = ""
     for attempt in range(_ATTEMPTS):
         if attempt:

@@ -1,5 +1,5 @@
-"""Reads through a broker (option `broker`): tasks are ranges of offsets, fetched as Arrow over HTTP. So any engine's topics can be read,
-those on the disk of another machine, too; `meta` and `blobs` are not needed.
+"""Reads through a broker (option `broker`): tasks are ranges of offsets, fetched as Arrow over HTTP. So any engine's
+topics can be read, those on the disk of another machine, too; `meta` and `blobs` are not needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a task does: GETs of byte ranges, batches out, in the order of the offsets.
 
-Extents are fetched in windows of bounded size; within a window, all ranges of one blob are one request. While one window is handed
-to Spark, the next ones are fetched.
+Extents are fetched in windows of bounded size; within a window, all ranges of one blob are one request. While one
+window is handed to Spark, the next ones are fetched.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ async def _decoded(
         if isinstance(data, LlogError):
             if isinstance(data, CorruptBatch):
                 raise data
-            # Compacted and collected since the plan was made, which an expired pin allows: the log knows where it lies now.
+            # Compacted and collected since the plan was made, which an expired pin allows: the log knows where it lies
+            # now.
             async for batch in Reader(log).iter_from(tp, start, stop):
                 # After the read: only then does the same incarnation say that these are its records.
                 if (await Catalog(log).get(tp.topic)).incarnation != run.topic.incarnation:

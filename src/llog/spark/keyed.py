@@ -1,7 +1,8 @@
 """The data source `llog-keyed`: batch reads of a keyed log, split by segment, as Arrow.
 
-What is read is fixed when the read is planned: segments, and the sequence that was next then. A task reads its segments up to there, or
-fails: it waits until it sees what the plan saw, and a segment that was deleted since is a loss that is told.
+What is read is fixed when the read is planned: segments, and the sequence that was next then. A task reads its segments
+up to there, or fails: it waits until it sees what the plan saw, and a segment that was deleted since is a loss that is
+told.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ def keyed_options(options: Mapping[str, str], settings: Settings | None = None) 
         )
     if parse_address("keyed", settings.keyed).scheme == "memory":
         raise ConfigurationError(
-            f"the keyed log at {settings.keyed} lives in one process, and Spark runs in several: name another by the option url"
+            f"the keyed log at {settings.keyed} lives in one process, and Spark runs in several: name another by "
+            "the option url"
         )
     if sum(name in given for name in _KEYS) > 1:
         raise ConfigurationError(f"give one of the options {', '.join(_KEYS)}, or none of them to read every key")
@@ -172,7 +174,9 @@ def keyed_options(options: Mapping[str, str], settings: Settings | None = None) 
 
 
 def packed(segments: Sequence[Segment], end: int, options: KeyedOptions) -> list[KeyedTask]:
-    """Tasks of neighbouring segments, each up to the size that is allowed; of a key, so many segments that there are not too many."""
+    """Tasks of neighbouring segments, each up to the size that is allowed; of a key, so many segments that there are
+    not too many.
+    """
     start, stop = options.sequences
     low, high = start or 0, min(end, _NUMBER_MAX if stop is None else stop)
     per_task = -(-len(segments) // KEY_TASKS_MAX) if options.key is not None else len(segments)

@@ -13,7 +13,9 @@ Offsets = dict[TopicPartition, int]
 
 
 def cut_by_records(starts: Mapping[TopicPartition, int], ends: Offsets, records_max: int) -> Offsets:
-    """At most `records_max` records, but one of every partition that has any: none is passed over while others are busy."""
+    """At most `records_max` records, but one of every partition that has any: none is passed over while others are
+    busy.
+    """
     waiting = {tp: ends[tp] - starts[tp] for tp in ends if ends[tp] > starts[tp]}
     total = sum(waiting.values())
     if total <= records_max:

@@ -69,7 +69,8 @@ def _readable(log: Opened, topics: dict[str, Topic]) -> dict[str, Topic]:
     for topic in topics.values():
         if topic.engine != OBJECT and not isinstance(log, BrokerLog):
             raise WrongEngine(
-                f"topic {topic.name!r} is of engine {topic.engine!r}: its records are files of one machine. Give the option broker "
+                f"topic {topic.name!r} is of engine {topic.engine!r}: its records are files of one machine. Give "
+                "the option broker "
                 "with the address of the broker that runs there, such as http://host:8080"
             )
     return topics
@@ -82,7 +83,8 @@ def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> li
         for tp in assigned:
             if tp.partition >= topics[tp.topic].partitions:
                 raise ConfigurationError(
-                    f"option assign names partition {tp.partition} of topic {tp.topic!r}, which has {topics[tp.topic].partitions}"
+                    f"option assign names partition {tp.partition} of topic {tp.topic!r}, which has "
+                    f"{topics[tp.topic].partitions}"
                 )
         return assigned
     return [TopicPartition(topic.name, p) for topic in topics.values() for p in range(topic.partitions)]
@@ -144,7 +146,8 @@ def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> 
     if start < bounds.log_start_offset:
         gone = min(bounds.log_start_offset, stop) - start
         lose(
-            f"{gone} records of {tp} from offset {start} on are gone by retention: it starts at {bounds.log_start_offset}",
+            f"{gone} records of {tp} from offset {start} on are gone by retention: it starts at "
+            f"{bounds.log_start_offset}",
             fail=fail_on_data_loss,
         )
     if max(start, stop) > bounds.next_offset:

@@ -1,7 +1,7 @@
 """Options of the data source, named and meant as those of Spark's `kafka` source and sink.
 
-All are checked here, before any task starts. Options of Kafka without a counterpart are ignored with one warning, so that a job moves by
-one word; any other option that is unknown is an error.
+All are checked here, before any task starts. Options of Kafka without a counterpart are ignored with one warning, so
+that a job moves by one word; any other option that is unknown is an error.
 """
 
 from __future__ import annotations
@@ -207,7 +207,8 @@ def _settings(given: Mapping[str, str], settings: Settings | None) -> Settings:
     settings = load_settings(stores) if settings is None else _replaced(settings, stores)
     if "broker" not in given and addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
-            f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the options meta and blobs"
+            f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the "
+            "options meta and blobs"
         )
     return settings
 

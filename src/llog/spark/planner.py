@@ -1,8 +1,8 @@
 """From ranges of offsets to tasks that carry blob names and byte ranges, so that no task looks at the metadata again.
 
-A task reads runs of consecutive records, each in order. Large partitions are cut between extents; small runs whose bytes lie in
-the same blobs share a task, so that neighbours of a blob share a GET. Only where more tasks are wanted than there are extents is an
-extent cut.
+A task reads runs of consecutive records, each in order. Large partitions are cut between extents; small runs whose
+bytes lie in the same blobs share a task, so that neighbours of a blob share a GET. Only where more tasks are wanted
+than there are extents is an extent cut.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _split(runs: list[Run], wanted: int) -> list[Run]:
 
 
 def _pack(runs: list[Run], bytes_max: int, wanted: int) -> list[list[Run]]:
-    """Runs grouped into tasks, those that begin in the same blob together; never fewer groups than wanted if avoidable."""
+    """Runs grouped into tasks, those that begin in the same blob together; never fewer groups than wanted if
+    avoidable.
+    """
     groups: list[list[Run]] = []
     size = 0
     spare = len(runs) - wanted  # how many runs may still join another

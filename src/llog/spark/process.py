@@ -1,7 +1,7 @@
 """One open log per process and settings, used from synchronous code.
 
-Spark calls a data source from several Python processes and reuses them: a log is opened on first use in each, and stays open while
-the process lives.
+Spark calls a data source from several Python processes and reuses them: a log is opened on first use in each, and stays
+open while the process lives.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def run_patiently(settings: Settings, use: Callable[[Log], Awaitable[T]]) -> T:
 
 
 def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]]) -> Iterator[T]:
-    """What `use` yields on this process's log, a few items to a change of threads: on a busy machine each change waits for a core."""
+    """What `use` yields on this process's log, a few items to a change of threads: on a busy machine each change waits
+    for a core.
+    """
     connection = _connection(settings)
 
     async def begin(log: Log) -> AsyncIterator[T]:

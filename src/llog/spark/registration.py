@@ -1,7 +1,8 @@
 """The data sources as a session knows them, each with the settings of the driver.
 
-Spark plans in processes that have the JVM's environment, which is older than what a job sets in its own code. So the class that is
-registered carries the settings, and is registered again when a read or write names its format under other ones.
+Spark plans in processes that have the JVM's environment, which is older than what a job sets in its own code. So the
+class that is registered carries the settings, and is registered again when a read or write names its format under other
+ones.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _follow_settings(owner: Any) -> None:
 
 
 def _warn_of_ignored(owner: Any, last_call: str) -> None:
-    """Have readers or writers warn of options that llog does not use: here, for Spark plans one stream in many processes."""
+    """Have readers or writers warn of options that llog does not use: here, for Spark plans one stream in many
+    processes.
+    """
     method = getattr(owner, last_call)
 
     @wraps(method)

@@ -71,7 +71,9 @@ class RowGroups:
 def _partitions(
     topic: Topic, rows: Columns, named: pa.Array | None, chance: Random
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where each row goes: as its column says, else by its key, else all that have neither to one partition, by chance."""
+    """Where each row goes: as its column says, else by its key, else all that have neither to one partition, by
+    chance.
+    """
     chosen = np.full(rows.count, -1, dtype=np.int64)
     if rows.keys is not None:
         chosen = partitions_for_keys(rows.keys, topic.partitions)
@@ -92,7 +94,8 @@ async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:
     topic = await _found_or_made(Catalog(log), name, partitions)
     if topic.engine != OBJECT:
         raise WrongEngine(
-            f"topic {name!r} is of engine {topic.engine!r}, which Spark can read but not write: write to a topic of engine {OBJECT!r}, or "
+            f"topic {name!r} is of engine {topic.engine!r}, which Spark can read but not write: write to a topic "
+            f"of engine {OBJECT!r}, or "
             "produce to this one over HTTP"
         )
     return topic

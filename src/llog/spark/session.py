@@ -38,7 +38,8 @@ def spark_session(
     fast_start: bool = False,
     settings: Settings | None = None,
 ) -> SparkSession:
-    """A session with the `llog` data source registered, with these settings; the running one, with `conf` set, if there is one.
+    """A session with the `llog` data source registered, with these settings; the running one, with `conf` set, if there
+    is one.
 
     What is in `conf` wins over what llog sets, except that `spark.driver.extraJavaOptions` is added to them. Under
     spark-submit the master it was given wins over `master`. The session is stopped when the process ends.

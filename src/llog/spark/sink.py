@@ -1,7 +1,7 @@
 """The sink: columns `key`, `value`, `topic`, `partition`, `headers`, `timestamp`, as Kafka's, exactly once.
 
-A stream is one sink, named by its query id, so that a restart from its checkpoint goes on where it was. A batch write is a sink of
-its own: with a `writeId` it may be repeated, and is done once.
+A stream is one sink, named by its query id, so that a restart from its checkpoint goes on where it was. A batch write
+is a sink of its own: with a `writeId` it may be repeated, and is done once.
 """
 
 from __future__ import annotations

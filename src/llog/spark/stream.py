@@ -1,7 +1,7 @@
 """A stream of micro-batches. An offset is `{"incarnations": {topic: n}, "offsets": {topic: {partition: next offset}}}`.
 
-Spark compares offsets as JSON text, so their keys are sorted. The incarnation tells a topic that was deleted and created again from
-one whose records are gone by retention.
+Spark compares offsets as JSON text, so their keys are sorted. The incarnation tells a topic that was deleted and
+created again from one whose records are gone by retention.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Place(msgspec.Struct, frozen=True):
     def from_json(value: Mapping[str, Any]) -> Place:
         if value.keys() != {"incarnations", "offsets"}:
             raise InvalidArgument(
-                f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read another source "
+                f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read "
+                "another source "
                 "needs a new checkpointLocation"
             )
         offsets = {
@@ -210,7 +211,8 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             end = bounds.next_offset
             if starts[tp] > end:
                 self._lose(
-                    f"the stream has come to offset {starts[tp]} of {tp}, beyond its next offset {end}: was it restored?"
+                    f"the stream has come to offset {starts[tp]} of {tp}, beyond its next offset {end}: was it "
+                    "restored?"
                 )
             if self._target is not None:
                 end = min(end, self._target.get(tp, starts[tp]))
@@ -222,7 +224,9 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return Place(ends, _incarnations(topics))
 
     async def _current(self, log: Opened, place: Place) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
-        """The topics that are read now and their bounds; one that is deleted between the two looks is looked for again."""
+        """The topics that are read now and their bounds; one that is deleted between the two looks is looked for
+        again.
+        """
         selection = self._options.selection
         while True:
             topics = await self._topics(log, place)

@@ -1,4 +1,6 @@
-"""Streams that survive a busy start: Spark 4.3 gives the Python process of a source 10 s to start, which no setting changes."""
+"""Streams that survive a busy start: Spark 4.3 gives the Python process of a source 10 s to start, which no setting
+changes.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _LATE: Final = "Python worker failed to connect back"
 def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Start a query, wait for its end and return it. A query whose Python process came too late is started again.
 
-    Such a query has read nothing, and its checkpoint is as it was. Raise `SparkFailed` after `STARTS_MAX` starts, and any other
-    failure at once.
+    Such a query has read nothing, and its checkpoint is as it was. Raise `SparkFailed` after `STARTS_MAX` starts, and
+    any other failure at once.
     """
     starts = 0
     while True:
@@ -35,7 +37,8 @@ def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:
                 raise
             if starts == STARTS_MAX:
                 raise SparkFailed(
-                    f"the Python process of a stream did not start within Spark's 10 s, {starts} times in a row: the machine is too "
+                    f"the Python process of a stream did not start within Spark's 10 s, {starts} times in a row: "
+                    "the machine is too "
                     "busy. Start the stream again when it has less to do, or on more cores; the checkpoint is as it was"
                 ) from error
             logger.warning(

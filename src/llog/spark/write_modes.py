@@ -1,7 +1,7 @@
 """The modes of a write, taken and refused as Kafka's sink does, where the write is built.
 
-Spark 4.3 refuses the default mode for every data source in Python, and learns in the first batch only that a stream cannot be written in
-its output mode. It asks no source before: so `register` has PySpark's writers ask here.
+Spark 4.3 refuses the default mode for every data source in Python, and learns in the first batch only that a stream
+cannot be written in its output mode. It asks no source before: so `register` has PySpark's writers ask here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from llog.errors import ConfigurationError
 
 FORMAT: Final = "llog"
 APPEND_ONLY: Final = (
-    "llog is a log: a stream is appended to it, with outputMode('append'). To append what outputMode('update') or 'complete' gives, "
+    "llog is a log: a stream is appended to it, with outputMode('append'). To append what outputMode('update') "
+    "or 'complete' gives, "
     "write each batch by foreachBatch, with a writeId that does it once: lambda rows, batch: rows.write.format('llog')"
     ".option('topic', …).option('writeId', f'totals-{batch}').save()"
 )

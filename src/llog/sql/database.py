@@ -1,7 +1,7 @@
 """SQL on a log: what one process has of it, for sessions to run statements on.
 
-Tables and topics of engine `rocksdb` are in RocksDB, which is opened by the first statement that needs it, and owned from then on.
-Statements about topics of other engines work without it.
+Tables and topics of engine `rocksdb` are in RocksDB, which is opened by the first statement that needs it, and owned
+from then on. Statements about topics of other engines work without it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Held(NamedTuple):
 
 
 class Database:
-    """Close it before its log. `start` takes up what an earlier process left in the outbox. `stopping` ends every CONSUME that waits."""
+    """Close it before its log. `start` takes up what an earlier process left in the outbox. `stopping` ends every
+    CONSUME that waits.
+    """
 
     def __init__(self, log: Log, settings: Settings, *, stopping: asyncio.Event | None = None) -> None:
         self.log = log

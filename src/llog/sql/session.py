@@ -46,10 +46,11 @@ class Session:
         return self._inner is not None and self._inner.in_transaction
 
     async def execute(self, text: str, params: Params = ()) -> list[Result]:
-        """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the parameters.
+        """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the
+        parameters.
 
-        A transaction that was begun here is rolled back if one of them fails, or the caller goes away: nobody could know that it is open,
-        and it would keep all others from writing.
+        A transaction that was begun here is rolled back if one of them fails, or the caller goes away: nobody could
+        know that it is open, and it would keep all others from writing.
         """
         statements = await self._prepared(text)
         async with self._lock:
@@ -67,7 +68,9 @@ class Session:
             return results
 
     async def execute_many(self, text: str, rows: Sequence[Params]) -> Result:
-        """One statement once for each of `rows`: as one change, if it is about tables; at once, if it is an INSERT of plain values."""
+        """One statement once for each of `rows`: as one change, if it is about tables; at once, if it is an INSERT of
+        plain values.
+        """
         statements = await self._prepared(text)
         if len(statements) != 1:
             raise InvalidArgument(f"one statement is run with many parameters, not {len(statements)}")

@@ -1,10 +1,10 @@
 """Threads that statements run on, apart from those of the rest of the process.
 
-What takes long runs in workers, and a thread waits for them. Work that is not wanted any more, or takes longer than it may, is
-interrupted, and its worker killed if that does not end it.
+What takes long runs in workers, and a thread waits for them. Work that is not wanted any more, or takes longer than it
+may, is interrupted, and its worker killed if that does not end it.
 
-A statement may wait for the writer's lock, or compute for minutes. Those that wait never keep the transaction that has the lock from a
-thread: at most one is open, and it has one of its own. Neither do queries keep changes from one.
+A statement may wait for the writer's lock, or compute for minutes. Those that wait never keep the transaction that has
+the lock from a thread: at most one is open, and it has one of its own. Neither do queries keep changes from one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Threads:
         self._pools = {use: ThreadPoolExecutor(_COUNTS[use.value], f"llog-sql-{use.value}") for use in Use}
 
     async def run(self, use: Use, work: Callable[[], R]) -> R:
-        """`StatementTimeout` if it takes too long. Then, and if the caller goes away, it has ended when this returns."""
+        """`StatementTimeout` if it takes too long. Then, and if the caller goes away, it has ended when this
+        returns.
+        """
         job = Job()
 
         def begin() -> R:
@@ -81,7 +83,9 @@ class Threads:
 
 
 async def _stopped(running: Future[R], job: Job) -> None:
-    """Interrupts the work, again and again for it may not have begun, until it has ended. A kill ends all that waits for a worker."""
+    """Interrupts the work, again and again for it may not have begun, until it has ended. A kill ends all that waits
+    for a worker.
+    """
     ended, interrupts = _end_of(running), 0
     while not running.cancel() and not running.done():
         job.stop(kill=interrupts >= _INTERRUPTS)
@@ -91,7 +95,9 @@ async def _stopped(running: Future[R], job: Job) -> None:
 
 
 def _end_of(running: Future[R]) -> asyncio.Future[None]:
-    """Done when the work is, whatever came of it. A future and a turn of the loop less than `asyncio.wrap_future` takes."""
+    """Done when the work is, whatever came of it. A future and a turn of the loop less than `asyncio.wrap_future`
+    takes.
+    """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

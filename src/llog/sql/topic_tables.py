@@ -118,7 +118,8 @@ async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
             size += messages.nbytes
             if size > TOPIC_BYTES_MAX:
                 raise RecordTooLarge(
-                    f"topic {name!r} has more than the {format_size(TOPIC_BYTES_MAX)} that a query reads at once: read parts of it by "
+                    f"topic {name!r} has more than the {format_size(TOPIC_BYTES_MAX)} that a query reads at once: "
+                    "read parts of it by "
                     "CONSUME … FROM OFFSET, or all of it by Spark"
                 )
             found.append(as_text(messages))
@@ -126,7 +127,9 @@ async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
 
 
 def as_text(messages: pa.Table) -> pa.Table:
-    """With keys, payloads and headers as text, so that SQL can look into them. Bytes that are no text are shown as base64."""
+    """With keys, payloads and headers as text, so that SQL can look into them. Bytes that are no text are shown as
+    base64.
+    """
     for name, convert in _TEXT.items():
         place = messages.schema.get_field_index(name)
         messages = messages.set_column(place, name, convert(messages.column(place)))

@@ -1,11 +1,13 @@
 """Statements and results between a broker and its clients: parameters as JSON, results as Arrow. No I/O.
 
-A parameter is null, a boolean, a number, text, or an object with one field that says what its value is: `{"base64": …}`,
-`{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"interval": "P1DT2H"}`, `{"uuid": …}`,
-`{"integer": …}` for those of more than 64 bits, `{"float": "nan"}`, or `{"json": …}`, any JSON value as it is.
+A parameter is null, a boolean, a number, text, or an object with one field that says what its value is: `{"base64":
+…}`, `{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"interval":
+"P1DT2H"}`, `{"uuid": …}`, `{"integer": …}` for those of more than 64 bits, `{"float": "nan"}`, or `{"json": …}`, any
+JSON value as it is.
 
-Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and `llog.rows`, which is 0 for
-a statement that gives no rows; and, where there are any, `llog.warnings`, a JSON list, and `llog.member`.
+Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and
+`llog.rows`, which is 0 for a statement that gives no rows; and, where there are any, `llog.warnings`, a JSON list, and
+`llog.member`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ def check_name(name: str) -> str:
     for segment in name.split("/"):
         if segment in ("", ".", ".."):
             raise InvalidArgument(
-                f"the blob name {name!r} has the segment {segment!r}: names are relative, without '.', '..' or empty segments"
+                f"the blob name {name!r} has the segment {segment!r}: names are relative, without '.', '..' or "
+                "empty segments"
             )
         if segment.startswith(TEMPORARY):
             raise InvalidArgument(
@@ -55,8 +56,10 @@ def too_short(name: str, offset: int, length: int, size: int) -> CorruptBatch:
 
 def lost(uri: str, name: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"the blob store {uri} has lost the blob {name!r}, which is there from the beginning: the store was deleted, replaced or unmounted "
-        "while this process had it open, so nothing was written. Bring it back as it was, or restart this process on another one"
+        f"the blob store {uri} has lost the blob {name!r}, which is there from the beginning: the store was "
+        "deleted, replaced or unmounted "
+        "while this process had it open, so nothing was written. Bring it back as it was, or restart this process "
+        "on another one"
     )
 
 

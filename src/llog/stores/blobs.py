@@ -25,7 +25,8 @@ class BlobStore(Protocol):
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Creates the blob from the concatenated parts; `BlobExists` if the name is taken.
 
-        A lost answer is settled by looking at what is there (size and content): if it is these bytes, the put succeeded.
+        A lost answer is settled by looking at what is there (size and content): if it is these bytes, the put
+        succeeded.
         """
         ...
 
@@ -52,7 +53,8 @@ class BlobStore(Protocol):
         ...
 
     def require(self, name: str) -> None:
-        """From now on a put fails with `StoreUnavailable` if this blob, which is there, is gone: then all others are, too.
+        """From now on a put fails with `StoreUnavailable` if this blob, which is there, is gone: then all others are,
+        too.
 
         A store where looking costs a request looks every few seconds only.
         """

@@ -14,9 +14,11 @@ STORES_MAX: Final = 16
 
 
 class BlobsByUri:
-    """`BlobStore` whose names are full addresses, `s3://bucket/path/of/the/blob`. It reads, and refuses everything else.
+    """`BlobStore` whose names are full addresses, `s3://bucket/path/of/the/blob`. It reads, and refuses everything
+    else.
 
-    `open_bucket` gets `scheme://bucket` and returns the store that is rooted there; a `ConfigurationError` says that there is none.
+    `open_bucket` gets `scheme://bucket` and returns the store that is rooted there; a `ConfigurationError` says that
+    there is none.
     """
 
     uri = ""
@@ -73,7 +75,8 @@ class BlobsByUri:
         bucket, slash, path = rest.partition("/")
         if not (separator and bucket and slash and path):
             raise ConfigurationError(
-                f"the metadata names the blob {name!r} without its store, and this process has none of its own: set LLOG_BLOBS"
+                f"the metadata names the blob {name!r} without its store, and this process has none of its own: "
+                "set LLOG_BLOBS"
             )
         root = f"{scheme}://{bucket}"
         if root not in self._stores:

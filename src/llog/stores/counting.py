@@ -37,7 +37,9 @@ class Call:
 
 @contextmanager
 def counted(counts: OperationCounts, operation: str) -> Iterator[Call]:
-    """Counts the call when it ends. That a blob or a version is not the one that was expected is an answer and no failure."""
+    """Counts the call when it ends. That a blob or a version is not the one that was expected is an answer and no
+    failure.
+    """
     call = Call()
     start = time.perf_counter()
     failed = True

@@ -20,12 +20,16 @@ class Diagnosis(NamedTuple):
 @runtime_checkable
 class Diagnosable(Protocol):
     async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
-        """Look at the server: its version, its clock beside `now_ms`, and settings of it that llog's promises rest on."""
+        """Look at the server: its version, its clock beside `now_ms`, and settings of it that llog's promises rest
+        on.
+        """
         ...
 
 
 async def diagnose(store: object, now_ms: Callable[[], int]) -> list[Diagnosis]:
-    """Return what a store of whatever kind says about itself; nothing, if it has no server that could be set up wrongly."""
+    """Return what a store of whatever kind says about itself; nothing, if it has no server that could be set up
+    wrongly.
+    """
     return await store.diagnose(now_ms) if isinstance(store, Diagnosable) else []
 
 

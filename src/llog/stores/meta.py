@@ -2,15 +2,15 @@
 
 Semantics every adapter keeps, proved by one conformance suite:
 
-- A store may spread its keys over shards. The keys of one partition, those with the same `partition_prefix`, share a shard;
-  any other key stands alone.
-- Every successful put gives its key a version that is higher than all before it and is not reused after a delete. No other
-  key of the same partition ever gets that version; a key elsewhere may.
-- Keys are compared as UTF-8 bytes. Portable ranges stay within one directory with zero-padded numbers, or below one prefix
-  ending in "/".
+- A store may spread its keys over shards. The keys of one partition, those with the same `partition_prefix`, share a
+  shard; any other key stands alone.
+- Every successful put gives its key a version that is higher than all before it and is not reused after a delete. No
+  other key of the same partition ever gets that version; a key elsewhere may.
+- Keys are compared as UTF-8 bytes. Portable ranges stay within one directory with zero-padded numbers, or below one
+  prefix ending in "/".
 - A write that returned is durable, and every conditional write after it, of any process, meets it. So does every read,
-  except that a server that lost its charge while it was paused may answer old reads for a moment after it wakes. A decision
-  that rests on *not* having seen something must confirm its reads first (`begin_reads`).
+  except that a server that lost its charge while it was paused may answer old reads for a moment after it wakes. A
+  decision that rests on *not* having seen something must confirm its reads first (`begin_reads`).
 - A write that raised `StoreUnavailable` did not happen; one that raised `OutcomeUnknown` may have happened, or may yet.
 - An ephemeral key belongs to the session of the store object that put it. It is gone when that store is closed, or the
   session timeout after its process died.
@@ -59,8 +59,8 @@ class Watch(Protocol):
     async def confirm(self) -> None:
         """Returns once every change that was committed before the call, by any process, is delivered.
 
-        A wait for the next item that was under way has then ended, and the next call of `anext` returns at once, unless the item was
-        taken already. Raises `StoreUnavailable` if the store cannot tell.
+        A wait for the next item that was under way has then ended, and the next call of `anext` returns at once, unless
+        the item was taken already. Raises `StoreUnavailable` if the store cannot tell.
         """
         ...
 
@@ -90,7 +90,9 @@ class MetaStore(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        """What `get` returns for each key, in their order, in few round trips. Not one moment's: others may write meanwhile."""
+        """What `get` returns for each key, in their order, in few round trips. Not one moment's: others may write
+        meanwhile.
+        """
         ...
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
@@ -98,10 +100,11 @@ class MetaStore(Protocol):
         ...
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        """Independent conditional puts; one result each. Those of one partition are applied in this order and durable together.
+        """Independent conditional puts; one result each. Those of one partition are applied in this order and durable
+        together.
 
-        Not atomic as a whole: one that does not match changes nothing and stops none of the others. After `OutcomeUnknown`, each
-        partition may have any number of its puts applied, from the first one on.
+        Not atomic as a whole: one that does not match changes nothing and stops none of the others. After
+        `OutcomeUnknown`, each partition may have any number of its puts applied, from the first one on.
         """
         ...
 
@@ -148,7 +151,9 @@ class MetaStore(Protocol):
         ...
 
     async def check(self) -> None:
-        """`StoreUnavailable` if the store cannot be reached, or a write would fail as far as can be told without one."""
+        """`StoreUnavailable` if the store cannot be reached, or a write would fail as far as can be told without
+        one.
+        """
         ...
 
     async def close(self) -> None:
@@ -182,7 +187,9 @@ def _utf8_size(key: str) -> int:
 
 
 def mismatch(key: str, expected: int, found: int | None) -> VersionMismatch:
-    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT, or None if the store does not say."""
+    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT, or None if the store does
+    not say.
+    """
     state = "does not exist" if found == ABSENT else f"has version {found}"
     if found is None:
         state = "exists" if expected == ABSENT else "does not exist or has another version"
@@ -210,7 +217,9 @@ async def confirmed(store: MetaStore, read: Callable[[], Awaitable[T]]) -> T:
 
 
 async def certain(store: MetaStore, read: Callable[[], Awaitable[T]], *refusals: type[LlogError]) -> T:
-    """The result of `read`, which may be old. A refusal is not: it is raised after a second look, if no read of that one was stale."""
+    """The result of `read`, which may be old. A refusal is not: it is raised after a second look, if no read of that
+    one was stale.
+    """
     try:
         return await read()
     except refusals:

@@ -11,7 +11,8 @@ from llog.stores.meta import Entry, MetaStore, Put, Reads, Watch
 
 
 class PrefixedMetaStore:
-    """Every key of `store` that begins with `prefix`, without it. The order of keys stays, and so does the shard of a partition.
+    """Every key of `store` that begins with `prefix`, without it. The order of keys stays, and so does the shard of a
+    partition.
 
     `prefix` ends in "/" and has no part named `partitions`.
     """
@@ -69,7 +70,9 @@ class PrefixedMetaStore:
         await self._store.close()
 
     def _own(self, entry: Entry | None) -> Entry | None:
-        """The entry under its key here; None if it belongs to somebody else, as a neighbour of the first and last key may."""
+        """The entry under its key here; None if it belongs to somebody else, as a neighbour of the first and last key
+        may.
+        """
         if entry is None or not entry.key.startswith(self._prefix):
             return None
         return Entry(entry.key[len(self._prefix) :], entry.value, entry.version)

@@ -68,7 +68,8 @@ def test_a_log_of_a_format_that_this_version_does_not_know_is_refused(llog: Llog
         refused = llog(*command, stdin="one\n", code=2)
         assert refused.stdout == ""
         assert refused.stderr == (
-            f"llog: LLOG_META is sqlite://{tmp_path}/llog-data/meta.sqlite: the log has format 2, and this version of llog "
+            f"llog: LLOG_META is sqlite://{tmp_path}/llog-data/meta.sqlite: the log has format 2, and this version "
+            "of llog "
             "knows the formats up to 1: use llog 0.7.0 or later\n"
         )
 

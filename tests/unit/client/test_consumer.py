@@ -1,4 +1,6 @@
-"""Consumers: what is handed out, what counts as finished, and what is delivered again. On a log of this process and through a broker."""
+"""Consumers: what is handed out, what counts as finished, and what is delivered again. On a log of this process and
+through a broker.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Histories that a log which keeps its promises can have: drawn at random, in time and in what the clients do.
 
-Every operation takes effect at one moment between its start and its end; one of unknown outcome at any moment after its start, or never.
-The model is a list of records, and each answer is what the list says at that moment.
+Every operation takes effect at one moment between its start and its end; one of unknown outcome at any moment after its
+start, or never. The model is a list of records, and each answer is what the list says at that moment.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def draw(chance: Random) -> Drawn:
 
 
 def _wanted(chance: Random, count: int, processes: int) -> Iterator[Done]:
-    """Operations without their answers: how those of unknown outcome end is decided here, all else when they take effect."""
+    """Operations without their answers: how those of unknown outcome end is decided here, all else when they take
+    effect.
+    """
     sequences: dict[int, int] = {}
     op = 0
     while op < count:
@@ -100,7 +102,9 @@ def _wanted(chance: Random, count: int, processes: int) -> Iterator[Done]:
 
 
 def _timed(chance: Random, process: int, begin: Begin, late_max: int = 0) -> Done:
-    """With a moment, and an end behind it; an append of unknown outcome may take effect long after its end, up to `late_max` if given."""
+    """With a moment, and an end behind it; an append of unknown outcome may take effect long after its end, up to
+    `late_max` if given.
+    """
     took = chance.randint(0, 60)
     at = begin.start_ns + chance.randint(0, took)
     if isinstance(begin, Append) and chance.random() < 0.25:

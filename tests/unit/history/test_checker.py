@@ -1,4 +1,6 @@
-"""The checker on histories written by hand: what a log may do is accepted, and each way to break a promise is found and named."""
+"""The checker on histories written by hand: what a log may do is accepted, and each way to break a promise is found and
+named.
+"""
 
 from __future__ import annotations
 

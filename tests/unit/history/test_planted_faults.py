@@ -1,7 +1,7 @@
 """Real runs of the shipped code, recorded: the honest one is accepted, and a fault that is planted into it is found.
 
-Two brokers on one SQLite file and one directory of blobs, writers in process and over HTTP whose answers get lost, consumers through both
-brokers, and a compactor.
+Two brokers on one SQLite file and one directory of blobs, writers in process and over HTTP whose answers get lost,
+consumers through both brokers, and a compactor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The bytes of keys: they sort as log keys, segments and sequences do, and are those that docs/keyed-format.md states."""
+"""The bytes of keys: they sort as log keys, segments and sequences do, and are those that docs/keyed-format.md
+states.
+"""
 
 from __future__ import annotations
 

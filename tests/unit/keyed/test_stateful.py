@@ -35,7 +35,9 @@ _numbers = count()
 
 
 class Log(RuleBasedStateMachine):
-    """`records` is what must be there, by sequence; `doubtful` are appends that nobody was told are durable, oldest first."""
+    """`records` is what must be there, by sequence; `doubtful` are appends that nobody was told are durable, oldest
+    first.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""The stream reader, called as Spark calls it: how far each batch goes, and what happens when topics change under it."""
+"""The stream reader, called as Spark calls it: how far each batch goes, and what happens when topics change under
+it.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ _READ = re.compile(r"(?:FROM|JOIN|USING)\s+(app\.\w+)", re.IGNORECASE)
 
 
 class RecordingRouter:
-    """Every change has a route. What is added is put in the WriteBatch, too, so that a test can tell whether it was written."""
+    """Every change has a route. What is added is put in the WriteBatch, too, so that a test can tell whether it was
+    written.
+    """
 
     def __init__(self) -> None:
         self.told: list[Change] = []

@@ -236,7 +236,8 @@ def test_unique_columns_are_checked_on_every_way_in(world: World) -> None:
 
 def test_defaults_are_filled_in(world: World) -> None:
     world.create(
-        "CREATE TABLE app.d (id BIGINT PRIMARY KEY, at1 TIMESTAMP DEFAULT now(), at2 TIMESTAMPTZ DEFAULT current_timestamp,"
+        "CREATE TABLE app.d (id BIGINT PRIMARY KEY, at1 TIMESTAMP DEFAULT now(), at2 TIMESTAMPTZ DEFAULT "
+        "current_timestamp,"
         " s VARCHAR DEFAULT 'it''s', n INTEGER DEFAULT -5, b BOOLEAN DEFAULT true, d DECIMAL(5,2) DEFAULT 1.5,"
         " u UUID DEFAULT gen_random_uuid(), e BIGINT DEFAULT 2 + 3, j JSON DEFAULT '{}', x VARCHAR)"
     )
@@ -278,7 +279,10 @@ def test_deletes_tell_the_rows_that_are_gone(world: World) -> None:
 def test_an_upsert_tells_insertions_from_updates(world: World) -> None:
     world.values("app.m", (1, "a", 1))
     told(world)
-    sql = "INSERT INTO app.m VALUES (1, 'x', 5), (2, 'y', 6) ON CONFLICT DO UPDATE SET n = excluded.n + app.m.n RETURNING id, n"
+    sql = (
+        "INSERT INTO app.m VALUES (1, 'x', 5), (2, 'y', 6) ON CONFLICT DO UPDATE SET n = excluded.n + app.m.n "
+        "RETURNING id, n"
+    )
     done = world.run(sql)
     assert done.count == 2
     assert done.rows is not None

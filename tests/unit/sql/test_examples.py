@@ -1,4 +1,6 @@
-"""A walk through durable topics as their users write it: statements in the form that the documentation shows, run as they are."""
+"""A walk through durable topics as their users write it: statements in the form that the documentation shows, run as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ async def test_routes_with_a_reference_a_snapshot_and_a_partition_key(session: S
 
     await run(
         session,
-        "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nPARTITION BY (user_id)\nWITH (payload = 'key');",
+        "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nPARTITION BY (user_id)\nWITH (payload "
+        "= 'key');",
     )
     await write(session, 20, "cyd")
     events = await run(session, "CONSUME FROM app.new_messages GROUP 'g' LIMIT 100")

@@ -1,4 +1,6 @@
-"""What bounds statements: memory and time, of queries, of long texts and of routes' expressions; and the processes that they run in."""
+"""What bounds statements: memory and time, of queries, of long texts and of routes' expressions; and the processes that
+they run in.
+"""
 
 from __future__ import annotations
 
@@ -219,7 +221,7 @@ with llog.connect(data_dir=sys.argv[1]) as connection:
     if sys.argv[2] == "dies":
         os.kill(os.getpid(), 9)
 print(*children(os.getpid()), flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("how", ["closes", "dies"])

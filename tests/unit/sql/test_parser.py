@@ -69,7 +69,8 @@ DOCUMENTED = [
         route(payload="full"),
     ),
     (
-        "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nPARTITION BY (user_id)\nWITH (payload = 'key');",
+        "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nPARTITION BY (user_id)\nWITH (payload "
+        "= 'key');",
         route("user_id", payload="key"),
     ),
     (
@@ -116,7 +117,8 @@ def test_every_documented_example_parses_as_written(sql: str, expected: Statemen
 
 OTHERS: list[tuple[str, Statement]] = [
     (
-        "create topic if not exists t with (engine=disk, retention_seconds=60, retention_max_bytes='1MiB', cleanup='COMPACT')",
+        "create topic if not exists t with (engine=disk, retention_seconds=60, retention_max_bytes='1MiB', "
+        "cleanup='COMPACT')",
         CreateTopic(
             topic="t",
             if_not_exists=True,
@@ -181,7 +183,8 @@ def test_other_statements_give_what_they_say(sql: str, expected: Statement) -> N
 
 def test_statements_are_split_outside_of_strings_names_and_comments() -> None:
     statements = parse(
-        "BEGIN; ; /* ; /* nested; */ */ CLEAR TOPIC \"a\" -- ;\n; INSERT INTO t VALUES (';'); START TRANSACTION;END;ABORT"
+        "BEGIN; ; /* ; /* nested; */ */ CLEAR TOPIC \"a\" -- ;\n; INSERT INTO t VALUES (';'); START "
+        "TRANSACTION;END;ABORT"
     )
     assert [type(s) for s in statements] == [Begin, ClearTopic, TableStatement, Begin, Commit, Rollback]
     assert parse(" -- nothing\n ;; /* at all */") == []
@@ -357,11 +360,13 @@ VALID = (
     [sql for sql, _ in DOCUMENTED]
     + [sql for sql, _ in OTHERS]
     + [
-        "WITH c AS (SELECT * FROM a) INSERT INTO b (x, y) SELECT * FROM c JOIN TOPIC d.e ON true ON CONFLICT DO NOTHING RETURNING x",
+        "WITH c AS (SELECT * FROM a) INSERT INTO b (x, y) SELECT * FROM c JOIN TOPIC d.e ON true ON CONFLICT DO "
+        "NOTHING RETURNING x",
         "UPDATE t SET a = CASE WHEN b THEN $1 ELSE 2 END FROM u WHERE u.x = t.x",
         "CREATE TABLE t (id BIGINT PRIMARY KEY, b VARCHAR NOT NULL DEFAULT 'x', c DECIMAL(10, 2), CHECK (id > 0))",
         "INSERT INTO t (a, b) VALUES (1, 'x'), (-2.5, NULL), (?, TRUE)",
-        "SELECT a, sum(b) OVER (PARTITION BY c ORDER BY d) FROM t, system.topics WHERE x[1:2] = [1] AND {'a': 1}.a = :n GROUP BY ALL",
+        "SELECT a, sum(b) OVER (PARTITION BY c ORDER BY d) FROM t, system.topics WHERE x[1:2] = [1] AND {'a': 1}.a "
+        "= :n GROUP BY ALL",
     ]
 )
 

@@ -1,4 +1,6 @@
-"""Random changes, made through `llog.connect()`: what the topics tell of them rebuilds the table, as `full` rows and as `diff`s."""
+"""Random changes, made through `llog.connect()`: what the topics tell of them rebuilds the table, as `full` rows and as
+`diff`s.
+"""
 
 from __future__ import annotations
 

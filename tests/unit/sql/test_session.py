@@ -1,4 +1,6 @@
-"""Sessions beside each other: threads for all of them, callers that go away, topics that others delete, values at the edge."""
+"""Sessions beside each other: threads for all of them, callers that go away, topics that others delete, values at the
+edge.
+"""
 
 from __future__ import annotations
 
@@ -400,7 +402,8 @@ async def test_a_query_whose_keys_repeat_is_upserted_in_its_order(session: Sessi
     await session.execute("INSERT INTO t VALUES (1, 'old')")
     changed = await session.execute(
         "WITH s AS (SELECT $2 AS k, r.range AS n FROM range(3) r) INSERT INTO t AS x (id, v) "
-        "SELECT k + n % 2, 'n' || n FROM s ORDER BY n ON CONFLICT (id) DO UPDATE SET v = x.v || $1 || excluded.v RETURNING id",
+        "SELECT k + n % 2, 'n' || n FROM s ORDER BY n ON CONFLICT (id) DO UPDATE SET v = x.v || $1 || excluded.v "
+        "RETURNING id",
         ["+", 1],
     )
     assert [each.changed for each in changed] == [3]
@@ -415,7 +418,10 @@ async def test_a_replaced_row_keeps_columns_that_are_not_named(session: Session)
     assert await rows(session, "SELECT * FROM w ORDER BY id") == [(1, 0, 3), (2, 7, 4)]
     with pytest.raises(SqlError, match="BY NAME"):
         await session.execute("INSERT OR REPLACE INTO w BY NAME SELECT 1 AS id, r.range AS b FROM range(2) r")
-    by_name = "INSERT INTO w BY NAME SELECT 1 AS id, r.range AS b FROM range(9) r ON CONFLICT (id) DO UPDATE SET b = excluded.b"
+    by_name = (
+        "INSERT INTO w BY NAME SELECT 1 AS id, r.range AS b FROM range(9) r ON CONFLICT (id) DO UPDATE SET b "
+        "= excluded.b"
+    )
     await session.execute(by_name)
     nothing = "INSERT INTO w SELECT 1, 1, 1 WHERE false ON CONFLICT DO UPDATE SET b = 1 RETURNING id, b"
     [result] = await session.execute(nothing)

@@ -101,7 +101,8 @@ QUERIES = [
     "SELECT a.i, count(*) FILTER (WHERE b.s > 'k') FROM a JOIN b USING (i) GROUP BY ALL ORDER BY 1",
     "SELECT i, sum(i) OVER (PARTITION BY i % 2 ORDER BY i ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM a ORDER BY i",
     "WITH a AS (SELECT i + 1 AS i FROM a) SELECT * FROM a UNION ALL SELECT i FROM main.a ORDER BY 1",
-    "SELECT [x * 2 FOR x IN [1, 2]], {'k': i}.k, list_transform([i], lambda x: x + 1) FROM a WHERE i IN (SELECT i FROM b) ORDER BY i",
+    "SELECT [x * 2 FOR x IN [1, 2]], {'k': i}.k, list_transform([i], lambda x: x + 1) FROM a WHERE i IN "
+    "(SELECT i FROM b) ORDER BY i",
     "SELECT a.* EXCLUDE (i), b.s[1:2], b.s LIKE '%k' FROM a, b WHERE a.i = b.i ORDER BY ALL",
     "FROM b SELECT s, CASE i WHEN 1 THEN 'one' ELSE 'it''s' END AS w QUALIFY row_number() OVER (ORDER BY i) < 3",
 ]
@@ -241,8 +242,10 @@ def test_everything_else_is_refused(sql: str) -> None:
 
 def test_a_table_keeps_all_that_it_may_say() -> None:
     sql = (
-        "CREATE TABLE IF NOT EXISTS main.t (id BIGINT NOT NULL, j JSON DEFAULT '{}', ts TIMESTAMP WITH TIME ZONE DEFAULT now(), "
-        "d DECIMAL(10, 2) CHECK (d > 0), l INT[], s STRUCT(a INT, b VARCHAR), CONSTRAINT p PRIMARY KEY (id, ts), CHECK (id > 0))"
+        "CREATE TABLE IF NOT EXISTS main.t (id BIGINT NOT NULL, j JSON DEFAULT '{}', ts TIMESTAMP WITH TIME ZONE "
+        "DEFAULT now(), "
+        "d DECIMAL(10, 2) CHECK (d > 0), l INT[], s STRUCT(a INT, b VARCHAR), CONSTRAINT p PRIMARY KEY (id, ts), "
+        "CHECK (id > 0))"
     )
     statement = one(sql)
     assert statement.sql == sql

@@ -401,7 +401,8 @@ def test_rows_written_while_a_table_is_loaded_are_there_once(world: World) -> No
 
 def _routes(world: World) -> None:
     world.create(
-        "CREATE TABLE app.m (id BIGINT PRIMARY KEY, user_id VARCHAR, price DECIMAL(5,2), made TIMESTAMP, doc JSON, u UUID)"
+        "CREATE TABLE app.m (id BIGINT PRIMARY KEY, user_id VARCHAR, price DECIMAL(5,2), made TIMESTAMP, doc JSON, "
+        "u UUID)"
     )
 
 

@@ -1,15 +1,17 @@
-"""The shared tail: batches that processes of one machine appended a moment ago, in files, for others of them to read. A cache, no more.
+"""The shared tail: batches that processes of one machine appended a moment ago, in files, for others of them to read. A
+cache, no more.
 
     {root}/lock                     held by whoever makes room, makes a writer's directory or removes one
-    {root}/{writer}/lock            held by the writer as long as it lives: a directory whose lock is free was left behind, and is removed
-    {root}/{writer}/{n:020}.log     frames (`frames.py`): base offset and count are those of the records, the body is
+    {root}/{writer}/lock            held by the writer as long as it lives: a directory whose lock is free was left
+    behind, and is removed {root}/{writer}/{n:020}.log     frames (`frames.py`): base offset and count are those of the
+    records, the body is
 
     0  4  partition (u32)                  8  …  directory, UTF-8, padded with zeros to 8 bytes
     4  4  length of the directory (u32)       …  the batch as it is stored (`bytes-batch-v1`)
 
-Nothing is synced, and nothing of it is needed. Frames are checked, header and body, before anybody gets a byte of them: what is torn,
-damaged or gone is not there. Files together stay within `max_bytes`, the newest of each writer counted as if it were full; the oldest
-go first.
+Nothing is synced, and nothing of it is needed. Frames are checked, header and body, before anybody gets a byte of them:
+what is torn, damaged or gone is not there. Files together stay within `max_bytes`, the newest of each writer counted as
+if it were full; the oldest go first.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _DIRECTORY_BYTES_MAX: Final = 1024
 _WINDOW_BYTES: Final = HEADER_BYTES + 8 + _DIRECTORY_BYTES_MAX
 _FRAMES_PER_LOOK: Final = 20_000
 KIND_PLACED: Final = 100
-"""Kind of body: whose records they are, then the batch. Far from the kinds of a log, for which these files must not be taken."""
+"""Kind of body: whose records they are, then the batch. Far from the kinds of a log, for which these files must not be
+taken.
+"""
 _KEY: Final = struct.Struct("<II")
 
 Place = tuple[str, int]
@@ -56,7 +60,9 @@ class SharedBatch(NamedTuple):
 
 
 class TailWriter:
-    """Puts batches where other processes find them. Used from one thread; every method may raise `OSError`, after which it goes on."""
+    """Puts batches where other processes find them. Used from one thread; every method may raise `OSError`, after which
+    it goes on.
+    """
 
     def __init__(self, root: Path, name: str, max_bytes: int) -> None:
         self._root = root
@@ -191,7 +197,9 @@ class TailReader:
         """Frames and files that were not what they should be."""
 
     def find(self, place: Place, offset: int, max_bytes: int) -> list[SharedBatch]:
-        """Batches of this place, one after the other, the first of which has a record at `offset`; none if there is none."""
+        """Batches of this place, one after the other, the first of which has a record at `offset`; none if there is
+        none.
+        """
         found = self._known(place, offset)
         if found is None:
             self._look()
@@ -238,7 +246,9 @@ class TailReader:
             self._forget(*next(iter(self._entries)))
 
     def _follow(self, path: Path, segment: _Segment, ended: bool, budget: int) -> int:
-        """Reads the headers that were added to a file; how many. An unfinished frame at its end is looked at again next time."""
+        """Reads the headers that were added to a file; how many. An unfinished frame at its end is looked at again next
+        time.
+        """
         number = 0
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -324,7 +334,9 @@ def prepare(root: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes the directories whose writers are dead. Under the root's lock: a writer that is just beginning holds that."""
+    """Removes the directories whose writers are dead. Under the root's lock: a writer that is just beginning holds
+    that.
+    """
     for directory in _writers(root):
         try:
             descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -340,7 +352,9 @@ def remove_leftovers(root: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Its bytes go at once, though its writer has it open until it puts something again. Who meets it cut short sees that it is removed."""
+    """Its bytes go at once, though its writer has it open until it puts something again. Who meets it cut short sees
+    that it is removed.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -368,7 +382,9 @@ def _locked(root: Path) -> Iterator[bool]:
 
 
 def _writers(root: Path) -> list[Path]:
-    """The directories of all writers, in the order of their names. One that other users may change is no writer's: they planted it."""
+    """The directories of all writers, in the order of their names. One that other users may change is no writer's: they
+    planted it.
+    """
     try:
         return sorted(
             Path(entry.path)

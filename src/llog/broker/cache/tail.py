@@ -1,13 +1,16 @@
 """The tail: record bytes that this process appended or read a moment ago, so that consuming them asks no blob store.
 
-Kept by (topic directory, partition, offset). Within a directory, which names the topic's incarnation, what lies at an offset never
-changes, so a kept batch is as good as a stored one; whether its offsets may still be read is for the metadata to say, every time.
+Kept by (topic directory, partition, offset). Within a directory, which names the topic's incarnation, what lies at an
+offset never changes, so a kept batch is as good as a stored one; whether its offsets may still be read is for the
+metadata to say, every time.
 
-With LLOG_TAIL_CACHE_DIR, what is not in memory is looked for in the shared tail (`shared_tail.py`), where the processes of this machine
-put what they append. Whatever is wrong there is counted, told once, and otherwise as if the batch were not there.
+With LLOG_TAIL_CACHE_DIR, what is not in memory is looked for in the shared tail (`shared_tail.py`), where the processes
+of this machine put what they append. Whatever is wrong there is counted, told once, and otherwise as if the batch were
+not there.
 
-Two kinds are kept in one bound, the oldest going first: batches at the end of their partition, and the pages of a client that reads old
-records, which take the place of each other: one client's way through the past must not push out what everybody is about to read.
+Two kinds are kept in one bound, the oldest going first: batches at the end of their partition, and the pages of a
+client that reads old records, which take the place of each other: one client's way through the past must not push out
+what everybody is about to read.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Tail:
         self._pages: dict[Place, list[int]] = {}
 
     async def find(self, place: Place, offset: int) -> tuple[int, Columns] | None:
-        """A batch that has a record at `offset`: its start offset and its records, with the timestamps they were stored with."""
+        """A batch that has a record at `offset`: its start offset and its records, with the timestamps they were stored
+        with.
+        """
         found = self.get(place, offset)
         if found is None and self._shared is not None:
             batches = await self._shared.find(place, offset)
@@ -106,7 +111,9 @@ class Tail:
         self._keep(place, start_offset, _Kept(start_offset, peek(data).count, None, data, len(data)))
 
     def keep_read(self, place: Place, batches: Sequence[tuple[int, Columns]], next_offset: int) -> None:
-        """Batches that were just read, (start offset, records) each; at the end of the partition if they reach `next_offset`."""
+        """Batches that were just read, (start offset, records) each; at the end of the partition if they reach
+        `next_offset`.
+        """
         for start in self._pages.pop(place, ()):
             self._drop(place, start)
         pages = []
@@ -170,8 +177,8 @@ class Tail:
 
 
 def private_directory(directory: Path) -> Path:
-    """LLOG_TAIL_CACHE_DIR without links, made if it is missing. `ConfigurationError` if other users may write there: they could plant
-    records that readers take for the log's.
+    """LLOG_TAIL_CACHE_DIR without links, made if it is missing. `ConfigurationError` if other users may write there:
+    they could plant records that readers take for the log's.
 
     One that cannot be made is reported by the shared tail, without which the broker goes on.
     """
@@ -191,7 +198,8 @@ def private_directory(directory: Path) -> Path:
     else:
         return directory
     raise ConfigurationError(
-        f"LLOG_TAIL_CACHE_DIR is {directory}, which {why}: other users could plant records there. Name a directory that is "
+        f"LLOG_TAIL_CACHE_DIR is {directory}, which {why}: other users could plant records there. Name a directory "
+        "that is "
         "this user's alone; llog makes one that is missing"
     )
 

@@ -1,7 +1,9 @@
-"""What an append puts into the blob store, seen on its way: the bytes of every partition as they are stored, and whose they are.
+"""What an append puts into the blob store, seen on its way: the bytes of every partition as they are stored, and whose
+they are.
 
-The offsets come from the append's results, the directory and the bytes from the blob that it put: nothing is asked for twice, and nothing
-is made up. An append that put a partition's records twice (its first blob was too old) is left out: which of them counts is not told.
+The offsets come from the append's results, the directory and the bytes from the blob that it put: nothing is asked for
+twice, and nothing is made up. An append that put a partition's records twice (its first blob was too old) is left out:
+which of them counts is not told.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 | `value` | binary | null marks its key as deleted |
 | `headers` | list<struct<key: string, value: binary>> | null where a record has none |
 
-A body from outside is looked at before Arrow allocates anything for it: no compression and no dictionaries, which make much of little,
-and only these columns. Then every array is validated in full.
+A body from outside is looked at before Arrow allocates anything for it: no compression and no dictionaries, which make
+much of little, and only these columns. Then every array is validated in full.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def columns_from(body: bytes | bytearray) -> Columns:
 
 
 def table_from(body: bytes | bytearray, check: Callable[[pa.Schema], K], made: Callable[[pa.Table, K], T]) -> T:
-    """What is `made` of the table in an Arrow stream, whose schema is checked first; `InvalidArgument` if it is none."""
+    """What is `made` of the table in an Arrow stream, whose schema is checked first; `InvalidArgument` if it is
+    none.
+    """
     data = pa.py_buffer(body)
     try:
         _check_messages(data)
@@ -155,7 +157,8 @@ def _checked_types(schema: pa.Schema) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not _fits(name, kind):
             raise InvalidArgument(
-                f"the Arrow stream has a column {name[:80]!r} of type {str(kind)[:200]}: value and key are binary or string, "
+                f"the Arrow stream has a column {name[:80]!r} of type {str(kind)[:200]}: value and key are binary "
+                "or string, "
                 f"timestamp is a timestamp or int64 (ms), headers are {HEADERS_TYPE}, offset is int64"
             )
     return kinds

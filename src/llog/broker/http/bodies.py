@@ -1,4 +1,6 @@
-"""Bodies of requests, read within bounds: how large one may be, how slowly it may arrive, and how much all of them hold."""
+"""Bodies of requests, read within bounds: how large one may be, how slowly it may arrive, and how much all of them
+hold.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Pace(NamedTuple):
         return now + self.patience_s
 
     def extend(self, deadline: float, now: float, size: int) -> float:
-        """Return the deadline after `size` bytes arrived. A burst buys no more than the patience: a stall behind it is noticed."""
+        """Return the deadline after `size` bytes arrived. A burst buys no more than the patience: a stall behind it is
+        noticed.
+        """
         return min(now + self.patience_s, deadline + size / self.bytes_per_s)
 
 
@@ -65,7 +69,8 @@ class Share:
         max_bytes, held = self._buffer.max_bytes, self._buffer.metrics.buffered_bytes
         if self.size + more > max_bytes - held - more:
             raise Overloaded(
-                f"the broker holds {held} of at most {max_bytes} bytes of requests (LLOG_BATCH_MAX_BUFFER_BYTES), and this one's "
+                f"the broker holds {held} of at most {max_bytes} bytes of requests (LLOG_BATCH_MAX_BUFFER_BYTES), "
+                "and this one's "
                 f"{self.size + more} would leave less than that to others: try again later"
             )
 

@@ -1,7 +1,9 @@
-"""Connections within bounds: how large and how slow a request's header may be, how long a connection may stall, how many there are.
+"""Connections within bounds: how large and how slow a request's header may be, how long a connection may stall, how
+many there are.
 
-uvicorn bounds none of these but the idle time between two requests. What has no bound in time otherwise, a header, a body that nobody
-reads any more, an answer that the client does not take, gets one here; bodies that are read have theirs in `bodies.py`.
+uvicorn bounds none of these but the idle time between two requests. What has no bound in time otherwise, a header, a
+body that nobody reads any more, an answer that the client does not take, gets one here; bodies that are read have
+theirs in `bodies.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnec
 FILES_WANTED: Final = 65_536
 _BACKLOG_MAX: Final = 2048
 _EXTRA_MAX: Final = 16
-"""Connections beyond the limit that may be open at a time: each gets one answer, and the oldest makes room for the newest."""
+"""Connections beyond the limit that may be open at a time: each gets one answer, and the oldest makes room for the
+newest.
+"""
 _FILES_KEPT: Final = 2 * _EXTRA_MAX
 """Open files that connections leave to the stores, whoever holds the others."""
 
 
 def allowed_files() -> int:
-    """Return how many files this process may have open, after raising its own limit as far as it is useful and allowed."""
+    """Return how many files this process may have open, after raising its own limit as far as it is useful and
+    allowed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -44,8 +50,8 @@ def allowed_files() -> int:
 class Limits:
     """The bounds of all connections of one broker.
 
-    Connections get half of the files that may be open. Connections beyond that are answered with 503, except that they may ask for
-    /health, /ready and /metrics: operators can still look at a full broker.
+    Connections get half of the files that may be open. Connections beyond that are answered with 503, except that they
+    may ask for /health, /ready and /metrics: operators can still look at a full broker.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, files_max: int) -> None:
@@ -61,7 +67,9 @@ class Limits:
 
     @property
     def backlog(self) -> int:
-        """How many connections may wait to be accepted. The event loop accepts all of them before it asks for the first: they count."""
+        """How many connections may wait to be accepted. The event loop accepts all of them before it asks for the
+        first: they count.
+        """
         return min(_BACKLOG_MAX, max(1, self._files_max // 4))
 
     def admit(self, connection: Connection, count: int, fileno: int) -> bool:
@@ -75,7 +83,8 @@ class Limits:
         if not self._is_told:
             self._is_told = True
             print(
-                f"llog: {count} connections are open, and {self._files_max} files may be (ulimit -n): more connections are answered with "
+                f"llog: {count} connections are open, and {self._files_max} files may be (ulimit -n): more "
+                "connections are answered with "
                 "503 until some end; raise the limit if there are to be so many",
                 file=sys.stderr,
                 flush=True,
@@ -105,7 +114,8 @@ class Limits:
     def _full(self) -> TooManyConnections:
         self.metrics.connections_refused += 1
         return TooManyConnections(
-            f"the broker has as many connections as it may have, {self._connections_max} for {self._files_max} open files "
+            f"the broker has as many connections as it may have, {self._connections_max} for {self._files_max} "
+            "open files "
             "(ulimit -n): try again later, use fewer, or raise the limit"
         )
 
@@ -127,9 +137,13 @@ class Connection(HttpToolsProtocol):
         self._deadline = math.inf
         self._checks: asyncio.TimerHandle | None = None
         self._overhead_bytes = 0
-        """Bytes that arrived since the last one of a body or the end of a request: those of a header, or of trailers behind a body."""
+        """Bytes that arrived since the last one of a body or the end of a request: those of a header, or of trailers
+        behind a body.
+        """
         self._unsent_bytes = 0
-        """How much of an answer waited at the last check for the client to take it; 0 if the client has caught up since."""
+        """How much of an answer waited at the last check for the client to take it; 0 if the client has caught up
+        since.
+        """
 
     # --- of asyncio
 

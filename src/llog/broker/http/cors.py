@@ -1,4 +1,6 @@
-"""Which web pages may ask a broker (LLOG_CORS_ORIGINS): none, unless they are named. Preflight requests are answered here."""
+"""Which web pages may ask a broker (LLOG_CORS_ORIGINS): none, unless they are named. Preflight requests are answered
+here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def cors(settings: Settings) -> list[Middleware]:
     for each in origins:
         if each != "*" and not _ORIGIN.fullmatch(each):
             raise ConfigurationError(
-                f"LLOG_CORS_ORIGINS has {each[:80]!r}: an origin is http://host:port or https://host, without a path, or '*' for all"
+                f"LLOG_CORS_ORIGINS has {each[:80]!r}: an origin is http://host:port or https://host, without a "
+                "path, or '*' for all"
             )
     return [
         Middleware(

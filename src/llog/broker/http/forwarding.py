@@ -1,8 +1,8 @@
 """Requests for what another broker owns: sent on to it, over one hop, and its answer passed through.
 
-The refusal that the engines of this broker gave (`LogOwned`) has the owner's address: nothing was done here, so all may be done there.
-Requests with many items are split: each owner answers its own. SQL runs statement by statement, so the owner of the tables is looked up
-before the first.
+The refusal that the engines of this broker gave (`LogOwned`) has the owner's address: nothing was done here, so all may
+be done there. Requests with many items are split: each owner answers its own. SQL runs statement by statement, so the
+owner of the tables is looked up before the first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Forwarding:
         return self._timeout_s > 0 and FORWARDED not in request.headers
 
     def or_owner(self, handler: Handler, wait_ms: int = 0) -> Handler:
-        """The handler, whose request goes to the owner if this broker is not the one. `wait_ms` is how long an answer may wait."""
+        """The handler, whose request goes to the owner if this broker is not the one. `wait_ms` is how long an answer
+        may wait.
+        """
 
         async def answered(request: Request) -> Response:
             try:
@@ -203,7 +205,9 @@ class Forwarding:
     async def _send(
         self, method: str, owner: str, path: str, headers: list[tuple[str, str]], content: bytes, wait_ms: int
     ) -> httpx.Response:
-        """The beginning of the owner's answer. `OwnerUnavailable` if it did not get the request, `OutcomeUnknown` if it may have."""
+        """The beginning of the owner's answer. `OwnerUnavailable` if it did not get the request, `OutcomeUnknown` if it
+        may have.
+        """
         import httpx
 
         timeout = httpx.Timeout(
@@ -221,7 +225,8 @@ class Forwarding:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._metrics.forward_errors += 1
             raise OwnerUnavailable(
-                f"what was asked for is owned by the broker at {owner}, which cannot be reached ({_said(error)}): try again later"
+                f"what was asked for is owned by the broker at {owner}, which cannot be reached ({_said(error)}): "
+                "try again later"
             ) from error
         except httpx.TransportError as error:
             self._metrics.forward_errors += 1

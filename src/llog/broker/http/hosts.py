@@ -1,8 +1,8 @@
 """Which `Host` a request may name (LLOG_BROKER_HOSTS).
 
-A web page whose name its owner points at this machine (DNS rebinding) reaches the broker as a page of the same origin, and no rule of
-browsers keeps it from /sql. Such a request names the page's host, which is a name and never an address: so addresses are taken as
-they are, and names only if the broker serves them.
+A web page whose name its owner points at this machine (DNS rebinding) reaches the broker as a page of the same origin,
+and no rule of browsers keeps it from /sql. Such a request names the page's host, which is a name and never an address:
+so addresses are taken as they are, and names only if the broker serves them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_open(path: str) -> bool:
-    """Whether anybody may ask for this, by any name: what monitors and load balancers look at, and nothing of the log."""
+    """Whether anybody may ask for this, by any name: what monitors and load balancers look at, and nothing of the
+    log.
+    """
     return path in _OPEN_PATHS or path.startswith("/metrics/")
 
 
@@ -63,7 +65,8 @@ class _HostCheck:
             await self._app(scope, receive, send)
             return
         error = WrongHost(
-            f"the request's Host is {', '.join(hosts)[:200]!r}, which this broker does not serve: ask it by its address, or add the name "
+            f"the request's Host is {', '.join(hosts)[:200]!r}, which this broker does not serve: ask it by its "
+            "address, or add the name "
             "to LLOG_BROKER_HOSTS"
         )
         response = problem_of(error)

@@ -102,7 +102,9 @@ class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SqlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`params` are values for the places of the statements, `rows` those of many runs of one statement: as in `llog.sql.wire`."""
+    """`params` are values for the places of the statements, `rows` those of many runs of one statement: as in
+    `llog.sql.wire`.
+    """
 
     sql: str
     params: list[Any] | dict[str, Any] = []

@@ -126,7 +126,9 @@ def problem_of(error: LlogError) -> Response:
 
 
 def items_answer(items: list[dict[str, Any]]) -> Response:
-    """The answer to a request whose items go well or fail one by one: 503 if all of them failed and may go well later, else 200."""
+    """The answer to a request whose items go well or fail one by one: 503 if all of them failed and may go well later,
+    else 200.
+    """
     body = {"topic_partitions": items}
     errors = [item["error"] for item in items if "error" in item]
     if len(errors) < len(items) or not all(error["code"] in _PASSING for error in errors):

@@ -1,9 +1,9 @@
 """The keyed log that a broker holds: its writer from the first append on, a reader from the first read that needs one.
 
-There is one writer of a keyed log at a time, its owner, and what others are asked to append goes to that one. A broker that was paused for
-longer than its session may find that another has become the owner: then it is one of the others. A broker that was fenced while it was
-the owner, by a program that asks nobody, appends no more until it is restarted: two that took turns would only fence each other. Its reads
-go on.
+There is one writer of a keyed log at a time, its owner, and what others are asked to append goes to that one. A broker
+that was paused for longer than its session may find that another has become the owner: then it is one of the others. A
+broker that was fenced while it was the owner, by a program that asks nobody, appends no more until it is restarted: two
+that took turns would only fence each other. Its reads go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _CANCEL_S: Final = 1.0
 
 
 class _Opened(Generic[L]):
-    """A log that is opened by the first who wants it. Who comes meanwhile shares the attempt; after a failure the next one tries again."""
+    """A log that is opened by the first who wants it. Who comes meanwhile shares the attempt; after a failure the next
+    one tries again.
+    """
 
     def __init__(self, opening: Callable[[], Coroutine[Any, Any, L]]) -> None:
         self._open = opening
@@ -87,7 +89,9 @@ class HeldLog:
         self._writer = _Opened(self._open_writer)
         self._reader = _Opened(self._open_reader)
         self._file: OpenedFile | None = None
-        """The directory of a log in local files, since it was opened first: what is there later may be another one, or none."""
+        """The directory of a log in local files, since it was opened first: what is there later may be another one, or
+        none.
+        """
         self._is_stalled = False
         """A write was given up: the next one looks at the store first, so that no more of them wait."""
         self._is_closed = False
@@ -112,7 +116,8 @@ class HeldLog:
         except WriterFenced as error:
             if await self._has_moved(writer):
                 raise WriterFenced(
-                    f"another broker became the owner of the keyed log at {self.url} while this one was paused: the records may or may "
+                    f"another broker became the owner of the keyed log at {self.url} while this one was paused: "
+                    "the records may or may "
                     "not be there, and what is sent here from now on goes to it"
                 ) from error
             await self._lose(writer)
@@ -179,7 +184,9 @@ class HeldLog:
                 _tell(f"the keyed log at {self.url} was not closed cleanly: {error}")
 
     async def _in_time(self, write: Coroutine[Any, Any, T]) -> T:
-        """SlateDB tries for ever to write to a store that is full or out of reach; `OutcomeUnknown`, since it goes on trying."""
+        """SlateDB tries for ever to write to a store that is full or out of reach; `OutcomeUnknown`, since it goes on
+        trying.
+        """
         task = asyncio.create_task(write)
         why = f"no answer within {WRITE_LOOKS_MAX * WRITE_LOOK_S:.0f} seconds"
         try:
@@ -226,7 +233,8 @@ class HeldLog:
 
     def _fenced(self) -> WriterFenced:
         return WriterFenced(
-            f"another writer has taken over the keyed log at {self.url}: append there, or restart this broker to take it back"
+            f"another writer has taken over the keyed log at {self.url}: append there, or restart this broker to "
+            "take it back"
         )
 
     def _check_open(self) -> None:

@@ -1,7 +1,7 @@
 """What clients of a keyed log send and get: bodies, parameters, and records as JSON and as Arrow.
 
-Keys and values are any bytes. In JSON they are text, or `{"base64": …}`; in an address, percent-encoded bytes (`key=%FF`), or base64url
-under the name with `64` behind it (`key64=_w`), for clients that can only encode text.
+Keys and values are any bytes. In JSON they are text, or `{"base64": …}`; in an address, percent-encoded bytes
+(`key=%FF`), or base64url under the name with `64` behind it (`key64=_w`), for clients that can only encode text.
 """
 
 from __future__ import annotations
@@ -174,14 +174,16 @@ def _checked(schema: pa.Schema) -> None:
         "append_time",
     }:
         raise InvalidArgument(
-            f"the Arrow stream has the columns {', '.join(names)[:200]}: there must be key and value; sequence and append_time may be "
+            f"the Arrow stream has the columns {', '.join(names)[:200]}: there must be key and value; sequence and "
+            "append_time may be "
             "there and are ignored"
         )
     for field in schema:
         fixed = {"sequence": (pa.int64(),), "append_time": (pa.timestamp("ms", tz="UTC"),)}
         if field.type not in fixed.get(field.name, _KINDS):
             raise InvalidArgument(
-                f"the Arrow stream has a column {field.name!r} of type {str(field.type)[:200]}: key and value are binary or string"
+                f"the Arrow stream has a column {field.name!r} of type {str(field.type)[:200]}: key and value are "
+                "binary or string"
             )
 
 

@@ -1,7 +1,7 @@
 """Scans of a keyed log, a page at a time.
 
-All pages of a scan together are the log as it was when the first was read: the cursor carries the sequence that was next then, and the
-last record of the page. Many keys are scanned by segment, in it by key, of a key by sequence.
+All pages of a scan together are the log as it was when the first was read: the cursor carries the sequence that was
+next then, and the last record of the page. Many keys are scanned by segment, in it by key, of a key by sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Following a keyed log as server-sent events.
 
-Each record is an event whose `id` is its sequence: a client that comes back with it (`Last-Event-ID`) goes on without loss or repetition.
-The first event is an id alone, so that this holds for a client that was cut off before any record, too.
+Each record is an event whose `id` is its sequence: a client that comes back with it (`Last-Event-ID`) goes on without
+loss or repetition. The first event is an id alone, so that this holds for a client that was cut off before any record,
+too.
 """
 
 from __future__ import annotations

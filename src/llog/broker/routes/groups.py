@@ -1,4 +1,6 @@
-"""`POST /groups/list`, `/groups/reset` and `/groups/delete`: consumer groups on topics of every engine that this broker can reach."""
+"""`POST /groups/list`, `/groups/reset` and `/groups/delete`: consumer groups on topics of every engine that this broker
+can reach.
+"""
 
 from __future__ import annotations
 

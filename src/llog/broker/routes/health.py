@@ -1,4 +1,6 @@
-"""`GET /health`, for people and alarms: whether every store takes writes. `GET /ready`, for load balancers: whether requests may come."""
+"""`GET /health`, for people and alarms: whether every store takes writes. `GET /ready`, for load balancers: whether
+requests may come.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Health:
         return await _answer("ok", self._checks)
 
     async def _ready(self, _: Request) -> Response:
-        """A store that is full or read-only does not count: the broker still serves what it can, as any other one would."""
+        """A store that is full or read-only does not count: the broker still serves what it can, as any other one
+        would.
+        """
         if self._stopping.is_set():
             return _unavailable("the broker is stopping")
         return await _answer("ready", {"metadata store": self._read_meta, "blob store": self._read_blobs})

@@ -1,8 +1,9 @@
 """`POST /sql`, `POST /sql/insert` and `POST /sql/names`: statements of one request, in a session that ends with it.
 
 The database is made at the start if there are tables, else by the first request: a broker without SQL opens no RocksDB.
-Statements end when their time is over, when the client goes, and when the broker stops: those that change something get a moment to finish,
-those that wait do not hold it up. A transaction that a request leaves open is rolled back, and the request is answered as an error.
+Statements end when their time is over, when the client goes, and when the broker stops: those that change something get
+a moment to finish, those that wait do not hold it up. A transaction that a request leaves open is rolled back, and the
+request is answered as an error.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ class Sql:
     def _check_role(self) -> None:
         if self._settings.role != "both":
             raise WrongRole(
-                f"this broker has the role {self._settings.role!r}, and SQL both reads and writes, in the one process that owns the "
+                f"this broker has the role {self._settings.role!r}, and SQL both reads and writes, in the one "
+                "process that owns the "
                 "tables: ask a broker with the role 'both' (--role, LLOG_ROLE)"
             )
 
@@ -150,7 +152,8 @@ class Sql:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/plain" and any(each in request.headers for each in _FROM_PAGES):
             raise InvalidArgument(  # a page may send it anywhere, without its visitor knowing
-                "content-type is text/plain, which is not taken from a web page: send application/sql or application/json"
+                "content-type is text/plain, which is not taken from a web page: send application/sql or "
+                "application/json"
             )
         if kind not in (_JSON, *_TEXT):
             raise InvalidArgument(
@@ -176,7 +179,8 @@ class Sql:
         if size > self._settings.sql_answer_max_bytes:
             raise ResultTooLarge(
                 f"the rows have {size} bytes, and at most {self._settings.sql_answer_max_bytes} are answered "
-                "(LLOG_SQL_ANSWER_MAX_BYTES): ask for fewer with LIMIT. The statements were run, and what they changed stays changed"
+                "(LLOG_SQL_ANSWER_MAX_BYTES): ask for fewer with LIMIT. The statements were run, and what they "
+                "changed stays changed"
             )
         accepted = request.headers.get("accept", "")
         ms = round((time.perf_counter() - start) * 1000, 3)
@@ -195,7 +199,8 @@ class Sql:
             result = task.result()
             if session.in_transaction:
                 raise InvalidArgument(
-                    "the statements end in an open transaction, which was rolled back: a transaction is one request, from BEGIN to COMMIT"
+                    "the statements end in an open transaction, which was rolled back: a transaction is one "
+                    "request, from BEGIN to COMMIT"
                 )
             return result
         finally:
@@ -220,7 +225,8 @@ class Sql:
                     "the broker stops, and the statements had not ended: they may have been run in part"
                 )
             raise StatementTimeout(
-                f"the statements ran for {format_duration_ms(timeout_ms)} and were cancelled (LLOG_SQL_TIMEOUT_MS); those before the last "
+                f"the statements ran for {format_duration_ms(timeout_ms)} and were cancelled "
+                "(LLOG_SQL_TIMEOUT_MS); those before the last "
                 "one may have been run"
             )
         finally:

@@ -1,7 +1,7 @@
 """`POST /topics/consume`, `/ack`, `/release`, `/heartbeat` and `/leave`: topics for consumer groups, as JSON or Arrow.
 
-Message ids do not fit into a JavaScript number, so JSON has them as text. A payload is the JSON value itself if its bytes are JSON, else
-text, else `{"base64": …}`.
+Message ids do not fit into a JavaScript number, so JSON has them as text. A payload is the JSON value itself if its
+bytes are JSON, else text, else `{"base64": …}`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ Format = Callable[[TopicPartition, Record], bytes]
 @click.option(
     "--mode",
     type=click.Choice(["claimed", "assigned"]),
-    help="How the group shares the topic out: each record to one member at a time, or each partition to one member, in order. "
+    help="How the group shares the topic out: each record to one member at a time, or each partition to one "
+    "member, in order. "
     "Default: as the group does already, else claimed.",
 )
 @click.pass_obj
@@ -73,9 +74,10 @@ def consume(
 ) -> None:
     """Print the records of TOPIC, each partition in its order, up to the end there is when it begins.
 
-    With --group, processes share the records of TOPIC with each other and with all other members of the group: each prints what it is
-    given. Partitions in which the group has a position start there, and --from counts for the others. Records are acknowledged after they
-    were written to stdout: those of a process that is killed in between are printed by another a minute later, never passed over.
+    With --group, processes share the records of TOPIC with each other and with all other members of the group: each
+    prints what it is given. Partitions in which the group has a position start there, and --from counts for the others.
+    Records are acknowledged after they were written to stdout: those of a process that is killed in between are printed
+    by another a minute later, never passed over.
 
     \b
       llog consume orders --from 2026-01-31T12:00:00Z --format json --max 10
@@ -136,7 +138,8 @@ def parse_time_ms(text: str) -> int:
         return ms_of(datetime.fromisoformat(text))
     except ValueError:
         raise InvalidArgument(
-            f"{text[:40]!r} is no place to start: write earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
+            f"{text[:40]!r} is no place to start: write earliest, latest, an offset, or a time such as "
+            "2026-01-31T12:00:00Z"
         ) from None
 
 
@@ -199,7 +202,8 @@ class _Printer:
 def write_out(lines: Sequence[bytes]) -> None:
     """Onto stdout, and out of this process: an ACK after it must not run ahead of what was printed."""
     data = memoryview(b"".join(lines))
-    # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one tells.
+    # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one
+    # tells.
     for start in range(0, len(data), _WRITE_BYTES):
         sys.stdout.buffer.write(data[start : start + _WRITE_BYTES])
     sys.stdout.buffer.flush()

@@ -1,4 +1,6 @@
-"""`llog consume --group`: a member of a consumer group that prints what it is given, and acknowledges what was printed."""
+"""`llog consume --group`: a member of a consumer group that prints what it is given, and acknowledges what was
+printed.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class GroupPrinter:
         return ends
 
     async def print_all(self, where: str, max_records: int | None, *, follow: bool) -> None:
-        """Prints what there is, up to the end that there was, or goes on until it is cancelled, or has printed enough."""
+        """Prints what there is, up to the end that there was, or goes on until it is cancelled, or has printed
+        enough.
+        """
         ends = await self.begin(where)
         left = max_records
         try:
@@ -105,7 +109,8 @@ class GroupPrinter:
             acked = await self._consuming.ack(self._topic, self._group, {partition: upto}, self._member)
         except StaleMember:
             note(
-                f"llog: {TopicPartition(self._topic, partition)} went to another member before offsets up to {upto} were acknowledged: "
+                f"llog: {TopicPartition(self._topic, partition)} went to another member before offsets up to "
+                f"{upto} were acknowledged: "
                 "they are delivered again, there"
             )
             return

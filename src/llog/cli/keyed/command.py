@@ -53,9 +53,9 @@ def range_options(command: F) -> F:
 def keyed() -> None:
     """A keyed log: every key is a log of its own, and there may be millions. --url or LLOG_KEYED says where it is.
 
-    There is one writer at a time: while a broker writes the log, `append` and `seal` are refused, with its address. In a bucket, LLOG_META
-    must name the metadata store of its brokers, which tells who writes; a log that no broker serves needs --take-over. Reading disturbs
-    nobody.
+    There is one writer at a time: while a broker writes the log, `append` and `seal` are refused, with its address. In
+    a bucket, LLOG_META must name the metadata store of its brokers, which tells who writes; a log that no broker serves
+    needs --take-over. Reading disturbs nobody.
 
     \b
       export LLOG_KEYED=file:///var/llog/keyed
@@ -85,8 +85,8 @@ def append(
 ) -> None:
     """Append RECORDS, or the lines of standard input: each is a key, a tab and a value, or JSON.
 
-    They are appended in their order, in batches, each of them wholly or not at all. The summary on stderr counts what is durable; after a
-    failure, too.
+    They are appended in their order, in batches, each of them wholly or not at all. The summary on stderr counts what
+    is durable; after a failure, too.
 
     \b
       llog keyed append --key-separator = sensor-1=20.5 sensor-2=19
@@ -300,7 +300,8 @@ def tail(
 ) -> None:
     """Print the records of KEY, or of all keys with --prefix, in the order of their sequences, until Ctrl-C.
 
-    Whoever passes the last sequence it has seen as --after goes on without loss or repetition (--format json shows sequences).
+    Whoever passes the last sequence it has seen as --after goes on without loss or repetition (--format json shows
+    sequences).
 
     \b
       llog keyed tail --prefix sensor- --after -1 --format json

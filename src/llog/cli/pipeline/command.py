@@ -36,8 +36,8 @@ _GRACE_HELP: Final = "Leave blobs younger than this alone, e.g. 1h (LLOG_COLLECT
 
 @click.group(short_help="Upkeep of large logs on Spark.")
 def pipeline() -> None:
-    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over executors; and tables
-    and statistics of topics.
+    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over
+    executors; and tables and statistics of topics.
 
     Everything may run beside writers, readers, other pipelines and the commands without Spark.
     """
@@ -69,8 +69,8 @@ def run(
 ) -> None:
     """Keep a log in order: compact, retain, collect, and again after the interval, in one warm session.
 
-    A step that fails is told in one line; the others and the next round go on. SIGTERM ends it within a step with exit code 0: what
-    was under way is taken up by the next run. With --once, exit code 1 if anything failed.
+    A step that fails is told in one line; the others and the next round go on. SIGTERM ends it within a step with exit
+    code 0: what was under way is taken up by the next run. With --once, exit code 1 if anything failed.
     """
     names = [name.strip() for name in steps.split(",") if name.strip()]
     options, interval_ms = _step_options(given), None if once else interval
@@ -84,7 +84,8 @@ def run(
 def compact(invocation: Invocation, master: str, conf: tuple[str, ...]) -> None:
     """Compact every partition that lags, until nothing is left that is worth it.
 
-    Partitions that share blobs are compacted by one task, which reads each of them once. Exit code 1 if a partition failed or is damaged.
+    Partitions that share blobs are compacted by one task, which reads each of them once. Exit code 1 if a partition
+    failed or is damaged.
     """
     _once(invocation, "compact", {}, master, conf)
 
@@ -205,8 +206,8 @@ def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
 def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
     """The result of `work`; False if SIGTERM comes first, which sets the event and cancels Spark's jobs.
 
-    It runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM leaves part of the answer in
-    the connection, and the next call takes that for its own.
+    It runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM leaves part of
+    the answer in the connection, and the next call takes that for its own.
     """
     ends: SimpleQueue[Future[bool] | None] = SimpleQueue()
     future, stopping = Future[bool](), threading.Event()
@@ -235,7 +236,9 @@ def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
 
 
 def _cancel_jobs(worker: threading.Thread) -> None:
-    """Ends what the worker waits for, and lets Spark's tasks end: a session that is stopped under them prints what breaks off."""
+    """Ends what the worker waits for, and lets Spark's tasks end: a session that is stopped under them prints what
+    breaks off.
+    """
     from pyspark import SparkContext
 
     context: Any = SparkContext._active_spark_context

@@ -81,8 +81,8 @@ def export(
 ) -> None:
     """Add what TOPIC has and the table has not, each record exactly once, by day and partition.
 
-    May be stopped or killed at any time and run again. The table itself knows how far it is; two exports to one table do no harm: one of
-    them stops with an error.
+    May be stopped or killed at any time and run again. The table itself knows how far it is; two exports to one table
+    do no harm: one of them stops with an error.
 
     \b
       llog pipeline export orders --format delta --to lake/orders
@@ -146,10 +146,11 @@ def materialize(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Apply the changes that TOPIC has and the table has not: the last record of a key is its row, and one without a value deletes it.
+    """Apply the changes that TOPIC has and the table has not: the last record of a key is its row, and one without a
+    value deletes it.
 
-    With --decode json, a member "op" of "DELETE", "delete" or "d" deletes as well. The table is a Delta table in DIR. May be stopped or
-    killed at any time and run again.
+    With --decode json, a member "op" of "DELETE", "delete" or "d" deletes as well. The table is a Delta table in DIR.
+    May be stopped or killed at any time and run again.
 
     \b
       llog pipeline materialize customers --to lake/customers --decode json --schema 'name string, city string'

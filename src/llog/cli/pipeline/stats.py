@@ -48,10 +48,12 @@ def stats(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Show how large TOPIC, or every topic, is: records, bytes, rates, distinct keys, skew, lag, and what it costs on S3.
+    """Show how large TOPIC, or every topic, is: records, bytes, rates, distinct keys, skew, lag, and what it costs on
+    S3.
 
-    Rates are by append time, from the first to the last record that is kept. Distinct keys are approximate (about 5 %) and take a read of
-    all records. The bill is an estimate from the index; its prices are listed ones of S3 Standard in us-east-1 unless given.
+    Rates are by append time, from the first to the last record that is kept. Distinct keys are approximate (about 5 %)
+    and take a read of all records. The bill is an estimate from the index; its prices are listed ones of S3 Standard in
+    us-east-1 unless given.
 
     \b
       llog pipeline stats --no-keys

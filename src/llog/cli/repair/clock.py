@@ -24,11 +24,13 @@ _ROWS_MAX = 20
 def clock(invocation: Invocation, apply: bool, as_json: bool) -> None:
     """Undo what a clock that was far ahead has done to the log, so that blobs are collected again.
 
-    Set the clocks right first: the present is taken from the blob store, which for a local directory is this machine's clock.
-    Partitions and sinks whose bounds for the stamps of blobs are more than a day ahead of it get right ones, and pins that would hold
-    back collection for more than a day are released. Nothing is deleted: `llog collect` does that, once nothing names a blob.
+    Set the clocks right first: the present is taken from the blob store, which for a local directory is this machine's
+    clock. Partitions and sinks whose bounds for the stamps of blobs are more than a day ahead of it get right ones, and
+    pins that would hold back collection for more than a day are released. Nothing is deleted: `llog collect` does that,
+    once nothing names a blob.
 
-    It may run beside everything else. Appends under way upload once more; a batch of a Spark sink under way fails and has to be run again.
+    It may run beside everything else. Appends under way upload once more; a batch of a Spark sink under way fails and
+    has to be run again.
     """
     damage = with_log(invocation, lambda log, settings: _repaired(log, settings, apply))
     if as_json:

@@ -1,4 +1,6 @@
-"""`llog repair`: puts right what an accident has left behind. Each command shows what it would do, and does it with `--apply`."""
+"""`llog repair`: puts right what an accident has left behind. Each command shows what it would do, and does it with
+`--apply`.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def home(invocation: Invocation, what: str, apply: bool) -> None:
     """Forget which directory holds the RocksDB of the log, or the keyed log that LLOG_KEYED names.
 
-    Only if that directory is lost, and cannot be brought back from a copy: all that was in it is then gone for this log. The next
-    process that uses it decides where it is from then on. Refused while a process has it open.
+    Only if that directory is lost, and cannot be brought back from a copy: all that was in it is then gone for this
+    log. The next process that uses it decides where it is from then on. Refused while a process has it open.
 
     \b
       llog repair home rocksdb --apply

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def index(invocation: Invocation, topic: str | None, partition: int | None, apply: bool, as_json: bool) -> None:
     """Look for gaps in the index of TOPIC, or of all topics of engine object, and for the records that belong there.
 
-    An entry comes back only on proof: a compaction's breadcrumb, a compacted blob that names its offsets, or blobs of which exactly one
-    choice fits the gap. Where that cannot be decided, what may hold the records is listed. Nothing is ever deleted, and while there is a
-    gap, `llog collect` keeps the blobs that could fill it.
+    An entry comes back only on proof: a compaction's breadcrumb, a compacted blob that names its offsets, or blobs of
+    which exactly one choice fits the gap. Where that cannot be decided, what may hold the records is listed. Nothing is
+    ever deleted, and while there is a gap, `llog collect` keeps the blobs that could fill it.
 
     It may run beside everything else. Exit code 1 as long as there is a gap.
     """
@@ -78,7 +78,8 @@ def _show_open(plan: RepairPlan, gap: OpenGap) -> None:
         body = each.body
         known = "" if body.next_offset is None else f", from offset {body.next_offset} on"
         click.echo(
-            f"  {body.msg_count} records{known}, uploaded {shown_time(body.append_ms)}: byte {body.body_offset} of {each.blob}"
+            f"  {body.msg_count} records{known}, uploaded {shown_time(body.append_ms)}: byte {body.body_offset} of "
+            f"{each.blob}"
         )
     if gap.candidates_left_out:
         click.echo(f"  and {gap.candidates_left_out} more")

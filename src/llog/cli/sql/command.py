@@ -37,8 +37,8 @@ def sql(
 ) -> None:
     """Run SQL statements: those of -c, of -f or of stdin; on a terminal, ask for them.
 
-    One process at a time can have a log's tables open. If that is a broker, name it with --url; a transaction is then one piece, from
-    BEGIN to COMMIT. Statements stop at the first error, which names the line.
+    One process at a time can have a log's tables open. If that is a broker, name it with --url; a transaction is then
+    one piece, from BEGIN to COMMIT. Statements stop at the first error, which names the line.
 
     \b
       llog sql

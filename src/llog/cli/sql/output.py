@@ -132,7 +132,8 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 def _tell_of_more(table: pa.Table) -> None:
     if table.num_rows > _ROWS_DRAWN_MAX:
         note(
-            f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: ask for fewer with LIMIT, or take all with --csv or --json"
+            f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: ask for fewer with LIMIT, or take all with --csv "
+            "or --json"
         )
 
 
@@ -187,7 +188,9 @@ _SHOWN: Final = {Format.TABLE: _table, Format.EXPANDED: _expanded, Format.JSON: 
 
 
 def place_of(error: LlogError, piece: Piece) -> tuple[int, int | None]:
-    """Line and column in the text that the statement is from; the statement's own line if the error does not say more."""
+    """Line and column in the text that the statement is from; the statement's own line if the error does not say
+    more.
+    """
     if not isinstance(error, SqlError) or not error.line:
         return piece.line, None
     column = error.column

@@ -1,4 +1,5 @@
-"""SQL text taken apart at its semicolons, so that statements run one by one and an error can say where in a file it is. No I/O.
+"""SQL text taken apart at its semicolons, so that statements run one by one and an error can say where in a file it is.
+No I/O.
 
 Nothing is parsed here but what may hide a semicolon: quotes, comments and dollar quotes.
 """
@@ -87,7 +88,9 @@ def _block_end(text: str, at: int) -> int:
 
 
 def transactions(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """The pieces with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not ended."""
+    """The pieces with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not
+    ended.
+    """
     joined: list[Piece] = []
     held: list[Piece] = []
     for piece in pieces:

@@ -1,4 +1,6 @@
-"""The shell of `llog sql`: a prompt with history and completion. A statement ends with a semicolon; `\\?` tells of the rest."""
+"""The shell of `llog sql`: a prompt with history and completion. A statement ends with a semicolon; `\\?` tells of the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ _KEYWORDS: Final = tuple(
         IS JOIN JSON KEY LATEST LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER OUTBOX PARTITION PARTITIONS PRIMARY RESET RETURNING RIGHT
         ROLLBACK ROUTES SELECT SET SETTLE SHOW SOURCE TABLE TABLES THEN TIMESTAMP TO TOPIC TOPICS UNION UPDATE UPTO USING VALUES VARCHAR
         WAIT WHEN WHERE WITH
-        """,
+        """,  # noqa: E501
     )
 )
 _SCHEMA_CHANGES: Final = ("CREATE", "DROP", "ALTER", "CONSUME", "RESET")
@@ -212,7 +214,9 @@ class NameCompleter(Completer):
 
 
 def history() -> History:
-    """In a file that only its user can read: statements may have secrets in them. In memory if there can be no such file."""
+    """In a file that only its user can read: statements may have secrets in them. In memory if there can be no such
+    file.
+    """
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     path = Path(base, "llog", "sql_history")
     try:

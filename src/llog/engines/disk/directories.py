@@ -1,7 +1,8 @@
 """The directories of disk topics, `{segments}/{topic directory}/{partition}/`: made with the topic, gone with it.
 
-What lies in them is the engine's business. A deletion first renames the topic's directory to `{topic directory}~deleted`, which no topic is
-called: from that moment on, whoever holds files in it open finds its directory gone.
+What lies in them is the engine's business. A deletion first renames the topic's directory to `{topic
+directory}~deleted`, which no topic is called: from that moment on, whoever holds files in it open finds its directory
+gone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def segments_directory(log: Log, what: str) -> Path:
 async def topic_path(log: Log, topic: Topic) -> Path:
     """Where the files of a disk topic lie on this machine.
 
-    If they are in a directory of another one, `LogOwned` with the address of the broker there, or `OwnerUnavailable` if none runs.
+    If they are in a directory of another one, `LogOwned` with the address of the broker there, or `OwnerUnavailable` if
+    none runs.
     """
     what = f"topic {topic.name!r}"
     if topic.home and log.owners is not None:
@@ -43,7 +45,9 @@ async def topic_path(log: Log, topic: Topic) -> Path:
 
 
 async def rocks_of(log: Log, what: str) -> Rocks:
-    """The RocksDB of this machine. If nothing says where that is, `LogOwned` if a process elsewhere has it, else `ConfigurationError`."""
+    """The RocksDB of this machine. If nothing says where that is, `LogOwned` if a process elsewhere has it, else
+    `ConfigurationError`.
+    """
     if log.rocks is None:
         if log.owners is not None and (home := await log.owners.home(ROCKSDB)) is not None:
             raise await log.owners.elsewhere(ROCKSDB, ROCKSDB_NAMED, home, None, "LLOG_ROCKSDB_DIR")
@@ -54,7 +58,9 @@ async def rocks_of(log: Log, what: str) -> Rocks:
 
 
 def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:
-    """Makes the directories of a topic's partitions, durably. Those of a `new` topic must be empty: what is there would be read as it."""
+    """Makes the directories of a topic's partitions, durably. Those of a `new` topic must be empty: what is there would
+    be read as it.
+    """
     try:
         make_directory(path)
         for partition in partitions:
@@ -62,7 +68,8 @@ def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> Non
             made.mkdir(DIRECTORY_MODE, exist_ok=True)
             if new and any(made.iterdir()):
                 raise WrongStore(
-                    f"{made} is not empty: it holds files of another log. Move them away, or set LLOG_SEGMENTS_DIR to another directory"
+                    f"{made} is not empty: it holds files of another log. Move them away, or set LLOG_SEGMENTS_DIR "
+                    "to another directory"
                 )
         for parent in (path, path.parent, path.parent.parent):
             sync_directory(parent)

@@ -1,8 +1,9 @@
 """The engine `disk`: a topic's partitions as segment files in directories of one machine.
 
-A partition is at `{segments}/{topic directory}/{partition}/`. The first process that appends to it owns it, by a lock, until it closes its
-log; any process of the machine reads it meanwhile. The topic's directory is there as long as the topic is: with a look at it on every
-call, and one at the catalog every second, a process notices that a topic was deleted, or created again under another directory.
+A partition is at `{segments}/{topic directory}/{partition}/`. The first process that appends to it owns it, by a lock,
+until it closes its log; any process of the machine reads it meanwhile. The topic's directory is there as long as the
+topic is: with a look at it on every call, and one at the catalog every second, a process notices that a topic was
+deleted, or created again under another directory.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class DiskTopics:
         path = await topic_path(self._log, topic)
         if not path.is_dir():
             raise TopicElsewhere(
-                f"topic {tp.topic!r} is of engine {DISK!r}, and its directory {path} is not here: run this on the machine that has it, "
+                f"topic {tp.topic!r} is of engine {DISK!r}, and its directory {path} is not here: run this on the "
+                "machine that has it, "
                 "with LLOG_SEGMENTS_DIR as it was there when the topic was created, or go through the broker there"
             )
         place = Place(topic, path / str(tp.partition))

@@ -1,4 +1,6 @@
-"""The segment files that one opened log holds: writers by their locks until the log is closed, readers as long as they are used."""
+"""The segment files that one opened log holds: writers by their locks until the log is closed, readers as long as they
+are used.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ class OpenSegments:
 
     @asynccontextmanager
     async def borrowed(self, path: Path, tp: TopicPartition) -> AsyncIterator[SegmentLog]:
-        """The writer of this partition, which is closed again after this unless somebody keeps it: upkeep must not become the owner."""
+        """The writer of this partition, which is closed again after this unless somebody keeps it: upkeep must not
+        become the owner.
+        """
         async with self._lock(path):
             owned = await self._owned(path, tp)
             owned.borrowers += 1
@@ -131,7 +135,9 @@ class OpenSegments:
                     await owned.close()
 
     async def clean(self, path: Path, tp: TopicPartition, delete_retention_ms: int, *, force: bool) -> CleanResult:
-        """Key compaction of the sealed segments, on a thread; appends and reads go on. `force` seals the newest one first."""
+        """Key compaction of the sealed segments, on a thread; appends and reads go on. `force` seals the newest one
+        first.
+        """
         async with self.borrowed(path, tp):
             owned = self._writers[path]
             if force:
@@ -153,7 +159,9 @@ class OpenSegments:
 
     @contextmanager
     def reading(self, path: Path, tp: TopicPartition) -> Iterator[SegmentReader]:
-        """A reader of this partition. When there are many, those that nobody is using are closed, the longest unused first."""
+        """A reader of this partition. When there are many, those that nobody is using are closed, the longest unused
+        first.
+        """
         self._check_open()
         owned = self._writers.get(path)
         log = None if owned is None else owned.log
@@ -185,7 +193,9 @@ class OpenSegments:
                 pass  # there is nothing left to close properly
 
     async def let_go_of_deleted(self) -> None:
-        """Closes what is open of topics whose directories are gone: else it would stay, with its bytes, until somebody asks for them."""
+        """Closes what is open of topics whose directories are gone: else it would stay, with its bytes, until somebody
+        asks for them.
+        """
         for path in {path.parent for path in (*self._readers, *self._writers)}:
             if not path.is_dir():
                 await self.let_go(path)
@@ -196,7 +206,8 @@ class OpenSegments:
             await asyncio.to_thread(check_writable, self._directory)
         elif self._writers:
             raise StoreUnavailable(
-                f"{self._directory} was deleted or unmounted while this process had files in it open: bring it back, or restart"
+                f"{self._directory} was deleted or unmounted while this process had files in it open: bring it "
+                "back, or restart"
             )
 
     async def close(self) -> None:
@@ -215,7 +226,9 @@ class OpenSegments:
                 raise result
 
     async def _owned(self, path: Path, tp: TopicPartition) -> _Owned:
-        """Under the partition's lock. An opening goes on though its caller is cancelled: nobody else would let go of the lock."""
+        """Under the partition's lock. An opening goes on though its caller is cancelled: nobody else would let go of
+        the lock.
+        """
         owned = self._writers.get(path)
         if owned is None:
             owned = await asyncio.shield(asyncio.ensure_future(self._open(path, tp)))
@@ -229,7 +242,8 @@ class OpenSegments:
         except LogOwned as error:
             error.address = error.address or self._broker_with(path)
             error.args = (
-                f"{error}. If it is a broker, send records over HTTP (POST /produce); its retention and key compaction it does itself",
+                f"{error}. If it is a broker, send records over HTTP (POST /produce); its retention and key "
+                "compaction it does itself",
             )
             raise
         owned = _Owned(log)

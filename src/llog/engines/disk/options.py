@@ -15,7 +15,9 @@ SEGMENT_BYTES_MAX: Final = (1 << 32) - 1
 
 
 class Fsync(StrEnum):
-    """What an acknowledged append has survived: a power cut (always), or only the end of this process until the next sync."""
+    """What an acknowledged append has survived: a power cut (always), or only the end of this process until the next
+    sync.
+    """
 
     ALWAYS = "always"
     INTERVAL = "interval"

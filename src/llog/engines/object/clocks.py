@@ -1,15 +1,17 @@
 """Clocks: which stamps the names of blobs may have, and the repair of a log in which a clock was far ahead.
 
-A control record has a floor and a ceiling, and so has a sink's record. A blob stamped below the floor or above the ceiling is not
-committed but uploaded again under a new name. The collector decides about blobs stamped below the floor that it has raised, and about
-those stamped above all ceilings, which no right clock has stamped. So a clock that is ahead, even by years, stamps nothing above the
-ceiling, and what was stamped higher before there was one is collected when nothing names it.
+A control record has a floor and a ceiling, and so has a sink's record. A blob stamped below the floor or above the
+ceiling is not committed but uploaded again under a new name. The collector decides about blobs stamped below the floor
+that it has raised, and about those stamped above all ceilings, which no right clock has stamped. So a clock that is
+ahead, even by years, stamps nothing above the ceiling, and what was stamped higher before there was one is collected
+when nothing names it.
 
-- Ceilings go up with the clocks of collectors and writers that come near to one. Before, each compares its clock with the blob store's, and
-  takes that one if its own is ahead by more than `SKEW_MS`.
-- Only a repair lowers a floor or a ceiling. It voids all uploads that are not committed yet: it counts up `clock_repairs`, and a blob
-  whose name was chosen under another count is uploaded again. So it does not matter what a collector has decided before, by whichever
-  clock. The first ceiling of a partition counts as a repair, for until then there was no bound.
+- Ceilings go up with the clocks of collectors and writers that come near to one. Before, each compares its clock with
+  the blob store's, and takes that one if its own is ahead by more than `SKEW_MS`.
+- Only a repair lowers a floor or a ceiling. It voids all uploads that are not committed yet: it counts up
+  `clock_repairs`, and a blob whose name was chosen under another count is uploaded again. So it does not matter what a
+  collector has decided before, by whichever clock. The first ceiling of a partition counts as a repair, for until then
+  there was no bound.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ SKEW_MS: Final = 300_000
 
 
 class Window(NamedTuple):
-    """What is below `old_ms`, by stamp or by age, is old enough to be collected; above `far_ms`, no right clock has stamped it."""
+    """What is below `old_ms`, by stamp or by age, is old enough to be collected; above `far_ms`, no right clock has
+    stamped it.
+    """
 
     old_ms: int
     now_ms: int
@@ -57,7 +61,9 @@ async def present_ms(log: Log) -> int:
 
 
 async def store_time_ms(log: Log) -> int:
-    """The present by the blob store's clock, read off a blob that is put and deleted again. One that is left over is garbage."""
+    """The present by the blob store's clock, read off a blob that is put and deleted again. One that is left over is
+    garbage.
+    """
     probe = CLOCK + uuid7(0, log.runtime.random())
     await log.blobs.put(probe, [b"what time is it?"])
     found = await log.blobs.head(probe)
@@ -70,10 +76,11 @@ async def store_time_ms(log: Log) -> int:
 
 
 def stamp_within(now_ms: int, *records: Control | Sink) -> int:
-    """The stamp of a blob to be put now: the clock's, brought within the bounds of the records that may come to name it.
+    """The stamp of a blob to be put now: the clock's, brought within the bounds of the records that may come to name
+    it.
 
-    It is never above a ceiling: a collector takes such a blob for one that nobody may commit. Where a floor is higher than another ceiling,
-    it is below that floor.
+    It is never above a ceiling: a collector takes such a blob for one that nobody may commit. Where a floor is higher
+    than another ceiling, it is below that floor.
     """
     stamp = max([now_ms, *(record.blob_floor_ms for record in records)])
     return min([stamp, *(record.blob_ceiling_ms for record in records if record.blob_ceiling_ms)])

@@ -1,7 +1,7 @@
 """The reads of a collection that is spread over processes, as on Spark.
 
-Each process confirms what it has read before it hands the result on, for nobody else can. The order is that of `collector.py`, and
-each part is done in all processes before the next begins.
+Each process confirms what it has read before it hands the result on, for nobody else can. The order is that of
+`collector.py`, and each part is done in all processes before the next begins.
 """
 
 from __future__ import annotations

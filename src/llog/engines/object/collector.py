@@ -1,24 +1,26 @@
 """The collector: deletes blobs that nothing names and nothing can come to name.
 
 1. Deletions of topics that were interrupted are finished, and leftover index entries swept.
-2. Listed: the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong clock gave them. Those
-   that something names are struck off by a first mark, which saves work and decides nothing.
-3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS, their ceilings with them: a writer
-   that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it again. Blobs stamped above T stay unless
-   they are above all ceilings as well (`clocks.py`).
+2. Listed: the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong
+   clock gave them. Those that something names are struck off by a first mark, which saves work and decides nothing.
+3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS, their ceilings
+   with them: a writer that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it
+   again. Blobs stamped above T stay unless they are above all ceilings as well (`clocks.py`).
 4. The last mark reads references in the order in which they move: sink manifests, then per partition `pending`, the
-   compaction's breadcrumb, the index. What it does not find is not named, and never will be, except by a repair: where the index has
-   a gap, what could fill it stays (`gaps.py`). One scan tells names and gaps, so that an entry which a repair puts back meanwhile is met
-   as one or as the other.
-5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name waits for the pins
-   alive when it was first found here, however they started, for their clocks are not ours. Later pins do not matter to it.
-6. All reads since step 3 are confirmed: what an old state of the metadata store did not show may be there. If one was stale, the run
-   ends with `StaleReads`, nothing is deleted, and the next run starts over.
+   compaction's breadcrumb, the index. What it does not find is not named, and never will be, except by a repair: where
+   the index has a gap, what could fill it stays (`gaps.py`). One scan tells names and gaps, so that an entry which a
+   repair puts back meanwhile is met as one or as the other.
+5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name
+   waits for the pins alive when it was first found here, however they started, for their clocks are not ours. Later
+   pins do not matter to it.
+6. All reads since step 3 are confirmed: what an old state of the metadata store did not show may be there. If one was
+   stale, the run ends with `StaleReads`, nothing is deleted, and the next run starts over.
 7. The rest is deleted.
 
-Clocks decide when a blob goes, never whether that is safe. Cost of a run: a probe of the blob store's clock, one listing, one scan of the
-control records and the index per `chunk_names` old blobs (referenced ones included), one more if any is unreferenced, and then one CAS per
-partition. Memory: at most two chunks of names, about 200 bytes each, and the waiting ones.
+Clocks decide when a blob goes, never whether that is safe. Cost of a run: a probe of the blob store's clock, one
+listing, one scan of the control records and the index per `chunk_names` old blobs (referenced ones included), one more
+if any is unreferenced, and then one CAS per partition. Memory: at most two chunks of names, about 200 bytes each, and
+the waiting ones.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held back by pins."""
+    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held
+    back by pins.
+    """
 
     listed: int
     candidates: int
@@ -81,7 +85,9 @@ class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting:
-    """Unreferenced names that pins hold back, with the pins alive when each was first found; beyond `names_max` they start anew."""
+    """Unreferenced names that pins hold back, with the pins alive when each was first found; beyond `names_max` they
+    start anew.
+    """
 
     def __init__(self, names_max: int = 100_000) -> None:
         self._names_max = names_max
@@ -160,7 +166,8 @@ class Collector:
 def is_candidate(info: BlobInfo, run: Window) -> bool:
     """Whether it is one of our blobs, and old by its name as well as by the store's clock.
 
-    A time that is far ahead says nothing: a clock was wrong when the blob was put, on one machine with the files maybe the store's, too.
+    A time that is far ahead says nothing: a clock was wrong when the blob was put, on one machine with the files maybe
+    the store's, too.
     """
     stamp = stamp_of(info.name)
     if stamp is None or run.is_inside(stamp) or run.is_inside(info.modified_ms):
@@ -186,7 +193,8 @@ class Bounds(NamedTuple):
 
 
 def may_be_named(name: str, bounds: Bounds) -> bool:
-    """Whether an append or a batch of its sink may still come to name a blob that was listed before these bounds were set.
+    """Whether an append or a batch of its sink may still come to name a blob that was listed before these bounds were
+    set.
 
     A sink that is not among them was forgotten: uploads follow the sink's record, and the listing follows the uploads.
     """
@@ -267,7 +275,8 @@ def gap_warning(gaps: Sequence[Gap], kept: int) -> str | None:
         return None
     more = f" and {len(gaps) - _GAPS_NAMED} more" if len(gaps) > _GAPS_NAMED else ""
     return (
-        f"the index has gaps ({'; '.join(map(str, gaps[:_GAPS_NAMED]))}{more}): {kept} blobs that could fill them are kept. "
+        f"the index has gaps ({'; '.join(map(str, gaps[:_GAPS_NAMED]))}{more}): {kept} blobs that could fill them "
+        "are kept. "
         "`llog repair index` shows what can be mended"
     )
 
@@ -313,9 +322,11 @@ async def _control(log: Log, keys: PartitionKeys) -> Control:
 
 
 async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], run: Window) -> int:
-    """Returns the highest ceiling of these partitions, after floors and ceilings were raised; neither ever goes back here.
+    """Returns the highest ceiling of these partitions, after floors and ceilings were raised; neither ever goes back
+    here.
 
-    From now on, no writer commits a blob stamped below `old_ms` to any of them, nor one that exists and is stamped above that ceiling.
+    From now on, no writer commits a blob stamped below `old_ms` to any of them, nor one that exists and is stamped
+    above that ceiling.
     """
     highest = 0
     for first in range(0, len(enumerated), _CONCURRENCY):
@@ -343,7 +354,8 @@ async def _raise_floor(log: Log, keys: PartitionKeys, run: Window) -> int:
 async def raise_sink_floors(log: Log, run: Window, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, Span]:
     """Of every sink, the stamps of uploads that can still be committed, after its floor was raised to `old_ms`.
 
-    The floor of a sink in use stops short of the batch it may be working on, which can then take longer than the grace period.
+    The floor of a sink in use stops short of the batch it may be working on, which can then take longer than the grace
+    period.
     """
     spans = {}
     async for found in scan(log.meta, SINKS):
@@ -373,8 +385,8 @@ async def delete_unreferenced(
 ) -> list[str]:
     """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted.
 
-    `reads` were begun before that mark. They are confirmed before `waiting` learns of the pins: one that an old state did not show would
-    not be waited for in later runs either.
+    `reads` were begun before that mark. They are confirmed before `waiting` learns of the pins: one that an old state
+    did not show would not be waited for in later runs either.
     """
     alive = await alive_pin_ids(log, run)
     await reads.confirm()

@@ -1,6 +1,7 @@
 """The order of commits: appends to one partition commit in the order of the calls that made them.
 
-A turn costs no future and no callback of its own: a call wakes those that wait for it once for all the turns that it has ended.
+A turn costs no future and no callback of its own: a call wakes those that wait for it once for all the turns that it
+has ended.
 """
 
 from __future__ import annotations

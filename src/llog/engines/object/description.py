@@ -41,7 +41,9 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlobDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """`shared` is the directory of a blob of several partitions, `batch` the header of a compacted one; the other is None."""
+    """`shared` is the directory of a blob of several partitions, `batch` the header of a compacted one; the other is
+    None.
+    """
 
     name: str
     size: int

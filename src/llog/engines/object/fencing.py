@@ -1,7 +1,7 @@
 """Fencing: stops all appends to a partition, whoever makes them, without stopping readers.
 
-The fence is in the control record, whose CAS is the commit point of every append: one that was under way loses its CAS, reads the
-record again and is refused.
+The fence is in the control record, whose CAS is the commit point of every append: one that was under way loses its CAS,
+reads the record again and is refused.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Gaps in a partition's index: offsets between the log start and the next offset that no entry and no pending append covers.
+"""Gaps in a partition's index: offsets between the log start and the next offset that no entry and no pending append
+covers.
 
-The protocol leaves none behind, so a gap is damage: an entry was lost. Its records may still lie in a blob that nothing names any more,
-which is all that `llog repair index` has to go by. While there is a gap, the collector therefore keeps every blob that could fill it:
+The protocol leaves none behind, so a gap is damage: an entry was lost. Its records may still lie in a blob that nothing
+names any more, which is all that `llog repair index` has to go by. While there is a gap, the collector therefore keeps
+every blob that could fill it:
 
 - the compacted blobs of that partition;
-- shared blobs and sinks' blobs, which name no single partition, if they are stamped between the append times of the gap's neighbours,
-  give or take `SLACK_MS` for clocks that differ and writers that were slow to commit.
+- shared blobs and sinks' blobs, which name no single partition, if they are stamped between the append times of the
+  gap's neighbours, give or take `SLACK_MS` for clocks that differ and writers that were slow to commit.
 """
 
 from __future__ import annotations
@@ -144,7 +146,9 @@ class Gaps:
 
 
 def without_trimmed(gaps: list[Gap], control: Control) -> list[Gap]:
-    """What is left of the gaps by a control record that was read after the index: retention removes entries during a scan."""
+    """What is left of the gaps by a control record that was read after the index: retention removes entries during a
+    scan.
+    """
     if control.log_state is LogState.DELETED:
         return []
     return [part for gap in gaps for part in without(gap, 0, control.log_start_offset - 1)]

@@ -1,4 +1,6 @@
-"""What a writer knows of the partitions that it appends to: their keys and control records, read for all of them in one request."""
+"""What a writer knows of the partitions that it appends to: their keys and control records, read for all of them in one
+request.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Lanes:
         self._lanes.pop(lane.tp, None)
 
     async def present_ms(self, lanes: Collection[Lane]) -> int:
-        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is stamped."""
+        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is
+        stamped.
+        """
         now = self._log.runtime.now_ms()
         if any(is_near_ceiling(lane.last, now) for lane in lanes):
             now = await present_ms(self._log)
@@ -83,7 +87,9 @@ class Lanes:
         return now
 
     async def _open(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LlogError]:
-        """Makes the lanes of these, of which nothing is known yet but their keys; returns the errors of those that are not there."""
+        """Makes the lanes of these, of which nothing is known yet but their keys; returns the errors of those that are
+        not there.
+        """
         if not tps:
             return {}
         try:

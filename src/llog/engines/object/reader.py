@@ -1,6 +1,7 @@
 """The read path: control record → index → ranged GET → batch.
 
-A point read costs one control get, one ceiling and one ranged GET. Nothing is cached: what was trimmed or deleted is noticed at once.
+A point read costs one control get, one ceiling and one ranged GET. Nothing is cached: what was trimmed or deleted is
+noticed at once.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class Reader:
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
         """The first offset whose time is at or after this, the next offset if there is none: O(log n) lookups.
 
-        `by` is the topic's own timestamp type unless given. Times are running maxima, so that a late record does not count.
+        `by` is the topic's own timestamp type unless given. Times are running maxima, so that a late record does not
+        count.
         """
         if by is None:
             by = (await self._catalog.get(tp.topic)).timestamp_type
@@ -136,7 +138,9 @@ class Reader:
         return _first_at(batches, timestamp_ms, by)
 
     async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
-        """Whether the partition has a record at `past_offset` within `timeout` seconds: wakes on an append of any process."""
+        """Whether the partition has a record at `past_offset` within `timeout` seconds: wakes on an append of any
+        process.
+        """
         keys, control = await self.control(tp)
         if control.sequence_counter > past_offset:
             return True
@@ -177,7 +181,9 @@ class Reader:
     async def _read_at(
         self, tp: TopicPartition, keys: PartitionKeys, control: Control, offset: int, max_bytes: int = 1
     ) -> tuple[list[Batch], int]:
-        """Batches from `offset` on of the piece that covers it, in one request of up to about `max_bytes`, and its bytes."""
+        """Batches from `offset` on of the piece that covers it, in one request of up to about `max_bytes`, and its
+        bytes.
+        """
         missing: dict[str, None] = {}
         for attempt in range(_RESOLVE_ATTEMPTS):
             if attempt:
@@ -189,7 +195,8 @@ class Reader:
                     found = await self._fetch(parts)
                 except BlobNotFound:
                     missing[piece.entry.data_uri] = None
-                    continue  # compacted and collected since it was looked up, or a zombie's entry: a higher one covers it
+                    # Compacted and collected since it was looked up, or a zombie's entry: a higher one covers it
+                    continue
                 return _decoded(tp, parts, found, offset), sum(map(len, found))
         named = f"blob {', '.join(missing)} is missing" if missing else "no index entry covers it"
         raise InconsistentReadState(f"offset {offset} of {tp} cannot be read: {named}. `llog verify` shows all damage")

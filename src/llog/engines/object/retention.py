@@ -1,7 +1,7 @@
 """Retention: raises a partition's log start past what is too old or too much, then deletes the index entries below it.
 
-`log_start_offset` in the control record decides: readers refuse what is below it from the CAS on. Entries that a crash leaves behind
-are deleted by the next call; blobs go with the next collection once nothing names them.
+`log_start_offset` in the control record decides: readers refuse what is below it from the CAS on. Entries that a crash
+leaves behind are deleted by the next call; blobs go with the next collection once nothing names them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ async def retain(
 ) -> RetentionResult:
     """Trims whole pieces: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no limit.
 
-    Age is by the topic's timestamp type, as a running maximum: a late record lives as long as those before it. The piece that
-    crosses `retention_bytes` is kept. Everything may go, up to the next offset.
+    Age is by the topic's timestamp type, as a running maximum: a late record lives as long as those before it. The
+    piece that crosses `retention_bytes` is kept. Everything may go, up to the next offset.
     """
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
         if value is not None and value < 0:
@@ -140,7 +140,8 @@ async def _raise_start(log: Log, tp: TopicPartition, keys: PartitionKeys, start:
             break
         if start > control.sequence_counter:
             raise OffsetOutOfRange(str(tp), start, old, control.sequence_counter)
-        # Nobody reads a pending append below the log start, and left there it would keep its blob for as long as nobody appends.
+        # Nobody reads a pending append below the log start, and left there it would keep its blob for as long as nobody
+        # appends.
         pending = control.pending if control.pending and control.pending.end_offset >= start else None
         changed = msgspec.structs.replace(control, log_start_offset=start, pending=pending)
         try:

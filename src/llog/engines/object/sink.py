@@ -1,14 +1,15 @@
 """Exactly-once writing by many tasks and one driver, any of which may die, be repeated, or come back late.
 
 1. A task makes sure that the sink's record exists (`open_sink`), then puts its records as blobs under `sink/{sink}/`.
-2. The driver CASes the record to {batch, manifest}: the blobs of the one attempt that counts. `batch` only grows, so a leftover driver
-   can bring back nothing.
-3. Whoever finds a manifest appends what it names, one append per partition under producer = sink and sequence = batch: repeating
-   that changes nothing. Then the manifest is cleared.
+2. The driver CASes the record to {batch, manifest}: the blobs of the one attempt that counts. `batch` only grows, so a
+   leftover driver can bring back nothing.
+3. Whoever finds a manifest appends what it names, one append per partition under producer = sink and sequence = batch:
+   repeating that changes nothing. Then the manifest is cleared.
 
-A restarted driver whose batch is in the record already applies the manifest it finds and ignores its own attempt, which may have cut
-the records differently. Blobs are safe from the collector once a manifest names them; before that the record's floor, which the collector
-raises before it decides, makes step 2 fail instead of naming a blob that may be gone.
+A restarted driver whose batch is in the record already applies the manifest it finds and ignores its own attempt, which
+may have cut the records differently. Blobs are safe from the collector once a manifest names them; before that the
+record's floor, which the collector raises before it decides, makes step 2 fail instead of naming a blob that may be
+gone.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ class SinkUploader:
 
 
 async def open_sink(log: Log, sink: str) -> Sink:
-    """The sink's record, created if there is none, and marked as in use: before any upload, so that the collector knows of it."""
+    """The sink's record, created if there is none, and marked as in use: before any upload, so that the collector knows
+    of it.
+    """
     key = sink_key(check_sink(sink))
     while True:
         found = await log.meta.get(key)
@@ -116,7 +119,8 @@ async def open_sink(log: Log, sink: str) -> Sink:
         now = await present_ms(log)
         ceiling = now + AHEAD_MS
         if known is None:
-            # The floor keeps a leftover driver of a forgotten sink of this name from committing what it uploaded before.
+            # The floor keeps a leftover driver of a forgotten sink of this name from committing what it uploaded
+            # before.
             record = Sink(touched_ms=now, blob_floor_ms=now, blob_ceiling_ms=ceiling)
         elif abs(now - known.touched_ms) < _TOUCH_INTERVAL_MS:
             return known  # only by a clock that is wrong was that long ago
@@ -190,12 +194,14 @@ def _check_uploads(sink: str, record: Sink, uploads: Sequence[Upload]) -> None:
     for upload in uploads:
         if upload.clock_repairs != record.clock_repairs:
             raise BlobCollected(
-                f"blob {upload.blob} of sink {sink} was uploaded before `llog repair clock`, and its batch was not committed by then: "
+                f"blob {upload.blob} of sink {sink} was uploaded before `llog repair clock`, and its batch was not "
+                "committed by then: "
                 "run the batch again"
             )
         if not may_commit(record, upload.blob, upload.clock_repairs):
             raise BlobCollected(
-                f"blob {upload.blob} of sink {sink} waited longer than the collector's grace period before its batch was "
+                f"blob {upload.blob} of sink {sink} waited longer than the collector's grace period before its "
+                "batch was "
                 "committed: run the batch again, or raise LLOG_COLLECT_GRACE_MS"
             )
 
@@ -223,7 +229,8 @@ def _check_size(log: Log, manifest: Manifest, uploads: Sequence[Upload]) -> None
     most = max(pieces.values()) * entry_bytes
     if max(most, len(encode(manifest))) > VALUE_BYTES_MAX - _CONTROL_BYTES:
         raise RecordTooLarge(
-            f"a batch of {len(uploads)} uploads, {max(pieces.values())} of them to one partition, is too many to append at "
+            f"a batch of {len(uploads)} uploads, {max(pieces.values())} of them to one partition, is too many to "
+            "append at "
             "once: raise uploadBytes, write with fewer tasks, or write less at a time"
         )
 
@@ -270,7 +277,8 @@ def _is_gone(result: AppendResult | LlogError) -> bool:
 
 
 async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blobs: set[str]) -> Producer | None:
-    """A producer that the partition has forgotten, from where it is known not to have appended; None if it has appended.
+    """A producer that the partition has forgotten, from where it is known not to have appended; None if it has
+    appended.
 
     The index tells as long as what came since then is neither compacted nor trimmed: after that, `UnknownProducer`.
     """
@@ -282,7 +290,8 @@ async def _still_to_append(log: Log, tp: TopicPartition, producer: Producer, blo
         if all(name.startswith((WAL, SINK_BLOBS)) for name in names):
             return msgspec.structs.replace(producer, since=stop)
     raise UnknownProducer(
-        f"whether batch {producer.sequence} of {producer.id} was appended to {tp} cannot be told any more: look for its records from "
+        f"whether batch {producer.sequence} of {producer.id} was appended to {tp} cannot be told any more: look "
+        "for its records from "
         f"offset {producer.since} on, and start the query over with a new checkpoint"
     )
 

@@ -1,7 +1,8 @@
 """Where a range of records lies, resolved once and small enough to plan reads over millions of index entries.
 
-Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives. Confirm the reads after it
-(`stores.meta.confirmed`): in a state from before the pin, the snapshot may name what the collector has deleted.
+Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives. Confirm the
+reads after it (`stores.meta.confirmed`): in a state from before the pin, the snapshot may name what the collector has
+deleted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Snapshot:
         return part
 
     def add(self, start_offset: int, end_offset: int, entry: IndexEntry) -> None:
-        """Adds the extents of an entry that ends above all others, and drops those inside it: a zombie's in a compacted range."""
+        """Adds the extents of an entry that ends above all others, and drops those inside it: a zombie's in a compacted
+        range.
+        """
         numbers = self._numbers
         if numbers and numbers[-4] >= start_offset:
             self.cut(start_offset)
@@ -158,7 +161,9 @@ async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snap
 
 
 async def _compacted_through(log: Log, keys: PartitionKeys) -> int:
-    """No COMPACTED entry ends above this. The breadcrumb goes before the cursor, for it is cleared after that has moved."""
+    """No COMPACTED entry ends above this. The breadcrumb goes before the cursor, for it is cleared after that has
+    moved.
+    """
     found = await log.meta.get(keys.compaction)
     begun = 0 if found is None else decode(Compaction, found.value, found.key).end_offset
     found = await log.meta.get(keys.cursor)

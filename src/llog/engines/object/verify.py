@@ -57,7 +57,9 @@ class ProblemKind(StrEnum):
     UNREADABLE = "unreadable"
     """The partition's files or records cannot be read at all."""
     STALE_ENTRY = "stale_entry"
-    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or the collector."""
+    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or
+    the collector.
+    """
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,9 @@ class Findings:
 
 
 class OrphanCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Blobs that nothing names. Uploads under way are among them: only what stays from one look to the next is garbage."""
+    """Blobs that nothing names. Uploads under way are among them: only what stays from one look to the next is
+    garbage.
+    """
 
     blobs: int
     orphans: int
@@ -136,9 +140,9 @@ async def verify(
 ) -> VerifyReport:
     """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
 
-    Damage is reported, not raised; `StaleReads` if it may only be an old state of the metadata that looks like damage. `TopicNotFound` if
-    there is no such topic, or not any more. Calls that share `headers` read the
-    header of a blob once, not once for each of its partitions.
+    Damage is reported, not raised; `StaleReads` if it may only be an old state of the metadata that looks like damage.
+    `TopicNotFound` if there is no such topic, or not any more. Calls that share `headers` read the header of a blob
+    once, not once for each of its partitions.
     """
     walk = _Walk(log, tp, progress, headers or Headers(log))
     pin_id = await pin(log, f"verify {tp}")
@@ -253,7 +257,9 @@ class _Walk:
         return None
 
     async def _check_header(self, keys: PartitionKeys, piece: Piece) -> None:
-        """The blob's header must say of these records what the index does. Compacted blobs of older versions have none."""
+        """The blob's header must say of these records what the index does. Compacted blobs of older versions have
+        none.
+        """
         entry = piece.entry
         if entry.byte_offset == 0:
             return
@@ -278,7 +284,8 @@ class _Walk:
         return False
 
     async def _report_inside(self, keys: PartitionKeys, compacted: Piece) -> None:
-        """Entries below a COMPACTED one that reaches under them: leftovers, unless they reach out of it or are compacted too.
+        """Entries below a COMPACTED one that reaches under them: leftovers, unless they reach out of it or are
+        compacted too.
 
         None are there any more if the compaction ran while the walk passed.
         """

@@ -1,14 +1,15 @@
 """The append path: one blob put per call, then one metadata request for all of its partitions.
 
-1. The control records are known, from the last append or by one read of those that are not, so that the blob's stamp is between the
-   collector's floors and ceilings.
+1. The control records are known, from the last append or by one read of those that are not, so that the blob's stamp is
+   between the collector's floors and ceilings.
 2. The shared blob is put.
-3. One `put_many` has for each partition, in this order, the index entries of the append that `pending` names, and a CAS on the control
-   record that advances the counter and names this append as pending. The CAS is the partition's commit point.
+3. One `put_many` has for each partition, in this order, the index entries of the append that `pending` names, and a CAS
+   on the control record that advances the counter and names this append as pending. The CAS is the partition's commit
+   point.
 4. Partitions that lost their CAS are read, judged and tried again, together. So are all of them if the answer got lost.
 
-Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs upload at a time, and
-their commits to one partition keep the order of the calls.
+Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs
+upload at a time, and their commits to one partition keep the order of the calls.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Writer:
         return await retain(self._log, tp, retention_ms=retention_ms, retention_bytes=retention_bytes, now_ms=now_ms)
 
     def _next_sequence(self) -> int:
-        # One sequence for all lanes: a lane that is given up and made again must not repeat one that the partition remembers.
+        # One sequence for all lanes: a lane that is given up and made again must not repeat one that the partition
+        # remembers.
         self._sequence += 1
         return self._sequence
 
@@ -157,7 +159,9 @@ class Writer:
         return [lane if isinstance(lane, LlogError) else next(settled).settled for lane in lanes]
 
     async def _commit(self, appends: Sequence[_Append]) -> None:
-        """Settles all of these: first those that may go at once, then those that lost, or have yet to wait for their turn."""
+        """Settles all of these: first those that may go at once, then those that lost, or have yet to wait for their
+        turn.
+        """
         left = list(appends)
         while left:
             ready = [append for append in left if append.turn.has_come]
@@ -191,7 +195,8 @@ class Writer:
     async def _attempt(self, appends: Sequence[_Append]) -> None:
         """Judges these by what is known, and tries one CAS for each that may go on, in one request.
 
-        Not settled is what lost its CAS or may have, what is refused by knowledge that may be old, and what did not fit.
+        Not settled is what lost its CAS or may have, what is refused by knowledge that may be old, and what did not
+        fit.
         """
         going, refused = [], []
         for append in appends:
@@ -316,7 +321,8 @@ class Writer:
         return None
 
     async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
-        """Puts copies, under new names, of what collectors may already have decided about: one blob for all that the same stamp suits.
+        """Puts copies, under new names, of what collectors may already have decided about: one blob for all that the
+        same stamp suits.
 
         Returns those that may go on.
         """
@@ -412,7 +418,9 @@ class _Append:
         """The partition's next offset before the first attempt: what is remembered below it cannot be this append."""
         self.attempts = 0
         self.look: Reads | None = None
-        """The look at the control record after the last attempt, if there was one: only by that may the append be refused."""
+        """The look at the control record after the last attempt, if there was one: only by that may the append be
+        refused.
+        """
         self.is_doubtful = False
         """Whether an earlier attempt may have happened."""
         self.outcome: AppendResult | LlogError | None = None
@@ -443,7 +451,9 @@ class _Try(NamedTuple):
 
 
 def checked(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
-    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too large."""
+    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too
+    large.
+    """
     if not groups:
         raise InvalidArgument("an append needs at least one group of records")
     columns = []
@@ -461,7 +471,9 @@ def checked(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
 
 
 def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
-    """The index entries of a pending append. ABSENT: whoever put them before has put the same, or compacted them since."""
+    """The index entries of a pending append. ABSENT: whoever put them before has put the same, or compacted them
+    since.
+    """
     if pending is None:
         return []
     puts, end = [], pending.start_offset - 1

@@ -1,8 +1,9 @@
 """Key compaction: of each key, the newest record stays, at its offset; which records those are not.
 
-A pass finds the newest offset of each key among the records that no pass has reached, up to `KEYS_MAX` keys, and then, from the log start
-on, what is older of these keys. Deletions (records without a payload, events of a deleted row) go when they are old enough: all that
-is older of their keys goes before them. A record without a key stays, and so does the log's last record.
+A pass finds the newest offset of each key among the records that no pass has reached, up to `KEYS_MAX` keys, and then,
+from the log start on, what is older of these keys. Deletions (records without a payload, events of a deleted row) go
+when they are old enough: all that is older of their keys goes before them. A record without a key stays, and so does
+the log's last record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The engine `rocksdb`: a topic's records in the RocksDB that tables are in, so that a change and its events commit together.
+"""The engine `rocksdb`: a topic's records in the RocksDB that tables are in, so that a change and its events commit
+together.
 
-One process owns that RocksDB, from its first use until its log is closed; all others go through it, to read, too. A topic exists there as
-long as its `meta` key does: a deletion is noticed with the next call.
+One process owns that RocksDB, from its first use until its log is closed; all others go through it, to read, too. A
+topic exists there as long as its `meta` key does: a deletion is noticed with the next call.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class RocksTopics:
         return Kept(topic, logs)
 
     async def find(self, tp: TopicPartition) -> Kept:
-        """As the catalog says; `TopicElsewhere` if the topic is not here, `LogOwned` if another process owns what is."""
+        """As the catalog says; `TopicElsewhere` if the topic is not here, `LogOwned` if another process owns what
+        is.
+        """
         found = self.known(tp)
         if found is not None:
             return found
@@ -90,7 +93,8 @@ class RocksTopics:
             await rocks_of(self._log, f"topic {tp.topic!r}")
         rocks = self.rocks
         elsewhere = TopicElsewhere(
-            f"topic {tp.topic!r} is of engine {ROCKSDB!r}, and is not in {rocks.directory}: run this on the machine that has it, with "
+            f"topic {tp.topic!r} is of engine {ROCKSDB!r}, and is not in {rocks.directory}: run this on the "
+            "machine that has it, with "
             "LLOG_ROCKSDB_DIR as it was there when the topic was created, or go through the broker there"
         )
         if not await asyncio.to_thread(rocks.directory.is_dir) and not await self._has_home():
@@ -167,7 +171,9 @@ class RocksReader:
 
 
 class RocksAppender:
-    """Appends to topics of engine `rocksdb`, which this process then owns until its log is closed; `LogOwned` if another one does."""
+    """Appends to topics of engine `rocksdb`, which this process then owns until its log is closed; `LogOwned` if
+    another one does.
+    """
 
     def __init__(self, log: Log, append_bytes_max: int = 256 << 20) -> None:
         self._append_bytes_max = append_bytes_max

@@ -1,14 +1,14 @@
 """One record as the value of a RocksDB entry. Does no I/O.
 
- 0  1  version 1                                     12  8  offset (u64)
- 1  1  flags: 1 key, 2 no payload, 4 headers         20  8  timestamp, ms (i64): the create time, or the append time if none was given
- 2  2  zero                                          28  8  append time, ms (i64): never goes back
- 4  4  length of the key (u32)                       36  8  highest timestamp of the partition so far, ms (i64)
- 8  4  length of the headers (u32)                   44  8  bytes of the partition before this record (u64)
+ 0  1  version 1                                     12  8  offset (u64) 1  1  flags: 1 key, 2 no payload, 4 headers
+ 20  8  timestamp, ms (i64): the create time, or the append time if none was given 2  2  zero
+ 28  8  append time, ms (i64): never goes back 4  4  length of the key (u32)                       36  8  highest
+ timestamp of the partition so far, ms (i64) 8  4  length of the headers (u32)                   44  8  bytes of the
+ partition before this record (u64)
                                                      52  …  key · headers (`encode_headers`) · payload
 
-All numbers are little-endian. The bytes of a partition are those of its envelopes, whether they are still there or not. RocksDB has
-checksums of its own: what is checked here is that an envelope is whole and is the one that was looked for.
+All numbers are little-endian. The bytes of a partition are those of its envelopes, whether they are still there or not.
+RocksDB has checksums of its own: what is checked here is that an envelope is whole and is the one that was looked for.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def encode(
     newest_ms: int,
     position: int,
 ) -> Encoded:
-    """The envelopes of records that follow one another. `newest_ms` and `position` are those of the partition before them."""
+    """The envelopes of records that follow one another. `newest_ms` and `position` are those of the partition before
+    them.
+    """
     if isinstance(values, pa.Array):
         return _encode_arrays(values, keys, headers, timestamps, first_offset, append_ms, newest_ms, position)
     envelopes: list[bytes] = []
@@ -171,7 +173,9 @@ def _encode_arrays(
     newest_ms: int,
     position: int,
 ) -> Encoded:
-    """Without a loop over the records: four times as fast as `encode` with lists of a thousand, and slower with a few."""
+    """Without a loop over the records: four times as fast as `encode` with lists of a thousand, and slower with a
+    few.
+    """
     number = len(values)
     rows = np.zeros(number, _ROW)
     rows["version"] = VERSION

@@ -1,4 +1,5 @@
-"""Every key in RocksDB, by column family; none is spelled anywhere else. `<topic>` is the topic's directory in the catalog.
+"""Every key in RocksDB, by column family; none is spelled anywhere else. `<topic>` is the topic's directory in the
+catalog.
 
 | family | key | value | written by |
 | --- | --- | --- | --- |
@@ -18,7 +19,7 @@
 | | `relay/<topic>/<partition>` | what the relay is about to append | the relay |
 
 Numbers in values are little-endian.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The logs of partitions in one RocksDB: appends that commit together with whatever else is in their WriteBatch, reads, retention.
+"""The logs of partitions in one RocksDB: appends that commit together with whatever else is in their WriteBatch, reads,
+retention.
 
-Blocking; any thread may call. The state of each partition that was used is in memory, and is the truth: there is one owner.
-`directory` is that of the topic in the catalog. A topic exists here from `create` to `remove`.
+Blocking; any thread may call. The state of each partition that was used is in memory, and is the truth: there is one
+owner. `directory` is that of the topic in the catalog. A topic exists here from `create` to `remove`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class RocksLogs:
         self._closed = False
 
     def create(self, directory: str, entry: bytes) -> None:
-        """Makes a topic, whose catalog entry is `entry`. `WrongStore` if there are records already, which would be read as its own."""
+        """Makes a topic, whose catalog entry is `entry`. `WrongStore` if there are records already, which would be read
+        as its own.
+        """
         with self.store.mutex:
             for family, prefix in prefixes_of(directory):
                 if self.store.items(family, prefix, after(prefix), 1):
@@ -181,7 +184,8 @@ class RocksLogs:
         by: TimestampType,
         what: str = "",
     ) -> RetentionResult:
-        """Removes what is older than `retention_ms`, by running maxima, and the oldest beyond `retention_bytes`; None is no limit.
+        """Removes what is older than `retention_ms`, by running maxima, and the oldest beyond `retention_bytes`; None
+        is no limit.
 
         The record that crosses `retention_bytes` is kept. Everything may go, up to the next offset.
         """
@@ -211,7 +215,9 @@ class RocksLogs:
         keys_max: int = KEYS_MAX,
         what: str = "",
     ) -> CompactResult:
-        """Key compaction of what is worth it, or with `force` of all there is; nothing if it is being done. Appends and reads go on."""
+        """Key compaction of what is worth it, or with `force` of all there is; nothing if it is being done. Appends and
+        reads go on.
+        """
         with self.store.mutex:
             state = self.state(directory, partition, what)
             if (directory, partition) in self._compacting or not (force or is_worth_it(state)):
@@ -226,7 +232,9 @@ class RocksLogs:
             self._compacting.discard((directory, partition))
 
     def changed(self, directory: str, partition: int) -> AbstractContextManager[asyncio.Event]:
-        """An event of the running loop, set with every commit to this partition, with its deletion, and with the end."""
+        """An event of the running loop, set with every commit to this partition, with its deletion, and with the
+        end.
+        """
         return self._waiters.waiting((directory, partition))
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""The RocksDB that one opened log holds: opened at its first use, which makes this process its owner, until the log is closed."""
+"""The RocksDB that one opened log holds: opened at its first use, which makes this process its owner, until the log is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class OpenRocks:
         return self._logs
 
     def logs(self) -> RocksLogs:
-        """Once `opened` has returned. Blocking. `LogOwned` if another process has it, `MissingExtra` if RocksDB is not installed."""
+        """Once `opened` has returned. Blocking. `LogOwned` if another process has it, `MissingExtra` if RocksDB is not
+        installed.
+        """
         logs = self._logs
         if logs is not None:
             return logs
@@ -96,7 +100,9 @@ class OpenRocks:
     async def append(
         self, directory: str, tp: TopicPartition, columns: Columns, producer: Producer | None
     ) -> StagedAppend:
-        """Durable when it returns. Appends that come together share one write and one sync; their order is that of the calls."""
+        """Durable when it returns. Appends that come together share one write and one sync; their order is that of the
+        calls.
+        """
         answer: asyncio.Future[StagedAppend | LlogError] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(directory, tp, columns, producer, answer))
         if self._writing is None:
@@ -148,7 +154,8 @@ class OpenRocks:
             return RocksStore.open(self._directory, address=None if self._owners is None else self._owners.address)
         except LogOwned as error:
             error.args = (
-                f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql), llog.connect('http://host:port'), or "
+                f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql), "
+                "llog.connect('http://host:port'), or "
                 "--url where a command has it: what it owns is read through it, too",
             )
             raise

@@ -1,4 +1,6 @@
-"""Where the log of one partition is: the value of its counter, u64 last offset (little-endian), then the rest as MessagePack."""
+"""Where the log of one partition is: the value of its counter, u64 last offset (little-endian), then the rest as
+MessagePack.
+"""
 
 from __future__ import annotations
 

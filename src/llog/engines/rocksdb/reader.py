@@ -1,4 +1,6 @@
-"""Finding and reading the records of one partition: in passes of one iterator, and by bisection over what only grows."""
+"""Finding and reading the records of one partition: in passes of one iterator, and by bisection over what only
+grows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _PAGE: Final = 1024
 def decoded(
     store: RocksStore, topic: str, partition: int, start: int, stop: int, max_bytes: int | None = None
 ) -> Iterator[Decoded]:
-    """The records of [start, stop) as they are now, about `BATCH_BYTES` at a time, up to about `max_bytes`, but at least one."""
+    """The records of [start, stop) as they are now, about `BATCH_BYTES` at a time, up to about `max_bytes`, but at
+    least one.
+    """
     with store.using("read"):
         values = store.values(LOGS, record_key(topic, partition, start), record_key(topic, partition, stop))
     left = max(1, max_bytes) if max_bytes is not None else 1 << 62
@@ -55,7 +59,9 @@ def _taken(values: Iterator[bytes], limit: int) -> tuple[list[bytes], int]:
 def read(
     store: RocksStore, topic: str, partition: int, start: int, stop: int, max_bytes: int
 ) -> list[tuple[int, Columns]]:
-    """Runs of consecutive records of [start, stop), each with its first offset. Damage is an error if it is in the first batch."""
+    """Runs of consecutive records of [start, stop), each with its first offset. Damage is an error if it is in the
+    first batch.
+    """
     found: list[tuple[int, Columns]] = []
     try:
         for batch in decoded(store, topic, partition, start, stop, max_bytes):
@@ -87,7 +93,9 @@ def first_at_time(
 
 
 def first_within_bytes(store: RocksStore, topic: str, partition: int, state: PartitionState, max_bytes: int) -> int:
-    """The first offset to be kept so that what is left is `max_bytes` or just more; the log start if there are fewer."""
+    """The first offset to be kept so that what is left is `max_bytes` or just more; the log start if there are
+    fewer.
+    """
     if not state.has_gaps:
         bytes_before = state.position - max_bytes
         return _first(store, topic, partition, state, lambda fixed: fixed.position + fixed.length > bytes_before)
@@ -117,7 +125,9 @@ def bytes_below(store: RocksStore, topic: str, partition: int, state: PartitionS
 def _first(
     store: RocksStore, topic: str, partition: int, state: PartitionState, is_found: Callable[[Fixed], bool]
 ) -> int:
-    """The first offset whose record passes a test that all records above it pass, too; the next offset if there is none."""
+    """The first offset whose record passes a test that all records above it pass, too; the next offset if there is
+    none.
+    """
     low, high = state.bounds
     found = high
     while low < high:
@@ -141,7 +151,8 @@ def _checked(envelopes: list[bytes], topic: str, partition: int, start: int, sto
         raise CorruptBatch(f"records of {topic}/{partition} from offset {start} on are damaged: {error}") from error
     if not start <= int(batch.offsets[0]) <= int(batch.offsets[-1]) < stop:
         raise CorruptBatch(
-            f"entries of {topic}/{partition} say that they are offsets {batch.offsets[0]} to {batch.offsets[-1]}, outside "
+            f"entries of {topic}/{partition} say that they are offsets {batch.offsets[0]} to {batch.offsets[-1]}, "
+            "outside "
             f"of the {start} to {stop - 1} that they lie under"
         )
     return batch

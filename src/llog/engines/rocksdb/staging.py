@@ -26,7 +26,9 @@ class StagedAppend(NamedTuple):
 
 
 class Staged:
-    """Appends that become one WriteBatch, with what others add to `changes`. Holds the store's mutex within `with`: one thread's."""
+    """Appends that become one WriteBatch, with what others add to `changes`. Holds the store's mutex within `with`: one
+    thread's.
+    """
 
     def __init__(self, logs: RocksLogs) -> None:
         self._logs = logs
@@ -56,9 +58,11 @@ class Staged:
         producer: Producer | None = None,
         what: str,
     ) -> StagedAppend:
-        """Adds these records to the end of a partition, with the append time `now_ms`, or that of the append before if it is later.
+        """Adds these records to the end of a partition, with the append time `now_ms`, or that of the append before if
+        it is later.
 
-        Headers are encoded (`encode_headers`), b"" for none; a timestamp of None is the append time. Nothing is staged if it raises.
+        Headers are encoded (`encode_headers`), b"" for none; a timestamp of None is the append time. Nothing is staged
+        if it raises.
         """
         check_records(values, keys, headers, timestamps)
         state = self._new.get((directory, partition)) or self._logs.state(directory, partition, what)
@@ -96,7 +100,9 @@ class Staged:
         return StagedAppend(start, end, False)
 
     def commit(self, *, sync: bool = True) -> None:
-        """Writes all of it or nothing, once. Then it can be read, and those who wait are woken; with `sync`, it survives a power cut."""
+        """Writes all of it or nothing, once. Then it can be read, and those who wait are woken; with `sync`, it
+        survives a power cut.
+        """
         for (directory, partition), state in self._new.items():
             self.changes.put(COUNTERS, counter_key(directory, partition), encode_state(state))
         self._store.write(self.changes, sync=sync)

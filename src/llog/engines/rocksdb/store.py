@@ -1,7 +1,8 @@
-"""One RocksDB, owned by one process: column families, atomic changes across them, and scans. Blocking; any thread may call.
+"""One RocksDB, owned by one process: column families, atomic changes across them, and scans. Blocking; any thread may
+call.
 
-A read-modify-write holds `mutex`. Changes are applied as a whole or not at all, and survive a crash of this process; those with
-`sync` a power cut, too.
+A read-modify-write holds `mutex`. Changes are applied as a whole or not at all, and survive a crash of this process;
+those with `sync` a power cut, too.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class RocksStore:
         self._handles: dict[str, Any] = {}
         self._families: dict[str, Any] = {}
         self._failed_after: int | None = None
-        """Since a write failed, the number of the last one that did not. RocksDB takes no more until it is opened again."""
+        """Since a write failed, the number of the last one that did not. RocksDB takes no more until it is opened
+        again.
+        """
         with self.using("open"):
             make_directory(directory)
             self._lock = take_lock(directory, "the tables and the topics of engine 'rocksdb'", address=address)
@@ -82,7 +85,9 @@ class RocksStore:
 
     @classmethod
     def open(cls, directory: Path, *, address: str | None = None) -> RocksStore:
-        """`address` is where others reach this process, if it is a broker: the refusal of those who come later has it."""
+        """`address` is where others reach this process, if it is a broker: the refusal of those who come later has
+        it.
+        """
         return cls(directory.absolute(), address)
 
     def handle(self, family: str) -> Any:
@@ -160,7 +165,9 @@ class RocksStore:
             iterator.status()
 
     def is_empty(self, family: str, first: bytes, last: bytes) -> bool:
-        """Whether there is no key from `first` to `last`, both included. False, too, if what was deleted there makes it long to tell."""
+        """Whether there is no key from `first` to `last`, both included. False, too, if what was deleted there makes it
+        long to tell.
+        """
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(last + b"\0")
         options.set_max_skippable_internal_keys(_SKIPPED_MAX)
@@ -200,7 +207,9 @@ class RocksStore:
                 raise
 
     def _recover(self) -> None:
-        """Opens RocksDB again after a write has failed. Not before there is space: until then, what is there can be read."""
+        """Opens RocksDB again after a write has failed. Not before there is space: until then, what is there can be
+        read.
+        """
         with self.mutex, self.using("open"):
             if self._failed_after is None:
                 return
@@ -218,7 +227,8 @@ class RocksStore:
                         raise
             if self._db.latest_sequence_number() != self._failed_after:
                 raise StoreUnavailable(
-                    f"the RocksDB in {self.directory} is not as it was when a write failed, which may have been done after all: restart"
+                    f"the RocksDB in {self.directory} is not as it was when a write failed, which may have been "
+                    "done after all: restart"
                 )
             self._failed_after = None
 
@@ -229,7 +239,9 @@ class RocksStore:
             check_writable(self.directory)
 
     def reclaim(self, family: str, start: bytes, stop: bytes) -> None:
-        """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed over."""
+        """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed
+        over.
+        """
         with self.using("compact"):
             self._family(family).compact_range(start, stop)
 
@@ -317,7 +329,9 @@ class _Use:
 
 
 def _explained(error: BaseException, doing: str, directory: Path) -> LlogError | None:
-    """What RocksDB and the operating system say, as an error that names the directory and what to do; None if it is not theirs."""
+    """What RocksDB and the operating system say, as an error that names the directory and what to do; None if it is not
+    theirs.
+    """
     if isinstance(error, OSError):
         return StoreUnavailable(f"cannot {doing} {directory} ({error.strerror or error}): check its file system")
     if type(error) is Exception and str(error).startswith("Corruption"):

@@ -1,4 +1,6 @@
-"""Verification of a partition in RocksDB: every record can be read, and none is missing but those that key compaction took."""
+"""Verification of a partition in RocksDB: every record can be read, and none is missing but those that key compaction
+took.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class RocksWalk:
         self._newest = max(self._newest[0], *append_ms), max(self._newest[1], *newest_ms)
 
     def _missing(self, before: int) -> None:
-        """Tells of what is missing below `before`, unless it was compacted, which the last record never is, or trimmed meanwhile."""
+        """Tells of what is missing below `before`, unless it was compacted, which the last record never is, or trimmed
+        meanwhile.
+        """
         if self._expected >= before:
             return
         with self._logs.store.mutex:  # whoever removes records says so before it lets go of this

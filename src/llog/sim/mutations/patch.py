@@ -33,7 +33,9 @@ class Mutation(NamedTuple):
     change: Change
     found_as: str
     focus: Callable[[SimPlan], SimPlan] | None = None
-    """Makes of every seed's plan one that looks for this mutation, where it takes more luck than those that are drawn have."""
+    """Makes of every seed's plan one that looks for this mutation, where it takes more luck than those that are drawn
+    have.
+    """
 
 
 @contextmanager

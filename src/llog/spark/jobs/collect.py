@@ -1,9 +1,10 @@
-"""Collection of unreferenced blobs as joins of DataFrames, in the order and by the rules of `llog.engines.object.collector`.
+"""Collection of unreferenced blobs as joins of DataFrames, in the order and by the rules of
+`llog.engines.object.collector`.
 
-Each step is done everywhere before the next begins, so every frame that a later step relies on is materialized where it is made.
-It is a local checkpoint: should an executor be lost with a part of it, the run fails and deletes nothing, where a plan that is
-computed again would list or mark at another time than it should. A task whose reads were stale fails, too, and its rows with it
-(`llog.engines.object.collection_tasks`). Names of blobs stay on the executors.
+Each step is done everywhere before the next begins, so every frame that a later step relies on is materialized where it
+is made. It is a local checkpoint: should an executor be lost with a part of it, the run fails and deletes nothing,
+where a plan that is computed again would list or mark at another time than it should. A task whose reads were stale
+fails, too, and its rows with it (`llog.engines.object.collection_tasks`). Names of blobs stay on the executors.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ _DELETED = "deleted bigint, bytes bigint"
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held back by pins."""
+    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held
+    back by pins.
+    """
 
     candidates: int
     referenced: int = 0
@@ -80,7 +83,9 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """The step `collect`. The option `grace_ms` goes before the setting. One session's runs remember which names wait for which pins."""
+    """The step `collect`. The option `grace_ms` goes before the setting. One session's runs remember which names wait
+    for which pins.
+    """
     started = time.monotonic()
     chosen = collector_options(settings)
     if options.get("grace_ms") is not None:
@@ -170,8 +175,8 @@ class SparkCollector:
 class _WaitingNames:
     """Unreferenced names that pins hold back, on the executors, each with the run that first found it.
 
-    All names first found by one run wait for the same pins. So `Waiting` decides about runs as if they were names, and only they are
-    known to the driver.
+    All names first found by one run wait for the same pins. So `Waiting` decides about runs as if they were names, and
+    only they are known to the driver.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -229,7 +234,9 @@ async def blob_prefixes(window: Window, log: Log) -> list[str]:
 
 
 def wal_prefixes(oldest_ms: int, limit: int) -> list[str]:
-    """At most so many prefixes that cover the shared blobs stamped from `oldest_ms` up to `limit`: names begin with their stamps."""
+    """At most so many prefixes that cover the shared blobs stamped from `oldest_ms` up to `limit`: names begin with
+    their stamps.
+    """
     for digits in range(_STAMP_DIGITS - 1, 0, -1):
         shift = 4 * (_STAMP_DIGITS - digits)
         first, last = oldest_ms >> shift, (limit - 1) >> shift

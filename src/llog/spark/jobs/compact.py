@@ -1,8 +1,8 @@
 """Compaction of all partitions with lag, in rounds.
 
-The driver reads where each partition's next records lie, puts partitions that share blobs into one task, and each task runs the compactor,
-with claims, so that other compactors may run beside it. A round takes one run of each partition; the next one goes on with those that
-got ahead.
+The driver reads where each partition's next records lie, puts partitions that share blobs into one task, and each task
+runs the compactor, with claims, so that other compactors may run beside it. A round takes one run of each partition;
+the next one goes on with those that got ahead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 ROUNDS_MAX = 1000
 TOGETHER_BYTES_MAX = 64 << 20
-"""Sharers of blobs are kept in one task up to this size, however idle the others are: below it, requests cost more than bytes."""
+"""Sharers of blobs are kept in one task up to this size, however idle the others are: below it, requests cost more than
+bytes.
+"""
 _TASKS_PER_CORE = 2
 _PAGE = 256
 _CONCURRENCY = 64
@@ -117,7 +119,8 @@ async def find_shares(log: Log, options: CompactorOptions) -> list[Share]:
 def assign(shares: Sequence[Share], bins: int) -> list[list[TopicPartition]]:
     """The partitions in at most `bins` tasks of about equal bytes, largest groups of sharers first.
 
-    Sharers stay together up to an even part of the bytes, or `TOGETHER_BYTES_MAX` if that is more; in a task they are neighbours.
+    Sharers stay together up to an even part of the bytes, or `TOGETHER_BYTES_MAX` if that is more; in a task they are
+    neighbours.
     """
     part = max(TOGETHER_BYTES_MAX, sum(share.bytes for share in shares) // max(1, bins))
     groups = [piece for group in _sharers(shares) for piece in _cut(group, part)]

@@ -62,7 +62,9 @@ def run_round(
     *,
     began: Callable[[str], None] = lambda name: None,
 ) -> Iterator[StepResult | StepFailure]:
-    """What each step came to, as they end. One that fails keeps none of the others; `SparkFailed` if the session is gone."""
+    """What each step came to, as they end. One that fails keeps none of the others; `SparkFailed` if the session is
+    gone.
+    """
     for name in names:
         began(name)
         started = time.monotonic()

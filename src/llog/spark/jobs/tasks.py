@@ -27,12 +27,15 @@ def check_reachable(settings: Settings) -> None:
     """Refuses stores that live in this process, for the tasks run in others."""
     if addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
-            f"LLOG_META is {settings.meta}, which other processes cannot see, and Spark's tasks run in others: use sqlite:///path"
+            f"LLOG_META is {settings.meta}, which other processes cannot see, and Spark's tasks run in others: use "
+            "sqlite:///path"
         )
 
 
 def run_tasks(spark: SparkSession, tasks: Sequence[T], run: Callable[[T], R]) -> list[R]:
-    """The result of each task, one Spark task for each. Tasks, results and a `run` of an importable module are pickled."""
+    """The result of each task, one Spark task for each. Tasks, results and a `run` of an importable module are
+    pickled.
+    """
     if not tasks:
         return []
     result: list[R] = spark.sparkContext.parallelize(tasks, len(tasks)).map(run).collect()

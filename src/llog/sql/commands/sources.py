@@ -23,7 +23,9 @@ class Sources:
         self._threads = threads
 
     async def add(self, statement: sql.AddSource) -> None:
-        """A route of the same topic, table and op is replaced. Nothing is routed if an expression does not fit the table."""
+        """A route of the same topic, table and op is replaced. Nothing is routed if an expression does not fit the
+        table.
+        """
         topic = await self._catalog.get(statement.topic)
 
         def work() -> None:

@@ -120,7 +120,9 @@ class TopicCommands:
         return Result("RESET CONSUMER GROUP", _positions(statement.topic, group, found))
 
     async def insert(self, statement: sql.InsertTopic, rows: pa.Table) -> Result:
-        """Appends what the statement's query gave: to the partition named, else by the key, else to one chosen at random."""
+        """Appends what the statement's query gave: to the partition named, else by the key, else to one chosen at
+        random.
+        """
         topic = await self._catalog.get(statement.topic)
         given = _given(statement, rows)
         if not rows.num_rows:
@@ -184,7 +186,8 @@ def _given(statement: sql.InsertTopic, rows: pa.Table) -> dict[str, Any]:
     if unknown or len(names) != rows.num_columns or "payload" not in names or len(set(names)) != len(names):
         raise SqlError(
             f"INSERT INTO TOPIC has {rows.num_columns} values for the columns ({', '.join(names)})",
-            hint="a topic takes payload, and key, partition and ts if you like: INSERT INTO TOPIC t (key, payload) VALUES (…)",
+            hint="a topic takes payload, and key, partition and ts if you like: INSERT INTO TOPIC t (key, payload) "
+            "VALUES (…)",
         )
     found = {}
     for name, column in zip(names, rows.columns, strict=True):

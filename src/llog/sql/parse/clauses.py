@@ -1,4 +1,5 @@
-"""What the values of clauses and options may be: one check each, for values that were written and for those that come as parameters.
+"""What the values of clauses and options may be: one check each, for values that were written and for those that come
+as parameters.
 
 A check gives the value as statements carry it (durations and times in ms), or raises `InvalidArgument`.
 """

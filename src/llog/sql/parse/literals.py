@@ -25,7 +25,9 @@ class PlainInsert(NamedTuple):
 
 
 def plain_insert(cursor: Cursor) -> PlainInsert | None:
-    """None if the statement is anything else than `INSERT INTO t [(columns)] VALUES` and plain rows, or has an error."""
+    """None if the statement is anything else than `INSERT INTO t [(columns)] VALUES` and plain rows, or has an
+    error.
+    """
     if not cursor.accept("INSERT", "INTO") or not cursor.is_name():
         return None
     table_at = cursor.at
@@ -48,7 +50,9 @@ def plain_insert(cursor: Cursor) -> PlainInsert | None:
 
 
 def plain_rows(cursor: Cursor, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
-    """The rows after VALUES; None if one of them is not plain. All must have `width` values, or as many as the first."""
+    """The rows after VALUES; None if one of them is not plain. All must have `width` values, or as many as the
+    first.
+    """
     rows: list[tuple[Any, ...]] = []
     symbol = Kind.SYMBOL
     while True:

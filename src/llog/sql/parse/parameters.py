@@ -1,4 +1,6 @@
-"""Values of parameters into statements: checked like values that are written, named by their clause when they do not fit."""
+"""Values of parameters into statements: checked like values that are written, named by their clause when they do not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def parameters_of(statement: Statement) -> tuple[int | str, ...]:
 
 
 def bind(statement: Statement, params: Params | None = None) -> Statement:
-    """The statement with the values in place; a table statement keeps its placeholders, for DuckDB, and its `values` are filled.
+    """The statement with the values in place; a table statement keeps its placeholders, for DuckDB, and its `values`
+    are filled.
 
     `SqlError` if there are too few or too many, or one does not fit its clause.
     """
@@ -86,9 +89,11 @@ def bind(statement: Statement, params: Params | None = None) -> Statement:
 
 
 def given_values(params: Params) -> Params:
-    """With lists and dictionaries as the JSON text that they are: DuckDB would make one type of all that a list has, `[1, "x"]` text.
+    """With lists and dictionaries as the JSON text that they are: DuckDB would make one type of all that a list has,
+    `[1, "x"]` text.
 
-    A list of numbers of one type, or of texts, stays one, for `unnest(?)` and the like. Scalars of numpy become Python's.
+    A list of numbers of one type, or of texts, stays one, for `unnest(?)` and the like. Scalars of numpy become
+    Python's.
     """
     if isinstance(params, Mapping):
         return {name: _value_or_json(value) for name, value in params.items()}
@@ -109,7 +114,9 @@ def _value_or_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Text and numbers of classes that only this process may know, such as those of an enumeration, as what they are."""
+    """Text and numbers of classes that only this process may know, such as those of an enumeration, as what they
+    are.
+    """
     match value:
         case bytearray() | memoryview():
             return bytes(value)
@@ -123,7 +130,9 @@ def _plain(value: Any) -> Any:
 
 
 def shares(statements: Sequence[Statement], params: Params | None) -> list[Params]:
-    """The parameters of each of several statements: numbered ones begin after those of the statement before, names are common."""
+    """The parameters of each of several statements: numbered ones begin after those of the statement before, names are
+    common.
+    """
     if isinstance(params, Mapping):
         wanted = [parameters_of(statement) for statement in statements]
         unused = set(params).difference(place for places in wanted for place in places)

@@ -1,7 +1,7 @@
 """SQL text to statements, and parameters into statements. No I/O.
 
-Nothing but statements or `SqlError` comes out of any text. Values of parameters never become SQL text: llog's own statements
-carry them as values, and DuckDB gets them beside the text.
+Nothing but statements or `SqlError` comes out of any text. Values of parameters never become SQL text: llog's own
+statements carry them as values, and DuckDB gets them beside the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""From the tokens of a statement to text for DuckDB: no comments, parameters as `$1` or `$name`, tables for `TOPIC x`."""
+"""From the tokens of a statement to text for DuckDB: no comments, parameters as `$1` or `$name`, tables for `TOPIC
+x`.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ class Names:
 
 
 def offset_pieces(cursor: Cursor, first: int) -> dict[int, str]:
-    """OFFSET in quotes where no clause can begin: it is a column of every topic, and DuckDB takes the bare word for a keyword."""
+    """OFFSET in quotes where no clause can begin: it is a column of every topic, and DuckDB takes the bare word for a
+    keyword.
+    """
     tokens = cursor.tokens
     return {
         number: quoted("offset")
@@ -135,8 +139,8 @@ def offset_pieces(cursor: Cursor, first: int) -> dict[int, str]:
 def topic_pieces(cursor: Cursor, names: Names, first: int) -> tuple[dict[int, str], dict[str, str]]:
     """(pieces, name of the table → topic) for every `TOPIC x` after FROM, JOIN or a comma of a FROM clause.
 
-    TOPIC is a keyword there only if a name follows: `FROM topic` and `FROM topic AS t` are a table. A topic without an alias gets the
-    last part of its name as one.
+    TOPIC is a keyword there only if a name follows: `FROM topic` and `FROM topic AS t` are a table. A topic without an
+    alias gets the last part of its name as one.
     """
     pieces: dict[int, str] = {}
     topics: dict[str, str] = {}

@@ -28,7 +28,9 @@ class StartKind(StrEnum):
 
 
 class StartAt(msgspec.Struct, frozen=True):
-    """Where to read from. `value` is an offset, or a time in ms since 1970 for TIMESTAMP (text as written until it is bound)."""
+    """Where to read from. `value` is an offset, or a time in ms since 1970 for TIMESTAMP (text as written until it is
+    bound).
+    """
 
     kind: StartKind
     value: int | str | Parameter | None = None
@@ -151,7 +153,9 @@ class Rollback(msgspec.Struct, frozen=True):
 
 
 class TableStatement(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement that DuckDB understands. `tables` are those it reads or writes (`schema.name`), `topics` those read by FROM TOPIC."""
+    """A statement that DuckDB understands. `tables` are those it reads or writes (`schema.name`), `topics` those read
+    by FROM TOPIC.
+    """
 
     kind: str
     """CREATE TABLE, DROP TABLE, INSERT, UPDATE, DELETE or SELECT."""

@@ -1,7 +1,8 @@
 """Statements on tables: which kind they are, what they read and write, and their text for DuckDB.
 
-sqlglot finds the tables; the text stays the one that was written, with names put in place of tokens, so that DuckDB runs what the
-caller wrote. DuckDB's own parser has the last word: exactly one statement, of the kind and with the parameters that were found here.
+sqlglot finds the tables; the text stays the one that was written, with names put in place of tokens, so that DuckDB
+runs what the caller wrote. DuckDB's own parser has the last word: exactly one statement, of the kind and with the
+parameters that were found here.
 """
 
 from __future__ import annotations
@@ -343,7 +344,9 @@ def _check_with_duckdb(
 
 
 def pointed_at(cursor: Cursor, first: int, said: str) -> int | None:
-    """Where in the text that was written DuckDB's error about the statement from token `first` on points; None if it points elsewhere."""
+    """Where in the text that was written DuckDB's error about the statement from token `first` on points; None if it
+    points elsewhere.
+    """
     column = _COLUMN.search(said)
     if column is not None:
         return next((token.start for token in cursor.tokens if token.value.lower() == column[1].lower()), None)
@@ -380,7 +383,9 @@ def _pointed_at(said: str, cursor: Cursor, rendered: Rendered) -> Token | None:
 
 
 def _hint_at(cursor: Cursor, token: Token) -> str:
-    """A misspelt keyword is read as an alias, and what follows is the error; a keyword where a name can stand is no name."""
+    """A misspelt keyword is read as an alias, and what follows is the error; a keyword where a name can stand is no
+    name.
+    """
     number = cursor.tokens.index(token)
     for near in cursor.tokens[max(number - 1, 0) : number + 1]:
         hint = "" if near.upper in _KEYWORDS else did_you_mean(near.upper, _KEYWORDS)

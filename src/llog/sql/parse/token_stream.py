@@ -1,4 +1,6 @@
-"""A walk over the tokens of one statement: what a recursive-descent parser asks, and errors that say where and what was expected."""
+"""A walk over the tokens of one statement: what a recursive-descent parser asks, and errors that say where and what was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,9 @@ def table_name(cursor: Cursor, parts: Sequence[str], token: Token) -> str:
 
 
 def _parameters(sql: str, tokens: Sequence[Token]) -> dict[int, Parameter]:
-    """Start of a token → its parameter. One style in a statement; numbers without gaps; names without regard to case."""
+    """Start of a token → its parameter. One style in a statement; numbers without gaps; names without regard to
+    case.
+    """
     found: dict[int, Parameter] = {}
     styles: dict[str, Token] = {}
     spelled: dict[str, str] = {}

@@ -1,4 +1,6 @@
-"""llog's own statements, from tokens to data. Clauses after a topic's name may stand in any order, each at most once."""
+"""llog's own statements, from tokens to data. Clauses after a topic's name may stand in any order, each at most
+once.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def _partition_by(cursor: Cursor, _: str) -> str:
 
 
 def _expression(cursor: Cursor, clause: str, ends: Callable[[], bool]) -> str:
-    """SQL as written, without comments, up to where it ends outside of all brackets. It is kept, so it cannot have parameters."""
+    """SQL as written, without comments, up to where it ends outside of all brackets. It is kept, so it cannot have
+    parameters.
+    """
     first, depth = cursor.at, 0
     last: Token | None = None
     while cursor.token.kind is not Kind.END and (depth or not ends()):

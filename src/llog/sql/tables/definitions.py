@@ -1,7 +1,7 @@
 """Tables as RocksDB keeps them: definitions, and rows by primary key.
 
-A definition is JSON under `table/<name>`; rows are under the table's number, which is never used again, so that a table dropped and created
-anew starts empty. Definitions are few and held in memory.
+A definition is JSON under `table/<name>`; rows are under the table's number, which is never used again, so that a table
+dropped and created anew starts empty. Definitions are few and held in memory.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class TableStore:
             del self._known[definition.name.lower()]
 
     def has_none(self, keys: Sequence[bytes]) -> bool:
-        """Whether there is surely no row between the lowest and the highest of these keys: one look instead of many, if rows grow."""
+        """Whether there is surely no row between the lowest and the highest of these keys: one look instead of many, if
+        rows grow.
+        """
         return self.store.is_empty(ROWS, min(keys), max(keys))
 
     def rows(self, keys: Sequence[bytes]) -> list[bytes | None]:

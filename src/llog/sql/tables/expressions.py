@@ -1,4 +1,5 @@
-"""Expressions of routes: filters and partition keys, checked against their table once and run by DuckDB over rows that changed.
+"""Expressions of routes: filters and partition keys, checked against their table once and run by DuckDB over rows that
+changed.
 
 Columns may be written bare, or with the table's name before them.
 """
@@ -65,7 +66,8 @@ def _parsed(text: str, table: str) -> _Expressions:
         if found is not select:
             raise SqlError(
                 f"{found.sql('duckdb')!r} in {text!r} cannot be asked of one row",
-                hint="use columns of the row, constants and functions of them; no aggregates, subqueries, windows or parameters",
+                hint="use columns of the row, constants and functions of them; no aggregates, subqueries, windows "
+                "or parameters",
             )
     columns = frozenset(each.name.lower() for each in select.find_all(exp.Column))
     variables = {each.name.lower() for found in select.find_all(exp.Lambda) for each in found.expressions}
@@ -97,7 +99,9 @@ class Expressions:
     def select(
         self, table: str, rows: pa.Table, where: str | None, key: str | None
     ) -> tuple[npt.NDArray[np.int64], Any | None]:
-        """The numbers of the rows that `where` is true of, and their keys as text (several expressions are joined by \\x1f)."""
+        """The numbers of the rows that `where` is true of, and their keys as text (several expressions are joined by
+        \\x1f).
+        """
         definition = self._definition(table)
         keys = None if key is None else _parsed(key, definition.name)
         if where is None and keys is None:

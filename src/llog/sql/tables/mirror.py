@@ -1,8 +1,8 @@
 """DuckDB in memory: a copy of the tables that were asked for, loaded at their first use, that runs SQL.
 
-The truth is in RocksDB. Rows that were written without DuckDB wait here until a statement reads their table. DuckDB is in a worker
-process, whose memory is limited, and which is killed if a statement cannot be ended otherwise. If it is damaged, or has ended, it is thrown
-away and loaded anew.
+The truth is in RocksDB. Rows that were written without DuckDB wait here until a statement reads their table. DuckDB is
+in a worker process, whose memory is limited, and which is killed if a statement cannot be ended otherwise. If it is
+damaged, or has ended, it is thrown away and loaded anew.
 """
 
 from __future__ import annotations
@@ -304,7 +304,9 @@ class Mirror:
 
 
 def explain(error: Any) -> LlogError:
-    """The error of llog for one of DuckDB. It shows where in the text that DuckDB was given, which is not the text as it was written."""
+    """The error of llog for one of DuckDB. It shows where in the text that DuckDB was given, which is not the text as
+    it was written.
+    """
     if isinstance(error, EngineEnded):
         return _ended(error)
     text = str(error)

@@ -43,7 +43,9 @@ class Plan(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """INSERT … ON CONFLICT as two statements. In one, DuckDB applies the first of several rows with the same key and drops the others."""
+    """INSERT … ON CONFLICT as two statements. In one, DuckDB applies the first of several rows with the same key and
+    drops the others.
+    """
 
     fill: Plan
     """Puts the rows into `STAGED`."""
@@ -130,7 +132,8 @@ def _staging(statement: exp.Expr, plan: Plan, sql: str, tokens: Sequence[Token])
     return Staging(
         fill=Plan(fill + sql[first:stop], None, "", frozenset(), template, plan.rows, of_rows),
         apply=(
-            f"{sql[begin:first]}{f'({columns}) ' if columns else ''}SELECT {columns or '*'} FROM {STAGED} WHERE rowid BETWEEN ",
+            f"{sql[begin:first]}{f'({columns}) ' if columns else ''}SELECT {columns or '*'} FROM {STAGED} WHERE "
+            "rowid BETWEEN ",
             f"\n{sql[stop:]}\nRETURNING *",
         ),
         parameters=_places(token for token in parameters if token.start > stop),
@@ -154,7 +157,9 @@ def _extent(outside: Sequence[Token]) -> tuple[int, int]:
 
 
 def spread(plan: Plan, values: Sequence[tuple[Any, ...]] | None, params: Params) -> Iterator[tuple[str, Params]]:
-    """What to run with which parameters: the statement as it is, or, for many rows that it was bound to, one for every few of them."""
+    """What to run with which parameters: the statement as it is, or, for many rows that it was bound to, one for every
+    few of them.
+    """
     if values is None or (len(values) == plan.rows and (params is not None or not plan.parameters)):
         yield plan.sql, params
         return
@@ -174,7 +179,8 @@ def share(params: Params, places: frozenset[str]) -> Params:
 
 
 def runs(rows: Sequence[int], before: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Yields the first and last row id of rows that can be inserted at once, because no key repeats among them; at least one range.
+    """Yields the first and last row id of rows that can be inserted at once, because no key repeats among them; at
+    least one range.
 
     `rows` are row ids in ascending order; `before` has, for each, the one of the row before it with the same key.
     """

@@ -1,8 +1,9 @@
 """Rows as bytes, for every type that a table may have. No I/O.
 
-A row is a msgpack array of its columns' storage values, in the table's order; a row key is the msgpack array of the primary key's.
-Booleans, numbers, text and bytes are stored as they are; temporal values as integers in the type's unit (days for DATE); DECIMAL
-and HUGEINT as the 16 bytes of their unscaled value, little-endian; JSON and UUID as text; lists as arrays.
+A row is a msgpack array of its columns' storage values, in the table's order; a row key is the msgpack array of the
+primary key's. Booleans, numbers, text and bytes are stored as they are; temporal values as integers in the type's unit
+(days for DATE); DECIMAL and HUGEINT as the 16 bytes of their unscaled value, little-endian; JSON and UUID as text;
+lists as arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables: created, changed and queried. Blocking; any thread may call.
 
-An INSERT of plain values or of Arrow columns goes to RocksDB without DuckDB: rows, events and counters in one synced WriteBatch. Everything
-else runs in DuckDB first.
+An INSERT of plain values or of Arrow columns goes to RocksDB without DuckDB: rows, events and counters in one synced
+WriteBatch. Everything else runs in DuckDB first.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class Tables:
         params: Params = None,
         extra: Mapping[str, pa.Table] | None = None,
     ) -> pa.Table:
-        """Rows as of now, or as the session's transaction sees them. `extra` has tables that only this statement knows."""
+        """Rows as of now, or as the session's transaction sees them. `extra` has tables that only this statement
+        knows.
+        """
         if session.transaction is not None:
             return session.transaction.select(statement, params, extra or {})
         cursor = session.ready([self._tables.definition(each) for each in statement.tables])

@@ -1,7 +1,7 @@
 """Transactions: statements that change tables, run by DuckDB, and what they changed, written to RocksDB as a whole.
 
-One transaction changes tables at a time. Its changes and their events are one WriteBatch, in the order of its statements; what fails
-leaves nothing behind. DuckDB commits after RocksDB: should that fail, the mirror is loaded anew.
+One transaction changes tables at a time. Its changes and their events are one WriteBatch, in the order of its
+statements; what fails leaves nothing behind. DuckDB commits after RocksDB: should that fail, the mirror is loaded anew.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class WriterLock:
         if not self._lock.acquire(timeout=self._timeout_s):
             holder, since_ms = self._holder
             raise TransactionConflict(
-                f"session {name!r} waited {self._timeout_s:g} s to change tables: session {holder!r} has been doing so for "
+                f"session {name!r} waited {self._timeout_s:g} s to change tables: session {holder!r} has been "
+                "doing so for "
                 f"{(self._runtime.now_ms() - since_ms) / 1000:.1f} s. Try again when it has ended"
             )
         self._holder = (name, self._runtime.now_ms())

@@ -1,7 +1,7 @@
 """Values to columns of a table, without DuckDB where that gives exactly what DuckDB would give.
 
-Plain values of the type that a column has are taken as they are; anything else (text for a number, a float for an integer) is left to
-DuckDB, whose rules for casts are those of every other statement.
+Plain values of the type that a column has are taken as they are; anything else (text for a number, a float for an
+integer) is left to DuckDB, whose rules for casts are those of every other statement.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> Cells:
 
 
 def _is_plain(column: Column, values: Sequence[Any]) -> bool:
-    """Whether these values, of a type that the column takes, are stored as they are. `_LeftToDuckDb` if one does not fit."""
+    """Whether these values, of a type that the column takes, are stored as they are. `_LeftToDuckDb` if one does not
+    fit.
+    """
     if column.type in _BOUNDS:
         low, high = _BOUNDS[column.type]
         if not all(each is None or low <= each <= high for each in values):
@@ -159,7 +161,8 @@ def from_arrow(definition: TableDefinition, rows: pa.Table) -> Columns:
         place = definition.codec.places.get(name.lower())
         if place is None or place in columns:
             raise SqlError(
-                f"column {name!r} is {'no column' if place is None else 'there twice, a column'} of table {definition.name!r}",
+                f"column {name!r} is {'no column' if place is None else 'there twice, a column'} of table "
+                f"{definition.name!r}",
                 hint=f"its columns are {', '.join(definition.codec.names)}",
             )
         wanted, kind = definition.columns[place], definition.codec.kinds[place]
@@ -167,7 +170,8 @@ def from_arrow(definition: TableDefinition, rows: pa.Table) -> Columns:
             columns[place] = _cast(wanted, one_array(column), kind)
         except (_LeftToDuckDb, *_REFUSED) as error:
             raise SqlError(
-                f"column {wanted.name!r} of table {definition.name!r} is {wanted.type}, and {column.type} does not fit: "
+                f"column {wanted.name!r} of table {definition.name!r} is {wanted.type}, and {column.type} does not "
+                "fit: "
                 f"{error or 'no such value'}"
             ) from error
     return columns

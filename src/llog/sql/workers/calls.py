@@ -24,7 +24,9 @@ class _Call:
 
 
 def call_apart(function: Callable[..., R], *args: Any, memory_max_bytes: int) -> R:
-    """What the function gives or raises. `SqlMemoryExceeded` if it needs more memory than that, `JobStopped` if it was stopped."""
+    """What the function gives or raises. `SqlMemoryExceeded` if it needs more memory than that, `JobStopped` if it was
+    stopped.
+    """
     jobs.check()
     process = Process(CallOnce(function, args, memory_max_bytes))
     try:

@@ -1,7 +1,7 @@
 """DuckDB in a worker, as the rest of the process has it: cursors that run SQL and give Arrow tables.
 
-What DuckDB raises there is raised here. When the worker dies, or is killed since a call does not end otherwise, that call and all others
-fail with `EngineEnded`.
+What DuckDB raises there is raised here. When the worker dies, or is killed since a call does not end otherwise, that
+call and all others fail with `EngineEnded`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LANES: Final = 18
 
 
 class EngineEnded(duckdb.Error):  # type: ignore[misc]
-    """The worker has ended, and all that it had in memory is gone. `killed`: by us, since a statement did not end otherwise."""
+    """The worker has ended, and all that it had in memory is gone. `killed`: by us, since a statement did not end
+    otherwise.
+    """
 
     def __init__(self, killed: bool) -> None:
         super().__init__("the process that runs DuckDB has ended")
@@ -154,7 +156,9 @@ class EngineCursor:
         *,
         limited: bool = True,
     ) -> pa.Table:
-        """The rows that the statement gives; `ResultTooLarge` if they are `limited` and too many. `tables` are known to no other."""
+        """The rows that the statement gives; `ResultTooLarge` if they are `limited` and too many. `tables` are known to
+        no other.
+        """
         return self._ask(sql, params, tables or {}, limited=limited)
 
     def do(self, sql: str, params: Params = None, tables: Mapping[str, pa.Table] | None = None) -> None:

@@ -35,7 +35,9 @@ def send_pickled(to: socket.socket, value: bytes, *buffers: Buffer) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Any, list[bytearray]]:
-    """`EOFError` if the other end is closed; `MemoryError` for a message that is too large, after which the next one can be received."""
+    """`EOFError` if the other end is closed; `MemoryError` for a message that is too large, after which the next one
+    can be received.
+    """
     [count] = _COUNT.unpack(_received(source, _COUNT.size))
     sizes = struct.unpack(f"<{count}Q", _received(source, 8 * count))
     parts: list[bytearray] = []

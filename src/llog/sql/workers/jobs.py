@@ -82,7 +82,9 @@ def check() -> None:
 
 @contextmanager
 def waiting(call: Call, *, ending: bool = False) -> Iterator[None]:
-    """Around the wait for a worker: the job of this thread, if it has one, can be stopped meanwhile. `JobStopped` if it was before."""
+    """Around the wait for a worker: the job of this thread, if it has one, can be stopped meanwhile. `JobStopped` if it
+    was before.
+    """
     job: Job | None = getattr(_local, "job", None)
     if job is None:
         yield

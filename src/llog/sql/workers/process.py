@@ -1,7 +1,8 @@
 """Worker processes, as their starter has them.
 
-They are forked from one zygote, which is a program of its own: what the starter has open (RocksDB, SQLite, clients of object stores)
-does not survive a fork. It is there while somebody holds it. However the starter ends, its sockets are closed, and so the processes end.
+They are forked from one zygote, which is a program of its own: what the starter has open (RocksDB, SQLite, clients of
+object stores) does not survive a fork. It is there while somebody holds it. However the starter ends, its sockets are
+closed, and so the processes end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from llog.sql.workers import framing
 
 _END_S: Final = 0.5
 _ENVIRONMENT: Final = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # Arrow's own pool takes address space in advance, which the limit would count
+    # Arrow's own pool takes address space in advance, which the limit would count
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",  # a thread would not survive the forks
     "PYTHONSAFEPATH": "1",

@@ -1,7 +1,9 @@
-"""The process that workers are forked from: it has their libraries loaded, and no threads, so that a worker is there in milliseconds.
+"""The process that workers are forked from: it has their libraries loaded, and no threads, so that a worker is there in
+milliseconds.
 
-Run as a module, with the number of a socket. Each message on it is one byte with the sockets of a new worker: the first is its leash, which
-nothing is sent over. When the other end of the leash is closed, by will or because the starter has died, the worker gets a SIGKILL.
+Run as a module, with the number of a socket. Each message on it is one byte with the sockets of a new worker: the first
+is its leash, which nothing is sent over. When the other end of the leash is closed, by will or because the starter has
+died, the worker gets a SIGKILL.
 """
 
 from __future__ import annotations

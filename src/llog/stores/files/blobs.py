@@ -33,7 +33,8 @@ MAP_BYTES_MIN = 1024 * 1024
 """From this size on, a range is mapped instead of copied."""
 _VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES = 128 << 10
-"""At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time."""
+"""At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time.
+"""
 _REMEDIES = REMEDIES | {
     errno.EPERM: "give this user read and write access to it, on a file system that has hard links",
     errno.EOPNOTSUPP: "put the data on a file system that has hard links",
@@ -115,7 +116,9 @@ class FileBlobStore:
         await self._run(1, self._check)
 
     async def clean_temporary(self, older_than_ms: int, now_ms: int) -> int:
-        """Removes temporary files that crashed puts left, if untouched for `older_than_ms` (a day is safe); how many."""
+        """Removes temporary files that crashed puts left, if untouched for `older_than_ms` (a day is safe); how
+        many.
+        """
         return await self._run(1, lambda: _clean(self.root, (now_ms - older_than_ms) * 1_000_000))
 
     async def close(self) -> None:
@@ -200,7 +203,8 @@ class FileBlobStore:
             make_directory(directory)
 
     def _make_durable(self, directory: Path) -> None:
-        """The names of it and of its parents. Once a process, also of those that were there: another may just have made them.
+        """The names of it and of its parents. Once a process, also of those that were there: another may just have made
+        them.
 
         After the blob is written: the file system has then committed them with it, and hardly anything is left to do.
         """

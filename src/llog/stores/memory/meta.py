@@ -32,7 +32,9 @@ class MemoryMeta:
         self._watches_opened = 0
 
     def expire(self, store: MemoryMetaStore) -> None:
-        """Ends the store's session as if its process had died, without closing it. Its next ephemeral put opens another."""
+        """Ends the store's session as if its process had died, without closing it. Its next ephemeral put opens
+        another.
+        """
         self._end(store._session)
 
     def copy(self, wanted: Callable[[str], bool]) -> MemoryMeta:

@@ -34,7 +34,10 @@ Views = list[memoryview]
 COALESCE_GAP_BYTES = 256 * 1024
 REQUIRED_SECONDS = 10.0
 """How often puts look whether the blob that is required is still there."""
-_S3_CREDENTIALS = "LLOG_S3_ACCESS_KEY_ID and LLOG_S3_SECRET_ACCESS_KEY (or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) and the region"
+_S3_CREDENTIALS = (
+    "LLOG_S3_ACCESS_KEY_ID and LLOG_S3_SECRET_ACCESS_KEY (or AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY) and the region"
+)
 _user_pid: int | None = None  # the process in which obstore's threads run: it has one set of them, whatever the store
 
 
@@ -81,7 +84,9 @@ class ObjectBlobStore:
         allow_http: bool | None = None,
         limits: Limits = Limits(),  # noqa: B008 (immutable)
     ) -> ObjectBlobStore:
-        """What is None comes from the usual AWS_* variables or the instance. Plain HTTP only if the endpoint says so."""
+        """What is None comes from the usual AWS_* variables or the instance. Plain HTTP only if the endpoint says
+        so.
+        """
         config = without_none(
             endpoint=endpoint,
             region=region,
@@ -113,7 +118,9 @@ class ObjectBlobStore:
         application_credentials: str | None = None,
         limits: Limits = Limits(),  # noqa: B008 (immutable)
     ) -> ObjectBlobStore:
-        """`application_credentials` is a file's path. What is None comes from the GOOGLE_* variables or the instance."""
+        """`application_credentials` is a file's path. What is None comes from the GOOGLE_* variables or the
+        instance.
+        """
         config = without_none(
             base_url=endpoint,
             service_account_key=service_account_key,
@@ -273,7 +280,8 @@ class ObjectBlobStore:
             return
         if lost or failure is None:
             raise OutcomeUnknown(
-                f"the answers to the put of blob {name!r} in {self._place.described} were lost, and it is not there yet: "
+                f"the answers to the put of blob {name!r} in {self._place.described} were lost, and it is not "
+                "there yet: "
                 "it may still appear; write it again under another name"
             )
         raise self._unavailable(failure)
@@ -386,7 +394,8 @@ class ObjectBlobStore:
         global _user_pid
         if _user_pid not in (None, os.getpid()):
             raise StoreUnavailable(
-                f"{self.uri} cannot be used in this process: it was forked from one (pid {_user_pid}) that already used "
+                f"{self.uri} cannot be used in this process: it was forked from one (pid {_user_pid}) that already "
+                "used "
                 "an object store. Fork before the first use, or start processes with 'spawn'"
             )
         if self._opened is None:

@@ -1,8 +1,8 @@
 """Listing in the order of names on servers that sort otherwise.
 
-Some S3 servers sort by '/'-separated segments, which puts 'a/b' before 'a-b' (and resumes after an offset in that order,
-too). The two orders agree where nothing is nested. So a directory of blobs is passed on page by page; what fits one
-page is sorted here; and only a larger nested one is walked, directory by directory.
+Some S3 servers sort by '/'-separated segments, which puts 'a/b' before 'a-b' (and resumes after an offset in that
+order, too). The two orders agree where nothing is nested. So a directory of blobs is passed on page by page; what fits
+one page is sorted here; and only a larger nested one is walked, directory by directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class Listed(Protocol):
     """A server's two ways of listing; directories end with '/', the topmost is empty."""
 
     def pages(self, directory: str, offset: str | None) -> Callable[[], Awaitable[Page]]:
-        """All below the directory after `offset`, a page a call, in the server's order; a page that is not full is the last."""
+        """All below the directory after `offset`, a page a call, in the server's order; a page that is not full is the
+        last.
+        """
         ...
 
     async def children(self, directory: str) -> dict[str, BlobInfo | None]:

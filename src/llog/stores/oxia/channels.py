@@ -1,4 +1,6 @@
-"""Connections to Oxia's servers: one for each address, made when it is needed, and replaced when nothing comes back on it."""
+"""Connections to Oxia's servers: one for each address, made when it is needed, and replaced when nothing comes back on
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from llog.errors import ConfigurationError, StoreUnavailable
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
 
 SILENCE_SECONDS: Final = 10.0
-"""A connection on which calls have waited for as long, and nothing came back, may be dead without having been closed."""
+"""A connection on which calls have waited for as long, and nothing came back, may be dead without having been closed.
+"""
 _TOKEN_SECONDS: Final = 10.0
 """A token's file is read again after as long: tokens of Kubernetes change every hour."""
 
@@ -93,7 +96,9 @@ class Channels:
             connection.doubted_s = None
 
     def doubt(self, address: str) -> None:
-        """A call to this server waits: connect anew if none has got an answer for long. Calls on the old connection are cancelled."""
+        """A call to this server waits: connect anew if none has got an answer for long. Calls on the old connection are
+        cancelled.
+        """
         connection = self._channels.get(address)
         if connection is None:
             return
@@ -112,7 +117,8 @@ class Channels:
         await asyncio.gather(
             *self._closing, *(each.channel.close() for each in channels.values()), return_exceptions=True
         )
-        # What was cancelled still comes back from gRPC's thread, which complains aloud if this event loop has been closed by then.
+        # What was cancelled still comes back from gRPC's thread, which complains aloud if this event loop has been
+        # closed by then.
         await asyncio.sleep(_LAST_EVENTS_SECONDS)
 
     def _channel(self, address: str) -> Channel:

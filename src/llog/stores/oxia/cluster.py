@@ -1,7 +1,7 @@
 """Which server leads which shard, and how a shard is asked, whoever leads it.
 
-One stream of assignments is followed, from one server at a time. When calls wait, the next server is asked: the one that was followed may
-hang, or be cut off from the rest.
+One stream of assignments is followed, from one server at a time. When calls wait, the next server is asked: the one
+that was followed may hang, or be cut off from the rest.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Cluster:
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def ready(self, seconds: float) -> None:
-        """Return once the shards are known. Raises at once what waiting would not change, and `StoreUnavailable` in the end."""
+        """Return once the shards are known. Raises at once what waiting would not change, and `StoreUnavailable` in the
+        end.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._known.wait()

@@ -1,4 +1,6 @@
-"""A look at one key without an event loop. (The asyncio of gRPC wants one event loop per process, and the caller may have it.)"""
+"""A look at one key without an event loop. (The asyncio of gRPC wants one event loop per process, and the caller may
+have it.)
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def has_key(servers: Sequence[str], namespace: str, key: str, *, security: Secur
                 if isinstance(refusal, StoreUnavailable):
                     raise StoreUnreachable(str(refusal)) from refusal
                 raise StoreUnreachable(
-                    f"no Oxia answers at {','.join(servers)} ({describe(refusal)}): check that it runs and has a leader for every shard"
+                    f"no Oxia answers at {','.join(servers)} ({describe(refusal)}): check that it runs and has a "
+                    "leader for every shard"
                 ) from refusal
         time.sleep(_PAUSE_SECONDS)
 

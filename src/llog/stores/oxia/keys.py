@@ -1,7 +1,7 @@
 """How keys of the log are written in Oxia, and which shard they belong to.
 
-Oxia's hierarchical sorting, its default, compares the number of slashes first. A stored key has none, so that its order is that of
-bytes; and it begins with "=", so that other keys of a namespace are not taken for the log's.
+Oxia's hierarchical sorting, its default, compares the number of slashes first. A stored key has none, so that its order
+is that of bytes; and it begins with "=", so that other keys of a namespace are not taken for the log's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ ECHO: Final = "#llog-echo"
 """Not a key of the log. On every shard; a write to it shows that the shard's leader is in charge."""
 SORTING_PROBE: Final = "#llog-sorting/probe"
 SORTING_BOUND: Final = "#llog-sorting0"
-"""Bytes come right after those of the probe, but it has no slash: a lookup below the bound finds the probe in natural sorting only."""
+"""Bytes come right after those of the probe, but it has no slash: a lookup below the bound finds the probe in natural
+sorting only.
+"""
 
 
 def encode(key: str) -> str:

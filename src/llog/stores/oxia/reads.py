@@ -1,4 +1,6 @@
-"""Lookups and ranges: lookups of one turn of the event loop share a request, ranges over several shards are merged as they arrive."""
+"""Lookups and ranges: lookups of one turn of the event loop share a request, ranges over several shards are merged as
+they arrive.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def entry_of(answer: proto.GetResponse, asked: str) -> Entry | None:
 async def scan_entries(
     cluster: Cluster, shards: Sequence[Shard], start: str, end: str, limit: int, seconds: float
 ) -> list[Entry]:
-    """At most `limit` entries of stored keys from `start` up to `end`, in order; those of one shard are one moment's."""
+    """At most `limit` entries of stored keys from `start` up to `end`, in order; those of one shard are one
+    moment's.
+    """
     metadata = cluster.channels.metadata()
 
     def call(stub: OxiaClientStub, shard: Shard) -> Any:

@@ -38,12 +38,14 @@ def final(error: BaseException, address: str, namespace: str) -> LlogError | Non
         )
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConfigurationError(
-            f"the Oxia at {address} refuses this client ({describe(error)}): set LLOG_OXIA_TOKEN or LLOG_OXIA_TOKEN_FILE to a token "
+            f"the Oxia at {address} refuses this client ({describe(error)}): set LLOG_OXIA_TOKEN or "
+            "LLOG_OXIA_TOKEN_FILE to a token "
             "that it accepts"
         )
     if "handshake failed" in details:
         return ConfigurationError(
-            f"TLS with {address} failed ({describe(error)}): write oxia:// if the server has no TLS, or name its authority's certificate "
+            f"TLS with {address} failed ({describe(error)}): write oxia:// if the server has no TLS, or name its "
+            "authority's certificate "
             "with LLOG_OXIA_CA_FILE"
         )
     if code is grpc.StatusCode.UNIMPLEMENTED or "parsing http/2" in details or "http1" in details:

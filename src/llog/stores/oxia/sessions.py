@@ -66,7 +66,9 @@ class Session:
                 self._beating.cancel()
 
     async def close(self, seconds: float) -> None:
-        """End the session, so that its keys vanish now; if Oxia does not answer in time, they do after the session's timeout."""
+        """End the session, so that its keys vanish now; if Oxia does not answer in time, they do after the session's
+        timeout.
+        """
         number, self._number = self._number, None
         if self._beating is not None:
             self._beating.cancel()

@@ -1,4 +1,5 @@
-"""The metadata store on Oxia: the keys of a partition on one shard, by the hash of its prefix; ranges beyond it ask all shards.
+"""The metadata store on Oxia: the keys of a partition on one shard, by the hash of its prefix; ranges beyond it ask all
+shards.
 
 An object belongs to the event loop and the process that first use it. Every call has a deadline.
 """
@@ -74,8 +75,10 @@ class OxiaMetaStore:
             async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
                 if await clients.of_partition(None)[0].sorts_naturally():
                     raise WrongStore(
-                        f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural key sorting, in which "
-                        "Oxia has lost track of ephemeral keys: create a namespace with keySorting: hierarchical and name that"
+                        f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural "
+                        "key sorting, in which "
+                        "Oxia has lost track of ephemeral keys: create a namespace with keySorting: hierarchical "
+                        "and name that"
                     )
         except BaseException as error:
             await self.close()
@@ -196,7 +199,9 @@ class OxiaMetaStore:
         return self._clients
 
     async def _ready(self) -> Clients:
-        """With shards. If they are known, there is no turn of the event loop, so that writes keep the order of their calls."""
+        """With shards. If they are known, there is no turn of the event loop, so that writes keep the order of their
+        calls.
+        """
         clients = self._start()
         if not clients.cluster.shards:
             await clients.cluster.ready(self._seconds)
@@ -327,7 +332,9 @@ class OxiaMetaStore:
 
 
 class OxiaReads:
-    """Vouches for reads by a write that the same leader acknowledges, on a stream that has been there since before the reads."""
+    """Vouches for reads by a write that the same leader acknowledges, on a stream that has been there since before the
+    reads.
+    """
 
     def __init__(self, clients: Clients, check_open: Callable[[], None]) -> None:
         self._clients = clients

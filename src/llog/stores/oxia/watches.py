@@ -1,6 +1,7 @@
 """Watches: one stream of notifications per shard for all watches of a store, since Oxia filters none.
 
-After an interruption a stream goes on from the last offset, and every watch wakes, in case that the server has dropped what is older.
+After an interruption a stream goes on from the last offset, and every watch wakes, in case that the server has dropped
+what is older.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Notifications:
             if self._streaming is not None:
                 self._streaming.cancel()  # the next stream goes on after the last notification
             raise StoreUnavailable(
-                f"Oxia's shard {self._shard.number} notified nobody of a write within {self._seconds:g} s: check that its namespace has "
+                f"Oxia's shard {self._shard.number} notified nobody of a write within {self._seconds:g} s: check "
+                "that its namespace has "
                 "notifications enabled"
             ) from None
 
@@ -76,8 +78,8 @@ class Notifications:
     async def _echo_once(self) -> None:
         """Have the echo key notified once.
 
-        The leader begins after what is committed, of which it may not have applied the last: who looks now misses that, and is not
-        notified of it. A change of the echo key is applied after all of it.
+        The leader begins after what is committed, of which it may not have applied the last: who looks now misses that,
+        and is not notified of it. A change of the echo key is applied after all of it.
         """
         await self._begun.wait()
         while self._echoed < 0 and not self._shard.is_gone:

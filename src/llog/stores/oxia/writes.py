@@ -1,7 +1,9 @@
-"""The writes of one shard: one stream to its leader, requests in the order of the calls, answers in the order of the requests.
+"""The writes of one shard: one stream to its leader, requests in the order of the calls, answers in the order of the
+requests.
 
-A stream counts as established once the leader has acknowledged a write to the echo key on it; before that, nothing of a caller is sent. So
-what was not sent did certainly not happen and goes to the next stream, and what was sent and not answered may have happened.
+A stream counts as established once the leader has acknowledged a write to the echo key on it; before that, nothing of a
+caller is sent. So what was not sent did certainly not happen and goes to the next stream, and what was sent and not
+answered may have happened.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Writes:
         self._is_closed = False
 
     def submit(self, operations: Sequence[Operation], size: int) -> list[asyncio.Future[list[Any]]]:
-        """Queue operations of one kind; their answers, in order. More than one future if they do not fit into one request."""
+        """Queue operations of one kind; their answers, in order. More than one future if they do not fit into one
+        request.
+        """
         self.shard.check()
         if self._waiting_bytes + size > WAITING_BYTES_MAX and self._waiting:
             raise StoreUnavailable(

@@ -1,6 +1,7 @@
 """Connections to a PostgreSQL server: how they are made and checked, and what their errors mean.
 
-A connection is good for one server process tree in one role: what a demoted or restarted server answers comes over another one.
+A connection is good for one server process tree in one role: what a demoted or restarted server answers comes over
+another one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from llog.stores.postgres.schema import FORMAT, creation
 OPERATION_SECONDS: Final = 10.0
 """How long a call may take, reconnecting included."""
 STATEMENT_SECONDS: Final = 8.0
-"""After which the server gives a statement up. It says so before a call's time is over, so that the outcome is known."""
+"""After which the server gives a statement up. It says so before a call's time is over, so that the outcome is known.
+"""
 ATTEMPT_SECONDS: Final = 5.0
 """How long one host may take to let us in before the next one is tried."""
 PAUSE_SECONDS_MIN: Final = 0.02
@@ -42,7 +44,9 @@ SET enable_bitmapscan = off;
 SET jit = off;
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
 """
-"""A write is on the disk before it is answered, whatever the server's default is; and every query walks the index of keys."""
+"""A write is on the disk before it is answered, whatever the server's default is; and every query walks the index of
+keys.
+"""
 _SERVER: Final = """
 SELECT current_setting('server_version_num')::int / 10000 AS version,
     left(pg_walfile_name(pg_current_wal_lsn()), 8) AS timeline,
@@ -80,7 +84,9 @@ def _is_wrong_setting(error: BaseException) -> bool:
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The password, or the file that holds it. With neither, PostgreSQL's own ways are tried (PGPASSFILE, ~/.pgpass)."""
+    """The password, or the file that holds it. With neither, PostgreSQL's own ways are tried (PGPASSFILE,
+    ~/.pgpass).
+    """
 
     password: Secret | None = None
     file: str | None = None
@@ -99,7 +105,9 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Identity(NamedTuple):
-    """One run of one server as the one in charge. A standby that takes over, and a server that restarts, is another one."""
+    """One run of one server as the one in charge. A standby that takes over, and a server that restarts, is another
+    one.
+    """
 
     system: str
     timeline: str
@@ -158,10 +166,11 @@ class Server:
         await link.close()
 
     async def connect(self, deadline: float, *, patient: bool = True) -> Link:
-        """Return a new connection, after as many attempts as fit in before the deadline; nothing was changed if it raises.
+        """Return a new connection, after as many attempts as fit in before the deadline; nothing was changed if it
+        raises.
 
-        An impatient caller gets a `ConfigurationError` or `WrongStore` at once, and `StoreUnreachable` in the end; a patient one
-        `StoreUnavailable`: a password may be changed and a server replaced under way.
+        An impatient caller gets a `ConfigurationError` or `WrongStore` at once, and `StoreUnreachable` in the end; a
+        patient one `StoreUnavailable`: a password may be changed and a server replaced under way.
         """
         try:
             connection = await self._connection(deadline, patient=patient)
@@ -229,7 +238,8 @@ class Server:
         if not server["exists"]:
             if self._store is not None:
                 raise StoreUnavailable(
-                    f"{self.name}: the schema {self.address.schema!r} is gone that was there: restore it, and start again"
+                    f"{self.name}: the schema {self.address.schema!r} is gone that was there: restore it, and "
+                    "start again"
                 )
             await connection.execute(creation(self.address.schema))
         await self._check_store(connection)
@@ -239,12 +249,14 @@ class Server:
         found, store = await connection.fetchrow(f"SELECT format, store::text FROM {self._state_table}")
         if found > FORMAT:
             raise WrongStore(
-                f"{self.name}: the schema {self.address.schema!r} has format {found}, made by a newer llog; this one knows {FORMAT}: "
+                f"{self.name}: the schema {self.address.schema!r} has format {found}, made by a newer llog; this "
+                f"one knows {FORMAT}: "
                 "upgrade llog, or name another schema"
             )
         if self._store not in (None, store):
             raise StoreUnavailable(
-                f"{self.name}: the schema {self.address.schema!r} was replaced by another one while it was in use: start again"
+                f"{self.name}: the schema {self.address.schema!r} was replaced by another one while it was in use: "
+                "start again"
             )
         self._store = store
 
@@ -254,23 +266,31 @@ class Server:
 
     @property
     def _read_only(self) -> str:
-        return f"{self.name} is read-only, as a standby is: name the server that takes writes, or all of them with commas between"
+        return (
+            f"{self.name} is read-only, as a standby is: name the server that takes writes, or all of them with "
+            "commas between"
+        )
 
     def _describe(self, error: BaseException) -> str:
         """Say what is wrong and what to do about it, in one line and without secrets."""
         said = " ".join(str(error).split())[:200] or type(error).__name__
         if isinstance(error, asyncpg.InvalidPasswordError):
             return (
-                f"{self.name} refuses the password of user {self.address.user!r}, or there is none: check LLOG_POSTGRES_PASSWORD, "
+                f"{self.name} refuses the password of user {self.address.user!r}, or there is none: check "
+                "LLOG_POSTGRES_PASSWORD, "
                 "LLOG_POSTGRES_PASSWORD_FILE or PGPASSFILE"
             )
         if isinstance(error, asyncpg.InvalidCatalogNameError):
             return f"{self.name} does not exist: create it (CREATE DATABASE), or name another"
         if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-            return f"{self.name} does not let user {self.address.user!r} in ({said}): check the user, sslmode and the server's pg_hba.conf"
+            return (
+                f"{self.name} does not let user {self.address.user!r} in ({said}): check the user, sslmode and "
+                "the server's pg_hba.conf"
+            )
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
             return (
-                f"{self.name}: user {self.address.user!r} may not do what llog needs ({said}): GRANT it CREATE on the database, or let it "
+                f"{self.name}: user {self.address.user!r} may not do what llog needs ({said}): GRANT it CREATE on "
+                "the database, or let it "
                 f"own the schema {self.address.schema!r}"
             )
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched | asyncpg.ReadOnlySQLTransactionError):
@@ -278,9 +298,15 @@ class Server:
         if _NO_TLS in said:
             return f"{self.name} refuses TLS, or is no PostgreSQL: check the host and the port, and sslmode"
         if isinstance(error, ssl.SSLError | asyncpg.ClientConfigurationError):
-            return f"{self.name}: TLS failed ({said}): check sslmode and sslrootcert in the address, and the server's certificate"
+            return (
+                f"{self.name}: TLS failed ({said}): check sslmode and sslrootcert in the address, and the "
+                "server's certificate"
+            )
         if isinstance(error, TimeoutError):
-            return f"{self.name} does not answer within {OPERATION_SECONDS:g} s: check the host and the port, and that the server runs"
+            return (
+                f"{self.name} does not answer within {OPERATION_SECONDS:g} s: check the host and the port, and "
+                "that the server runs"
+            )
         if isinstance(error, OSError):
             return f"{self.name} cannot be reached ({said}): check the host and the port, and that the server runs"
         return f"{self.name}: {said}"

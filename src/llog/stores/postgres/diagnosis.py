@@ -12,7 +12,7 @@ _SERVER: Final = """
 SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8 * 1000, current_setting('fsync'),
     (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'), current_setting('synchronous_standby_names'),
     (SELECT count(*) FROM pg_stat_replication)
-"""
+"""  # noqa: E501
 
 
 async def diagnose(reader: Reader, now_ms: Callable[[], int]) -> list[Diagnosis]:
@@ -29,11 +29,16 @@ async def diagnose(reader: Reader, now_ms: Callable[[], int]) -> list[Diagnosis]
 
 
 def _commits(fsync: str, synchronous_commit: str) -> Diagnosis:
-    """Judge the server's defaults. llog turns synchronous_commit on for its own sessions; fsync is the server's alone."""
+    """Judge the server's defaults. llog turns synchronous_commit on for its own sessions; fsync is the server's
+    alone.
+    """
     if fsync != "on":
         detail = "fsync is off: a power cut loses acknowledged records, or the database. Set fsync = on"
     elif synchronous_commit == "off":
-        detail = "synchronous_commit is off by default: llog sets it for itself, but proxies may undo that. Set synchronous_commit = on"
+        detail = (
+            "synchronous_commit is off by default: llog sets it for itself, but proxies may undo that. Set "
+            "synchronous_commit = on"
+        )
     else:
         return Diagnosis("commits are durable", f"fsync on, synchronous_commit {synchronous_commit}")
     return Diagnosis("commits are durable", detail, "warning")

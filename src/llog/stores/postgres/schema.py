@@ -6,9 +6,10 @@
 | `llog_sessions` | id, and the server's time at which it ends unless renewed |
 | `llog_state` | one row: the schema's format, the id of this store, and the revision, which grows with every change and gives versions |
 
-Keys are `bytea`: `text` refuses NUL and may be collated. All writes go through the function, which takes an advisory lock first: so writers
-queue rather than deadlock, revisions are committed in their order, and one request does the work of many callers.
-"""
+Keys are `bytea`: `text` refuses NUL and may be collated. All writes go through the function, which takes an advisory
+lock first: so writers queue rather than deadlock, revisions are committed in their order, and one request does the work
+of many callers.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def lock_key(schema: str) -> int:
 
 
 def creation(schema: str) -> str:
-    """Return the statement that creates the schema if nobody has. It is one statement, so that it is whole or not at all."""
+    """Return the statement that creates the schema if nobody has. It is one statement, so that it is whole or not at
+    all.
+    """
     return f"""
 DO $create$
 BEGIN
@@ -77,9 +80,10 @@ $create$
 def _apply(schema: str) -> str:
     """The function behind every write.
 
-    It ends sessions that were not renewed, renews the caller's if asked to, and applies the operations in order. A result is the new
-    version, 1 or 0 (a key was deleted or was not there), or -2 minus the version that was found where another one was expected. Keys
-    that may have changed are in `a_touched`, as texts to be notified, the last of them with the revision; none stands for any key.
+    It ends sessions that were not renewed, renews the caller's if asked to, and applies the operations in order. A
+    result is the new version, 1 or 0 (a key was deleted or was not there), or -2 minus the version that was found where
+    another one was expected. Keys that may have changed are in `a_touched`, as texts to be notified, the last of them
+    with the revision; none stands for any key.
     """
     return f"""
     CREATE FUNCTION {schema}.llog_apply(
@@ -192,4 +196,4 @@ def _apply(schema: str) -> str:
             END IF;
         END IF;
     END
-    $apply$;"""
+    $apply$;"""  # noqa: E501

@@ -1,7 +1,7 @@
 """The metadata store in a PostgreSQL database.
 
-Writes go over one connection, in groups (`writer`); reads over a few others (`reader`); changes are heard of over one more
-(`watches`). All of them are made when they are needed, by the event loop that a store object belongs to.
+Writes go over one connection, in groups (`writer`); reads over a few others (`reader`); changes are heard of over one
+more (`watches`). All of them are made when they are needed, by the event loop that a store object belongs to.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class PostgresMetaStore:
     async def open(self) -> None:
         """Create the schema if there is none.
 
-        Raises `ConfigurationError` if the server does not let this user in, `WrongStore` if the schema is of a newer version, and
-        `StoreUnreachable` if no server answers. Without this call the first other one does the same, and raises `StoreUnavailable`.
+        Raises `ConfigurationError` if the server does not let this user in, `WrongStore` if the schema is of a newer
+        version, and `StoreUnreachable` if no server answers. Without this call the first other one does the same, and
+        raises `StoreUnavailable`.
         """
         await self._server.open()
 
@@ -190,7 +191,9 @@ class _Reads:
         self._writer = writer
 
     async def confirm(self) -> None:
-        """A server that was replaced cannot commit, if standbys are synchronous; and one that commits was in charge since it started."""
+        """A server that was replaced cannot commit, if standbys are synchronous; and one that commits was in charge
+        since it started.
+        """
         self._store.check_open()
         try:
             identity = await self._writer.confirm()
@@ -198,7 +201,8 @@ class _Reads:
             raise StoreUnavailable(f"whether the reads are fresh cannot be told: {error}") from error
         if not self.identities <= {identity}:
             raise StaleReads(
-                "another server took over, or the server was restarted, since the reads began, and some of them may be old: read again"
+                "another server took over, or the server was restarted, since the reads began, and some of them "
+                "may be old: read again"
             )
 
 

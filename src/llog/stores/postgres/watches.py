@@ -1,7 +1,7 @@
 """Watches of a PostgreSQL metadata store: notifications over one connection for all of them, with a poll behind it.
 
-A notification names the keys that may have changed, and wakes the watches of their prefixes. The poll finds what was not notified: behind a
-proxy that pools transactions nothing is, and nobody tells of a session that was not renewed.
+A notification names the keys that may have changed, and wakes the watches of their prefixes. The poll finds what was
+not notified: behind a proxy that pools transactions nothing is, and nobody tells of a session that was not renewed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Watch:
 
 
 class Watches:
-    """Those of one event loop. `read_revision` returns the last change; `end_sessions` is called when some session was not renewed."""
+    """Those of one event loop. `read_revision` returns the last change; `end_sessions` is called when some session was
+    not renewed.
+    """
 
     def __init__(
         self,
@@ -95,7 +97,8 @@ class Watches:
                     self.check_open()
         except TimeoutError:
             raise StoreUnavailable(
-                f"the watch has not heard of change {revision} within {OPERATION_SECONDS:g} s: the server cannot be listened to"
+                f"the watch has not heard of change {revision} within {OPERATION_SECONDS:g} s: the server cannot "
+                "be listened to"
             ) from None
 
     async def close(self) -> None:
@@ -148,7 +151,9 @@ class Watches:
         self._progress.set()
 
     def _lose(self) -> None:
-        """What happens until somebody listens again is missed: the watches look, and meet the error themselves if there is one."""
+        """What happens until somebody listens again is missed: the watches look, and meet the error themselves if there
+        is one.
+        """
         self._reached = -1
         self._line.drop()
         self._wake_all()

@@ -173,7 +173,9 @@ class Writer:
         connection.add_log_listener(self._note_warning)
 
     def _take(self, late: float) -> list[_Job]:
-        """Remove from the queue what one request does: nobody's whose caller has gone, or who has too little time left."""
+        """Remove from the queue what one request does: nobody's whose caller has gone, or who has too little time
+        left.
+        """
         group: list[_Job] = []
         count = size = 0
         while self._queue and count < GROUP_OPERATIONS_MAX and size < GROUP_BYTES_MAX:
@@ -245,7 +247,9 @@ class Writer:
         return list(results)
 
     async def _beat(self) -> None:
-        """Keep the session alive for as long as there is one. One that has ended stays ended: others may have seen its keys gone."""
+        """Keep the session alive for as long as there is one. One that has ended stays ended: others may have seen its
+        keys gone.
+        """
         loop = asyncio.get_running_loop()
         while self._session is not None:
             await asyncio.sleep(max(self._beat_at - loop.time(), self._beat_seconds / 8))
@@ -254,7 +258,8 @@ class Writer:
                     await self._submit((), 0)
 
     def _note_warning(self, _: Any, message: Any) -> None:
-        # Somebody has cancelled the wait for a synchronous standby: the commit is answered though only this server has it.
+        # Somebody has cancelled the wait for a synchronous standby: the commit is answered though only this server has
+        # it.
         if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
             self._is_replicated = False
 
@@ -269,7 +274,9 @@ class Writer:
 
 
 def _touched(operations: list[Operation]) -> list[str] | None:
-    """Return texts that name the keys which may change, short enough to be notified; None if they would be too long or too many."""
+    """Return texts that name the keys which may change, short enough to be notified; None if they would be too long or
+    too many.
+    """
     if any(each.kind > DELETE for each in operations):
         return None
     notices: list[str] = []

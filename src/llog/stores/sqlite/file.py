@@ -65,7 +65,8 @@ def unavailable(path: Path, error: Exception) -> StoreUnavailable:
     if is_locked(error):
         return StoreUnavailable(f"metadata store {path}: {error} by {holder_of(path, Path(f'{path}-shm'))}")
     return StoreUnavailable(
-        f"metadata store {path}: {error}. Check that the file and its directory are writable, and that the disk is not full"
+        f"metadata store {path}: {error}. Check that the file and its directory are writable, and that the disk is "
+        "not full"
     )
 
 
@@ -75,7 +76,8 @@ def is_locked(error: Exception) -> bool:
 
 def lock_timeout(path: Path) -> StoreUnavailable:
     return StoreUnavailable(
-        f"metadata store {path} has been locked for {LOCK_SECONDS:g} seconds, and nothing was changed. The lock is held by "
+        f"metadata store {path} has been locked for {LOCK_SECONDS:g} seconds, and nothing was changed. The lock is "
+        "held by "
         f"{holder_of(lock_path(path))}"
     )
 

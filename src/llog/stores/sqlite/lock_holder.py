@@ -12,7 +12,8 @@ _LOCKS: Final = Path("/proc/locks")
 def holder_of(*paths: Path) -> str:
     """Name the process that has one of these files locked for writing, and what to do about it.
 
-    Linux lists the locks of the processes that this one can see. Where it lists none, the message says how to look for the holder.
+    Linux lists the locks of the processes that this one can see. Where it lists none, the message says how to look for
+    the holder.
     """
     pid = _locking_pid(paths)
     if pid is None:

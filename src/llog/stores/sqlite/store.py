@@ -1,7 +1,7 @@
 """The embedded metadata store: one SQLite file, several processes of one machine.
 
-Writes go through one thread (`sqlite_writer`). Reads run on the caller's event loop: a lookup takes microseconds, less than
-handing it to a thread, and in WAL mode no writer blocks it. Long ranges give the loop its turn every few rows.
+Writes go through one thread (`sqlite_writer`). Reads run on the caller's event loop: a lookup takes microseconds, less
+than handing it to a thread, and in WAL mode no writer blocks it. Long ranges give the loop its turn every few rows.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class SqliteMetaStore:
         return FreshReads(self._check_open)
 
     def watch(self, prefix: str) -> Watch:
-        """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the store."""
+        """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the
+        store.
+        """
         check_bounds(prefix)
         self._check_open()
         return self._watches.watch(prefix)
@@ -201,7 +203,9 @@ class SqliteMetaStore:
         return await self._read(name, query, (start, end, _now_ms(), limit), SLICE_ROWS_FIRST)
 
     async def _read(self, name: str, query: str, parameters: tuple[Any, ...], first: int) -> list[Any]:
-        """All rows of one snapshot. SQLite is busy only for the moments of a recovery or of a last close: those are sat out."""
+        """All rows of one snapshot. SQLite is busy only for the moments of a recovery or of a last close: those are sat
+        out.
+        """
         started = time.perf_counter()
         size = 0
         failed = True
@@ -298,8 +302,9 @@ def _size(rows: list[Any]) -> int:
     return sum(map(len, map(_value, rows))) if rows and len(rows[0]) == 3 else 0
 
 
-# SQLite keeps the locks of a file per process, in memory that a fork copies: a child that opens the file while copies of the
-# parent's connections exist believes to hold locks that it does not. So no connection is open while a process forks.
+# SQLite keeps the locks of a file per process, in memory that a fork copies: a child that opens the file while copies
+# of the parent's connections exist believes to hold locks that it does not. So no connection is open while a process
+# forks.
 _stores: WeakSet[SqliteMetaStore] = WeakSet()
 _forking: list[tuple[SqliteMetaStore, Writer | None]] = []
 

@@ -1,4 +1,5 @@
-"""Watches of the embedded metadata store: SQLite tells nobody of changes, so they poll, all watches of an event loop together.
+"""Watches of the embedded metadata store: SQLite tells nobody of changes, so they poll, all watches of an event loop
+together.
 
 After a change of the store, one query finds out which watches it concerns, and only those are woken.
 """
@@ -30,7 +31,9 @@ SELECT watched.value, (
 Read = Callable[[str, tuple[Any, ...]], Awaitable[list[Any]]]
 _Stamp = tuple[int, int]
 _Seen = tuple[int, int | None]
-"""What differs after a change below a prefix: the live sessions, and the version of the only key or else the store's revision."""
+"""What differs after a change below a prefix: the live sessions, and the version of the only key or else the store's
+revision.
+"""
 
 
 class Watches:

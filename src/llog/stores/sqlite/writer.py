@@ -1,8 +1,8 @@
 """The one thread of a process that writes to a SQLite metadata store: group commit and the session's heartbeat.
 
-Whatever was asked for while a transaction ran shares the next one, and its one fsync. An event loop hands over the calls of
-one turn together, and is woken once for all answers of a transaction. Statements take many rows each: every step of a
-statement gives up the interpreter lock, which a busy event loop returns late.
+Whatever was asked for while a transaction ran shares the next one, and its one fsync. An event loop hands over the
+calls of one turn together, and is woken once for all answers of a transaction. Statements take many rows each: every
+step of a statement gives up the interpreter lock, which a busy event loop returns late.
 """
 
 from __future__ import annotations
@@ -250,7 +250,9 @@ class Writer:
         self._closed = False
         self._abandoned = False
         self._is_locked_out = False
-        """A batch has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at once."""
+        """A batch has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at
+        once.
+        """
         self._ended = threading.Event()
         self._lock = open_lock(file.path)
         self._thread = threading.Thread(target=self._run, name=f"llog-meta-{file.path.name}", daemon=True)
@@ -309,7 +311,9 @@ class Writer:
             self._fail([batch], _closed(self._path))
 
     def _withdraw(self, batch: Batch) -> None:
-        """At a batch's deadline: fails it if the thread still waits for the lock. With the gate in our hands no transaction begins."""
+        """At a batch's deadline: fails it if the thread still waits for the lock. With the gate in our hands no
+        transaction begins.
+        """
         if batch.is_begun:
             return
         if not self.gate.acquire(blocking=False):
@@ -418,7 +422,8 @@ class Writer:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 raise OutcomeUnknown(
-                    f"metadata store {self._path}: the commit failed ({error}); the write may have happened: read to find out"
+                    f"metadata store {self._path}: the commit failed ({error}); the write may have happened: read "
+                    "to find out"
                 ) from error
         except BaseException:
             # Closing rolls back what is open; a new connection has no trace of what went wrong.

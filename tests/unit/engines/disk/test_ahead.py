@@ -105,7 +105,9 @@ def test_a_killed_writer_leaves_zeros_that_the_next_one_takes_away(directory: Pa
 
 
 def test_a_frame_that_reached_the_disk_before_the_one_ahead_of_it_never_comes_back(directory: Path) -> None:
-    """Of one group, the power cut has taken the first frame and left the second: it must not follow what is appended later."""
+    """Of one group, the power cut has taken the first frame and left the second: it must not follow what is appended
+    later.
+    """
     writer = opened(directory)
     for _ in range(50):
         append(writer, [SMALL])

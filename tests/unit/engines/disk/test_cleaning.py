@@ -104,7 +104,9 @@ class Compacted:
             reader.close()
 
     def newest(self) -> dict[int, Pair]:
-        """What must be left: the newest of each key that is sealed, everything without a key, and all that is not sealed."""
+        """What must be left: the newest of each key that is sealed, everything without a key, and all that is not
+        sealed.
+        """
         return newest_in(self.records, self.writer.active.base)
 
 

@@ -1,4 +1,6 @@
-"""Disk topics among processes with directories of their own: each topic is where it was made, and one broker answers for a directory."""
+"""Disk topics among processes with directories of their own: each topic is where it was made, and one broker answers
+for a directory.
+"""
 
 from __future__ import annotations
 

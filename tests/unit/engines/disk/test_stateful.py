@@ -238,7 +238,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), kind=st.sampled_from([Damage.CUT, Damage.ZEROS, Damage.TWICE]))
     def harm_any_suffix_of_any_file(self, data: st.DataObject, kind: Damage) -> None:
-        """Also what was durable, which no crash does, so in a copy: nothing is lost but what was harmed, and nothing else turns up."""
+        """Also what was durable, which no crash does, so in a copy: nothing is lost but what was harmed, and nothing
+        else turns up.
+        """
         copy = self.root / "copy"
         shutil.copytree(self.directory, copy)
         path = data.draw(st.sampled_from(sorted(copy.iterdir())))
@@ -288,7 +290,8 @@ class Machine(RuleBasedStateMachine):
         place = 0 if by is TimestampType.APPEND else 1
         found = self.reader.offset_for_time_now(ms, by)
         expected = next((n for n, times in enumerate(self.times, 1) if times[place] >= ms), self.next)
-        # Where records were trimmed or removed, nobody knows their times: but no record that is there and has this time is passed over.
+        # Where records were trimmed or removed, nobody knows their times: but no record that is there and has this time
+        # is passed over.
         own = [n for n, kept in self.records.items() if (kept.append_ms if place == 0 else kept.timestamp) >= ms]
         assert self.start <= found <= min([*own, self.next])
         if len(self.records) == self.next - 1:

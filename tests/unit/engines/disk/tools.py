@@ -1,4 +1,6 @@
-"""What the tests of the segment log share: records, a writer that dies as a killed process does, and damage to files."""
+"""What the tests of the segment log share: records, a writer that dies as a killed process does, and damage to
+files.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def kill(writer: SegmentWriter) -> None:
 
 
 def damage(path: Path, kind: Damage, start: int, length: int | None = None) -> None:
-    """Does `kind` to the bytes of a file from `start` on: a `HOLE` are `length` of them, and `TWICE` repeats the last `length`."""
+    """Does `kind` to the bytes of a file from `start` on: a `HOLE` are `length` of them, and `TWICE` repeats the last
+    `length`.
+    """
     data = path.read_bytes()
     start = min(start, len(data))
     if kind is Damage.CUT:

@@ -56,7 +56,9 @@ async def make_garbage(world: World, log: Log | None = None) -> None:
 
 
 async def jump(world: World) -> None:
-    """For a moment the machine's clock, which is the store's as well, is far ahead, and a writer and a collector use it."""
+    """For a moment the machine's clock, which is the store's as well, is far ahead, and a writer and a collector use
+    it.
+    """
     before = world.runtime.now
     world.runtime.now += FAR
     await make_garbage(world)
@@ -134,7 +136,9 @@ async def test_ceilings_go_up_with_the_time_though_nobody_collects(world: World)
 
 
 async def test_a_writer_that_stalled_under_no_ceiling_uploads_again(world: World) -> None:
-    """Its blob is stamped far ahead; the collector that sets the first ceiling deletes it, and the writer must not name it."""
+    """Its blob is stamped far ahead; the collector that sets the first ceiling deletes it, and the writer must not name
+    it.
+    """
     stall = Stall(lambda operation, key: operation == "put_many")
     log = world.process(stall)._replace(runtime=process_ahead(world).runtime)
     appending = asyncio.create_task(world.append("stalled", writer=Writer(log)))

@@ -109,7 +109,9 @@ async def test_a_reference_that_moves_from_a_manifest_to_a_partition_is_met(worl
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_interleaving_deletes_what_is_readable(world: World, seed: int) -> None:
-    """Writers, a sink, compactors, trimming, snapshots and two collectors without any grace, under a clock that jumps."""
+    """Writers, a sink, compactors, trimming, snapshots and two collectors without any grace, under a clock that
+    jumps.
+    """
     random_source = random.Random(seed)
     acknowledged: dict[int, str] = {}
     running = 0

@@ -1,4 +1,6 @@
-"""One append over many partitions: one blob, one request to the metadata store, and an outcome of its own for each of them."""
+"""One append over many partitions: one blob, one request to the metadata store, and an outcome of its own for each of
+them.
+"""
 
 from __future__ import annotations
 

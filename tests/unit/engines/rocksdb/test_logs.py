@@ -197,7 +197,9 @@ def test_who_reads_what_is_being_compacted_gets_what_is_left(world: World, monke
 def read_before_it_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]
 ) -> list[int] | LlogError:
-    """The first offsets of what another thread finds from offset 1 on, once the change is written and not yet in memory."""
+    """The first offsets of what another thread finds from offset 1 on, once the change is written and not yet in
+    memory.
+    """
     found: list[list[int] | LlogError] = []
     scanned = threading.Event()
 

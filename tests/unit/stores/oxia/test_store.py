@@ -1,4 +1,6 @@
-"""The adapter against servers that hang, forget and refuse. The conformance suite shows the rest, where a real Oxia can be had."""
+"""The adapter against servers that hang, forget and refuse. The conformance suite shows the rest, where a real Oxia can
+be had.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LIMIT_S = 60
 
 @pytest.fixture
 async def oxia(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeOxia]:
-    """Two nodes with two shards, all led by the first. Connections are not replaced for being silent: something else must help."""
+    """Two nodes with two shards, all led by the first. Connections are not replaced for being silent: something else
+    must help.
+    """
     monkeypatch.setattr(channels, "SILENCE_SECONDS", 3600.0)
     async with fake_oxia(shards=2, nodes=2) as server:
         yield server

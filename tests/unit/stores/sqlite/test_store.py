@@ -284,7 +284,8 @@ async def test_what_a_forked_child_writes_survives_that_its_parent_closes(path: 
 
     forked = asyncio.create_task(asyncio.to_thread(in_fork, lambda: asyncio.run(child())))
     await asyncio.to_thread(os.read, opened[0], 1)
-    # The last to close a database folds its write-ahead log in and removes it: the child must count as one who has it open.
+    # The last to close a database folds its write-ahead log in and removes it: the child must count as one who has it
+    # open.
     await store.close()
     os.write(closed[1], b"x")
     assert await forked == 0

@@ -1,7 +1,7 @@
 """The newest offset of every key of some records, in little memory: what key compaction decides by.
 
-Keys are found by a 64-bit hash and then compared byte by byte, so keys whose hashes collide stay apart. An entry takes 20 bytes
-and its key. No loop goes over records, and Arrow and numpy do nearly all of it without Python's lock.
+Keys are found by a 64-bit hash and then compared byte by byte, so keys whose hashes collide stay apart. An entry takes
+20 bytes and its key. No loop goes over records, and Arrow and numpy do nearly all of it without Python's lock.
 """
 
 from __future__ import annotations

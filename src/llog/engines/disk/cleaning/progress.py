@@ -1,8 +1,9 @@
 """How far key compaction has come, durably: `compacted`, JSON, replaced as a whole after each pass.
 
-A pass up to an offset has removed, below it, every record that has a newer one of its key below it. Deletions (records without a
-payload) go when the pass that came over them first is long enough ago: whoever read one of the removed records has had so long to read on
-and meet its deletion. Without this file, or with a damaged one, everything counts as new: more work, and deletions stay longer.
+A pass up to an offset has removed, below it, every record that has a newer one of its key below it. Deletions (records
+without a payload) go when the pass that came over them first is long enough ago: whoever read one of the removed
+records has had so long to read on and meet its deletion. Without this file, or with a damaged one, everything counts as
+new: more work, and deletions stay longer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from llog.engines.disk.format.files import put_small, read_small
 COMPACTED: Final = "compacted"
 VERSION: Final = 1
 _GRAINS: Final = 64
-"""Passes within this part of the delay count as one, the last: so many are kept, and deletions stay that much longer at most."""
+"""Passes within this part of the delay count as one, the last: so many are kept, and deletions stay that much longer at
+most.
+"""
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +62,9 @@ class Passes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_passes(directory: Path, end: int) -> Passes:
-    """What was put last. `end` is the offset up to which segments are sealed: what reaches beyond it is of another log."""
+    """What was put last. `end` is the offset up to which segments are sealed: what reaches beyond it is of another
+    log.
+    """
     data = read_small(directory / COMPACTED)
     if data is None:
         return Passes()

@@ -1,9 +1,10 @@
 """Sealed segments without the records that key compaction removes: which ones go, and the frames that hold the rest.
 
-Frames are joined into larger ones on the way, since what is left of small ones is smaller still. Each covers the offsets of those that it
-was made of, and has the highest times of the last of them, so times found before are found again. A frame of which all stays, alone,
-keeps its body byte for byte. A frame whose producer may still repeat it stays a frame of its own, even without records: it says who
-appended it. Which frames were one append is not kept: only recovery asks, and it never cuts a sealed segment.
+Frames are joined into larger ones on the way, since what is left of small ones is smaller still. Each covers the
+offsets of those that it was made of, and has the highest times of the last of them, so times found before are found
+again. A frame of which all stays, alone, keeps its body byte for byte. A frame whose producer may still repeat it stays
+a frame of its own, even without records: it says who appended it. Which frames were one append is not kept: only
+recovery asks, and it never cuts a sealed segment.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blocks(segment: Segment, start: Start, stop: int, check: Callable[[], None]) -> Iterator[list[Piece]]:
-    """The frames of a sealed segment from `start` on; `CorruptBatch` if they do not reach up to `stop`. `check` may raise, to end it."""
+    """The frames of a sealed segment from `start` on; `CorruptBatch` if they do not reach up to `stop`. `check` may
+    raise, to end it.
+    """
     block: list[Piece] = []
     size = 0
     scan = segment.scan(start, segment.size(), window=_WINDOW)
@@ -162,7 +165,9 @@ class Rewriter:
         yield from self._flush()
 
     def _is_remembered(self, frame: Frame) -> bool:
-        """Whether the log must be able to tell later that this was appended; always, if nobody knows what it remembers."""
+        """Whether the log must be able to tell later that this was appended; always, if nobody knows what it
+        remembers.
+        """
         if frame.producer is None:
             return False
         return self._producers is None or find_appended(self._producers, frame.producer, frame.sequence) is not None

@@ -23,7 +23,8 @@ def encode_body(columns: Columns, codec: Codec = Codec.NONE) -> Body:
 
 
 def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body]:
-    """The bodies of the frames that one append is made of: each has up to `frame_bytes` of records before compression, one at least.
+    """The bodies of the frames that one append is made of: each has up to `frame_bytes` of records before compression,
+    one at least.
 
     `RecordTooLarge` if all together are more than a batch may have.
     """
@@ -33,7 +34,8 @@ def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body
         return [encode_body(columns, codec)]
     if size > BATCH_BYTES_MAX:
         raise RecordTooLarge(
-            f"an append of {columns.count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
+            f"an append of {columns.count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at "
+            "a time"
         )
     overhead = -(-(size - byte_size(columns)) // columns.count)
     ends = (record_sizes(columns) + overhead).cumsum()
@@ -45,7 +47,9 @@ def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body
 
 
 def parts_of(scan: Scan, located: Located) -> list[Part]:
-    """The records of a frame: one part, or several where key compaction has left gaps; `CorruptBatch` if it is damaged."""
+    """The records of a frame: one part, or several where key compaction has left gaps; `CorruptBatch` if it is
+    damaged.
+    """
     frame = located.frame
     if frame.records == 0:
         return []

@@ -40,7 +40,9 @@ UNSYNCED: Final = "unsynced"
 _DIGITS: Final = 20
 _VECTOR_MAX: Final = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES: Final = 128 << 10
-"""No part of a call is larger: on Linux 6.18 with ext4, single parts of 1 MiB and more took several times the CPU and the time."""
+"""No part of a call is larger: on Linux 6.18 with ext4, single parts of 1 MiB and more took several times the CPU and
+the time.
+"""
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _REMEDIES: Final = REMEDIES | {
     errno.ENOSPC: "free some space on its disk, or shorten the retention; appends go on by themselves after that",
@@ -121,8 +123,8 @@ def sync_data(descriptor: int) -> None:
 def is_removed(descriptor: int) -> bool:
     """Whether an open file has no name any more.
 
-    Not by `fstat` if there is another way: since Linux 6.13, a write after somebody has looked at a file's times must note a new one at
-    once. Measured with ext4, a small write with its sync takes 1.4 times as long then.
+    Not by `fstat` if there is another way: since Linux 6.13, a write after somebody has looked at a file's times must
+    note a new one at once. Measured with ext4, a small write with its sync takes 1.4 times as long then.
     """
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").endswith(" (deleted)")

@@ -1,4 +1,5 @@
-"""Frames: checksummed pieces of a segment file, each at a multiple of 8 bytes. docs/segment-format.md states every byte.
+"""Frames: checksummed pieces of a segment file, each at a multiple of 8 bytes. docs/segment-format.md states every
+byte.
 
  0  4  magic "LLF1"                          32  8  append time of the first record, ms (i64)
  4  4  crc32c of bytes 8.. up to the body    40  8  highest append time of the log up to this frame's end (i64)
@@ -10,8 +11,9 @@
        4 more 8 continues                          each padded with zeros to 8 bytes
 30  2  length of the producer's id (u16)
 
-All numbers are little-endian. The body is opaque here: this layer checks its length and its checksum only. That is the crc32c of the
-body's bytes from 8 on followed by its bytes 0 to 7, so that a body which holds a crc32c of its bytes from 8 on is not gone through twice.
+All numbers are little-endian. The body is opaque here: this layer checks its length and its checksum only. That is the
+crc32c of the body's bytes from 8 on followed by its bytes 0 to 7, so that a body which holds a crc32c of its bytes from
+8 on is not gone through twice.
 """
 
 from __future__ import annotations
@@ -142,9 +144,9 @@ def frame_parts(
 ) -> list[Buffer]:
     """The bytes of one frame, to be written one after the other.
 
-    The maxima are those of the log up to the end of this frame. `offsets` are those of its records, relative to the base, if they
-    have gaps; `span` says how many offsets it covers, of which the last ones may have no record. `flags` are `MORE` and `CONTINUES`,
-    of an append that is several frames.
+    The maxima are those of the log up to the end of this frame. `offsets` are those of its records, relative to the
+    base, if they have gaps; `span` says how many offsets it covers, of which the last ones may have no record. `flags`
+    are `MORE` and `CONTINUES`, of an append that is several frames.
     """
     count, length = body.records, body.length
     name, prefix = b"", b""

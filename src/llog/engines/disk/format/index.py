@@ -1,11 +1,12 @@
-"""The two sparse indexes of a segment. Both can be made again from its frames, so neither is ever trusted: a reader checks
-that the frame it was sent to is there.
+"""The two sparse indexes of a segment. Both can be made again from its frames, so neither is ever trusted: a reader
+checks that the frame it was sent to is there.
 
-`.index`, 8 bytes an entry, big-endian: u32 base offset of a frame relative to the segment's · u32 position of that frame.
-`.timeindex`, 24 bytes, big-endian: i64 highest append time and i64 highest effective timestamp of the log before a frame · u32
-relative base offset · u32 position of that frame. Its first entry is that of the segment's first frame.
+`.index`, 8 bytes an entry, big-endian: u32 base offset of a frame relative to the segment's · u32 position of that
+frame. `.timeindex`, 24 bytes, big-endian: i64 highest append time and i64 highest effective timestamp of the log before
+a frame · u32 relative base offset · u32 position of that frame. Its first entry is that of the segment's first frame.
 
-A frame gets an entry if the one before lies at least `interval_bytes` (or records) back; in the time index `TIME_FACTOR` times that.
+A frame gets an entry if the one before lies at least `interval_bytes` (or records) back; in the time index
+`TIME_FACTOR` times that.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Maxima(NamedTuple):
 
 
 class IndexRule:
-    """Decides which frames of one segment get entries: by the same rule when they are written and when they are found again."""
+    """Decides which frames of one segment get entries: by the same rule when they are written and when they are found
+    again.
+    """
 
     def __init__(self, base: int, interval_bytes: int, interval_records: int | None) -> None:
         self._base = base
@@ -91,11 +94,15 @@ class IndexRule:
 
 
 PENDING_BYTES: Final = 128
-"""An index of a log that grows lags behind by as much: a write for every append would cost more than the longer scan at the end."""
+"""An index of a log that grows lags behind by as much: a write for every append would cost more than the longer scan at
+the end.
+"""
 
 
 class IndexFile:
-    """The end of an index that grows. What could not be written is kept and tried again: an index may lag behind its log."""
+    """The end of an index that grows. What could not be written is kept and tried again: an index may lag behind its
+    log.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -179,7 +186,9 @@ def sound_entries(data: bytes, end: int) -> int:
 
 
 def sound_time_entries(data: bytes, end: int) -> int:
-    """As `sound_entries`, of a time index: also, its first entry is that of the first frame, and times do not go back."""
+    """As `sound_entries`, of a time index: also, its first entry is that of the first frame, and times do not go
+    back.
+    """
     table = np.frombuffer(data, _TIME_TYPE, len(data) // TIME_ENTRY_BYTES)
     if not len(table):
         return 0

@@ -1,7 +1,7 @@
 """What a log remembers of its producers, and the snapshot of it that a roll and a close leave.
 
-`<offset>.producers` is JSON: what was remembered before that offset, and the highest times of the log up to there. The state at any
-later offset follows from the headers of the frames between.
+`<offset>.producers` is JSON: what was remembered before that offset, and the highest times of the log up to there. The
+state at any later offset follows from the headers of the frames between.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class Start(NamedTuple):
 
 
 class Segment:
-    """Stays readable when its files are removed or replaced: they are open. They close when nobody refers to this any more."""
+    """Stays readable when its files are removed or replaced: they are open. They close when nobody refers to this any
+    more.
+    """
 
     def __init__(self, directory: Path, base: int) -> None:
         self.base = base
@@ -61,7 +63,9 @@ class Segment:
     def scan(
         self, start: Start, end: int, *, bodies: bool = False, window: int = HEADERS_WINDOW, mapped: bool = False
     ) -> Scan:
-        """`mapped`: in the file's memory, which only those may touch who know that no byte up to `end` is cut off any more."""
+        """`mapped`: in the file's memory, which only those may touch who know that no byte up to `end` is cut off any
+        more.
+        """
         memory = self._whole(end) if mapped else None
         return Scan(self.descriptor, start.position, end, start.offset, bodies=bodies, window=window, mapped=memory)
 
@@ -107,7 +111,9 @@ class Segment:
         return maxima
 
     def build(self, end: int, interval_bytes: int, interval_records: int | None, before: Maxima) -> tuple[bytes, bytes]:
-        """Both indexes as its frames up to `end` make them. `before` are the highest times of the log before this segment."""
+        """Both indexes as its frames up to `end` make them. `before` are the highest times of the log before this
+        segment.
+        """
         rule = IndexRule(self.base, interval_bytes, interval_records)
         entries, times = bytearray(), bytearray()
         for located in self.scan(Start(0, self.base), end):
@@ -124,7 +130,8 @@ class Segment:
             yield Start(index[number].position, self.base + index[number].relative_offset)
 
     def _whole(self, end: int) -> memoryview:
-        """The file up to `end`, mapped once, and again when it has grown: pages that were touched before cost nothing then.
+        """The file up to `end`, mapped once, and again when it has grown: pages that were touched before cost nothing
+        then.
 
         Nothing behind `end`, which may be cut off since it was mapped: to touch that would end this process.
         """

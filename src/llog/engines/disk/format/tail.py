@@ -1,9 +1,11 @@
 """Two small files beside the segments: how far readers in other processes may read, and where the log starts.
 
-`tail`, 32 bytes, overwritten in place after each commit and never synced: "LLT1" · u32 crc32c of bytes 8.. · u64 next offset ·
-u64 log start · u64 boot, which tells this run of the machine from others: what an earlier one left may be older than the log.
+`tail`, 32 bytes, overwritten in place after each commit and never synced: "LLT1" · u32 crc32c of bytes 8.. · u64 next
+offset · u64 log start · u64 boot, which tells this run of the machine from others: what an earlier one left may be
+older than the log.
 
-`log-start`, 16 bytes, replaced durably: "LLO1" · u32 crc32c of bytes 8.. · u64 log start. All numbers are little-endian.
+`log-start`, 16 bytes, replaced durably: "LLO1" · u32 crc32c of bytes 8.. · u64 log start. All numbers are
+little-endian.
 """
 
 from __future__ import annotations

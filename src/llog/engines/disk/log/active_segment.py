@@ -26,8 +26,9 @@ class ActiveSegment:
 
     `position` is where the next frame goes: all before it are whole frames, what is behind it is nobody's.
 
-    A sync of bytes that make a file longer waits for the file system's journal, too; one of bytes that replace others does not. So if
-    every append is synced, the file is made longer by zeros, for many small appends at a time, and cut when it is finished.
+    A sync of bytes that make a file longer waits for the file system's journal, too; one of bytes that replace others
+    does not. So if every append is synced, the file is made longer by zeros, for many small appends at a time, and cut
+    when it is finished.
     """
 
     def __init__(self, directory: Path, base: int, options: SegmentOptions) -> None:
@@ -55,7 +56,9 @@ class ActiveSegment:
             raise
 
     def write(self, parts: Sequence[Buffer], size: int) -> None:
-        """Writes parts of this size together behind the last frame. They are nobody's until `accept` has counted each frame of them."""
+        """Writes parts of this size together behind the last frame. They are nobody's until `accept` has counted each
+        frame of them.
+        """
         write_at(self.descriptor, parts, self.position, size)
         end = self.position + size
         if end > self._end:
@@ -78,7 +81,8 @@ class ActiveSegment:
         self.old_ms = append_ms + self._segment_ms
 
     def accept(self, length: int, base_offset: int, append_ms: int, before: Maxima) -> None:
-        """Goes on behind one frame of what was written, and makes its index entries. `before` are the highest times before it.
+        """Goes on behind one frame of what was written, and makes its index entries. `before` are the highest times
+        before it.
 
         It may not be durable yet: whoever fails to sync it sets `position` back, and opens the segment again.
         """

@@ -1,4 +1,6 @@
-"""Indexes of sealed segments that are missing or damaged, made again on disk. Readers make their own in memory until then."""
+"""Indexes of sealed segments that are missing or damaged, made again on disk. Readers make their own in memory until
+then.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the segments of a log look like inside, for people who look and for `llog verify`: nothing here is used by the log itself."""
+"""What the segments of a log look like inside, for people who look and for `llog verify`: nothing here is used by the
+log itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from llog.errors import CorruptBatch
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame, or damaged bytes where one should be: then `problem` says what is wrong, and the rest is what is known."""
+    """A frame, or damaged bytes where one should be: then `problem` says what is wrong, and the rest is what is
+    known.
+    """
 
     path: str
     position: int
@@ -64,7 +68,9 @@ def describe(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
 
 
 def pieces(directory: Path, bounds: Bounds, from_offset: int) -> Iterator[Piece]:
-    """Every frame that ends at `from_offset` or above, bodies decoded. A damaged one is told, and the next one found behind it."""
+    """Every frame that ends at `from_offset` or above, bodies decoded. A damaged one is told, and the next one found
+    behind it.
+    """
     infos = describe(directory, bounds)
     offset = from_offset
     for info in infos:
@@ -121,7 +127,9 @@ def _behind(segment: Segment, position: int, end: int) -> Start | None:
 
 
 def _end_of_frames(directory: Path, base: int, next_offset: int) -> int:
-    """Where the frames up to this offset end: behind them, a newest segment has zeros. All of it counts if it is damaged."""
+    """Where the frames up to this offset end: behind them, a newest segment has zeros. All of it counts if it is
+    damaged.
+    """
     try:
         segment = Segment(directory, base)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """A log of segments in this process: `SegmentLog` is its one writer, for programs with an event loop.
 
-Concurrent appends are encoded as they come and committed in groups, on a thread, in the order of the calls: a group shares one write and
-one sync. What is acknowledged is durable with fsync `always`; otherwise it is once `sync` has run.
+Concurrent appends are encoded as they come and committed in groups, on a thread, in the order of the calls: a group
+shares one write and one sync. What is acknowledged is durable with fsync `always`; otherwise it is once `sync` has run.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class SegmentLog:
         return await future
 
     def append_encoded(self, bodies: Sequence[Body]) -> list[Result | LlogError]:
-        """Appends each of these bodies, encoded before, as one group, on this thread: for programs without an event loop."""
+        """Appends each of these bodies, encoded before, as one group, on this thread: for programs without an event
+        loop.
+        """
         results = self._writer.commit([Append([body]) for body in bodies], self._runtime.now_ms())
         if self._waiting:
             self._wake()
@@ -119,7 +121,9 @@ class SegmentLog:
         now_ms: int | None = None,
         by: TimestampType = TimestampType.APPEND,
     ) -> RetentionResult:
-        """Removes whole segments that are too old or too much. Also makes indexes of sealed segments again that are missing."""
+        """Removes whole segments that are too old or too much. Also makes indexes of sealed segments again that are
+        missing.
+        """
         now = self._runtime.now_ms() if now_ms is None else now_ms
 
         def work() -> RetentionResult:
@@ -138,8 +142,8 @@ class SegmentLog:
     def replace(self, bases: Sequence[int], frames: Iterable[tuple[Sequence[Buffer], Offsets | None]]) -> int:
         """Replaces neighbouring sealed segments by one of these frames, all or nothing; how many bytes it has.
 
-        Blocking, for a thread of its own; appends go on meanwhile. Each frame comes as `frame_parts` makes it, with its offsets if it is
-        sparse. Together they cover every offset of the segments.
+        Blocking, for a thread of its own; appends go on meanwhile. Each frame comes as `frame_parts` makes it, with its
+        offsets if it is sparse. Together they cover every offset of the segments.
         """
         with explained("rewrite a segment in", self.directory):
             with self._writer.mutex:
@@ -232,7 +236,9 @@ class SegmentLog:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """All logs of the process share them: most of thousands of partitions are idle. A log's calls exclude one another by its mutex."""
+    """All logs of the process share them: most of thousands of partitions are idle. A log's calls exclude one another
+    by its mutex.
+    """
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="llog-segment")
 
 

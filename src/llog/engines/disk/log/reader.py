@@ -1,8 +1,8 @@
 """Reads a log of segments from any process, beside its writer.
 
-The tail file says how far: no frame is read that is not durable yet. A frame is found by the index and a short scan, checked, and
-decoded into Arrow columns that are views of the bytes as they were read. Segments that go while they are read stay open until nobody
-needs them.
+The tail file says how far: no frame is read that is not durable yet. A frame is found by the index and a short scan,
+checked, and decoded into Arrow columns that are views of the bytes as they were read. Segments that go while they are
+read stay open until nobody needs them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,11 @@ class SegmentReader:
     async def read(
         self, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
     ) -> list[tuple[int, Columns]]:
-        """(start offset, records) from `offset` on, at least one if there is one, up to about `max_bytes`; none at the next offset.
+        """(start offset, records) from `offset` on, at least one if there is one, up to about `max_bytes`; none at the
+        next offset.
 
-        None begins at `stop` or above it; the last one may reach beyond. Where records were removed by key compaction, the first
-        begins above `offset`. What cannot be read ends it, and is an error of the read that begins there.
+        None begins at `stop` or above it; the last one may reach beyond. Where records were removed by key compaction,
+        the first begins above `offset`. What cannot be read ends it, and is an error of the read that begins there.
         """
         return await self._run(lambda: self.read_now(offset, max_bytes, stop))
 

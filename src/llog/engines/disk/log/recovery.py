@@ -1,8 +1,9 @@
 """What is left of a log after its writer has ended in whatever way, and how it becomes whole again.
 
-Only the newest segment is read, from the last index entry that points at the first frame of an append: entries are written once what they
-point at is durable, so the frames before are as they were acknowledged. If the writer acknowledged before it synced (`unsynced`), all of
-the segment is read. The log ends before the first append that is not whole: one of several frames counts with its last one.
+Only the newest segment is read, from the last index entry that points at the first frame of an append: entries are
+written once what they point at is durable, so the frames before are as they were acknowledged. If the writer
+acknowledged before it synced (`unsynced`), all of the segment is read. The log ends before the first append that is not
+whole: one of several frames counts with its last one.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Recovered(NamedTuple):
 
 
 def recover(directory: Path, options: SegmentOptions) -> Recovered:
-    """Brings the directory in order and opens its newest segment. The caller holds the lock, and has finished replacements."""
+    """Brings the directory in order and opens its newest segment. The caller holds the lock, and has finished
+    replacements.
+    """
     start = read_log_start(directory)
     for name in os.listdir(directory):
         if name.endswith(TEMPORARY):
@@ -97,13 +100,15 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
     found = _newest(directory, bases, options, unsynced=(directory / UNSYNCED).exists())
     base = bases[-1]
     _check_end(directory, base, found.position, found.next_offset)
-    # Also what a killed writer had not synced: from now on it counts as acknowledged. Before the indexes, which rely on it.
+    # Also what a killed writer had not synced: from now on it counts as acknowledged. Before the indexes, which rely on
+    # it.
     _cut(directory / name_of(base, LOG), found.position)
     left = _replace_index(directory / name_of(base, INDEX), found.entries)
     time_left = _replace_index(directory / name_of(base, TIMEINDEX), found.time_entries)
     sync_directory(directory)
     if log_start > found.next_offset:
-        # What was trimmed up to there was lost with the tail. Records that get these offsets now must not be below it one day.
+        # What was trimmed up to there was lost with the tail. Records that get these offsets now must not be below it
+        # one day.
         put_log_start(directory, found.next_offset)
     state = _replayed(directory, bases, found)
     active = ActiveSegment(directory, base, options)
@@ -117,9 +122,11 @@ def recover(directory: Path, options: SegmentOptions) -> Recovered:
 
 
 def _check_end(directory: Path, base: int, position: int, next_offset: int) -> None:
-    """`CorruptBatch` if the log ends before a snapshot: that was put when all before it was durable, so this is no torn tail.
+    """`CorruptBatch` if the log ends before a snapshot: that was put when all before it was durable, so this is no torn
+    tail.
 
-    To cut it off would give offsets to other records that readers have seen, and groups have passed."""
+    To cut it off would give offsets to other records that readers have seen, and groups have passed.
+    """
     ends = numbered(directory, PRODUCERS)
     if ends and ends[-1] > next_offset:
         raise CorruptBatch(
@@ -130,7 +137,9 @@ def _check_end(directory: Path, base: int, position: int, next_offset: int) -> N
 
 
 def _newest(directory: Path, bases: list[int], options: SegmentOptions, *, unsynced: bool) -> Found:
-    """The newest segment. An empty one that a failed roll left behind, while appends went on before it, is removed from `bases`."""
+    """The newest segment. An empty one that a failed roll left behind, while appends went on before it, is removed from
+    `bases`.
+    """
     found = examine(directory, bases[-1], options, maxima_before(directory, bases, len(bases) - 1), unsynced=unsynced)
     if found.position == 0 and len(bases) > 1:
         before = maxima_before(directory, bases, len(bases) - 2)

@@ -1,9 +1,11 @@
-"""Replaces sealed segments by a rewritten one, so that a crash at any point leaves the old ones or the new one, never parts of both.
+"""Replaces sealed segments by a rewritten one, so that a crash at any point leaves the old ones or the new one, never
+parts of both.
 
-1. `<base>.log.cleaned`, `<base>.index.cleaned` and `<base>.timeindex.cleaned` are written and synced. A crash here: they are removed.
+1. `<base>.log.cleaned`, `<base>.index.cleaned` and `<base>.timeindex.cleaned` are written and synced. A crash here:
+   they are removed.
 2. `<base>.swap` is put durably; it is JSON and names the segments that go. This is the commit point.
-3. The cleaned files are renamed to their final names, the other segments are removed, then the swap file. A crash here: `finish` does
-   the rest when the log is opened next.
+3. The cleaned files are renamed to their final names, the other segments are removed, then the swap file. A crash here:
+   `finish` does the rest when the log is opened next.
 
 Readers need no part in this: they find frames by offset, check each, and look again when a file is gone or another one.
 """
@@ -49,7 +51,8 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rewrite:
-    """The new content of neighbouring sealed segments, frame by frame. Nothing counts until `commit`; without it, it leaves nothing.
+    """The new content of neighbouring sealed segments, frame by frame. Nothing counts until `commit`; without it, it
+    leaves nothing.
 
     Frames cover the same offsets as before, without a gap: where records go, a sparse frame's span covers them.
     """
@@ -119,16 +122,20 @@ class Rewrite:
             put_small(self._path(suffix), content)
 
     def commit(self, *, last_record_needed: bool) -> None:
-        """Replaces the segments; after `prepare`. `last_record_needed`: no sealed one follows, so readers need a record at their end."""
+        """Replaces the segments; after `prepare`. `last_record_needed`: no sealed one follows, so readers need a record
+        at their end.
+        """
         if last_record_needed and not self._ends_in_record:
             raise InvalidArgument(
-                f"offset {self._stop - 1} is the last one that is sealed: keep its record, or readers wait at the end in vain"
+                f"offset {self._stop - 1} is the last one that is sealed: keep its record, or readers wait at the "
+                "end in vain"
             )
         swap = self._directory / name_of(self._bases[0], SWAP)
         try:
             put_small(swap, msgspec.json.encode(Swap(version=VERSION, bases=self._bases)))
         finally:
-            # Whatever failed: once that file is there, others are removed in favour of the cleaned ones, which must stay, then.
+            # Whatever failed: once that file is there, others are removed in favour of the cleaned ones, which must
+            # stay, then.
             self._done = swap.exists()
         _carry_out(self._directory, self._bases)
 
@@ -145,7 +152,9 @@ def finish(directory: Path) -> None:
 
 
 def carry_on(directory: Path) -> None:
-    """Completes the replacements that were committed: also before anything else is done to segments, if an error has stopped one."""
+    """Completes the replacements that were committed: also before anything else is done to segments, if an error has
+    stopped one.
+    """
     for base in numbered(directory, SWAP):
         path = directory / name_of(base, SWAP)
         try:

@@ -40,10 +40,11 @@ def retain(
     now_ms: int,
     by: TimestampType,
 ) -> RetentionResult:
-    """Removes whole segments: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no limit.
+    """Removes whole segments: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no
+    limit.
 
-    Age is by `by`, as a running maximum. The segment that crosses `retention_bytes` is kept. The newest one is sealed first if all of
-    it is too old or too much.
+    Age is by `by`, as a running maximum. The segment that crosses `retention_bytes` is kept. The newest one is sealed
+    first if all of it is too old or too much.
     """
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
         if value is not None and value < 0:
@@ -88,7 +89,8 @@ def _raise_start(writer: SegmentWriter, offset: int) -> RetentionResult:
             except OSError as error:
                 if error.errno != errno.ENOSPC or len(bases) < 2 or bases[1] > offset:
                     raise
-                # On a full disk nothing can be noted: the first segment goes without, the log begins with the next one then.
+                # On a full disk nothing can be noted: the first segment goes without, the log begins with the next one
+                # then.
                 bases = drop_below(writer.directory, bases, bases[1])
                 writer.raise_start(offset)
         drop_below(writer.directory, bases, max(offset, old))

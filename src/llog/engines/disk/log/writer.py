@@ -1,8 +1,8 @@
 """The one writer of a log, without an event loop: appends in groups, rolls, and goes on after errors.
 
-A group of appends is one `pwritev` and one `fdatasync`; index entries are made while the disk works, the tail file follows. A group that
-fails is cut off again before its appends are told so. If a sync failed, nobody knows what reached the disk: the segment is cut back to
-what was durable, opened and checked again.
+A group of appends is one `pwritev` and one `fdatasync`; index entries are made while the disk works, the tail file
+follows. A group that fails is cut off again before its appends are told so. If a sync failed, nobody knows what reached
+the disk: the segment is cut back to what was durable, opened and checked again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ GROUP_BYTES_MAX: Final = 64 << 20
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """Records that wait to be appended: the bodies of one frame or several, which are in the log together or not at all."""
+    """Records that wait to be appended: the bodies of one frame or several, which are in the log together or not at
+    all.
+    """
 
     bodies: Sequence[Body]
     producer: Producer | None = None
@@ -150,7 +152,9 @@ class SegmentWriter:
             self._tell(tail.pack_tail(self.bounds, tail.boot()))
 
     def _tell(self, news: bytes) -> None:
-        """Readers in other processes, by the tail file. If that fails the next commit does: they only hear of it later."""
+        """Readers in other processes, by the tail file. If that fails the next commit does: they only hear of it
+        later.
+        """
         try:
             tail.write_tail(self._tail, news)
         except OSError:
@@ -194,8 +198,8 @@ class SegmentWriter:
     def _write(self, group: _Group) -> None:
         """Makes the group part of the log, durably if it must be, and tells readers.
 
-        All that need not wait for the disk is done while it works. Index entries that are written then are of earlier groups: what they
-        point at is durable.
+        All that need not wait for the disk is done while it works. Index entries that are written then are of earlier
+        groups: what they point at is durable.
         """
         active, durably = self.active, self._durably
         start = active.position
@@ -280,7 +284,9 @@ class SegmentWriter:
         sealed.close()
 
     def _failed(self, count: int, error: StoreUnavailable) -> list[Result | LlogError]:
-        """Cuts off what the failed group has written. Until that is done, nobody knows whether it is there after a crash."""
+        """Cuts off what the failed group has written. Until that is done, nobody knows whether it is there after a
+        crash.
+        """
         written = self._ragged
         try:
             self._heal()

@@ -1,7 +1,8 @@
-"""Compaction: many small slices of shared blobs become one blob per run of a partition's offsets, behind one index entry.
+"""Compaction: many small slices of shared blobs become one blob per run of a partition's offsets, behind one index
+entry.
 
-Offsets and records stay as they are. Any number of compactors may run at once, die and be resumed by others: the claim only saves
-them double work, and nothing's safety depends on it.
+Offsets and records stay as they are. Any number of compactors may run at once, die and be resumed by others: the claim
+only saves them double work, and nothing's safety depends on it.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Compactor:
     async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
         """One run of each partition, reading each shared blob once for every wave of slices.
 
-        A partition's error is in its result and stops no other. With `claim`, those that others have claimed are left to them.
+        A partition's error is in its result and stops no other. With `claim`, those that others have claimed are left
+        to them.
         """
         tasks = {tp: _Task(tp) for tp in tps}
         waiting = list(tasks.values())
@@ -255,7 +257,9 @@ async def claimed(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncItera
 
 
 async def lagging(log: Log, *, min_offsets: int = 1) -> AsyncIterator[Lagging]:
-    """Partitions with at least so many offsets to compact or a compaction to resume: one metadata read for each there is."""
+    """Partitions with at least so many offsets to compact or a compaction to resume: one metadata read for each there
+    is.
+    """
     for topic in await Catalog(log).topics(OBJECT):
         for first in range(0, topic.partitions, _LAGGING_PAGE):
             partitions = range(first, min(first + _LAGGING_PAGE, topic.partitions))

@@ -1,8 +1,8 @@
 """One compaction, step by step. Whoever finds its breadcrumb goes on from the state it names:
 
-WRITING_BLOB (the blob is named but may not exist) → WRITING_COMPACTED_INDEX (CAS of the run's highest index entry to COMPACTED) →
-DELETING_OLD (lower index keys) → UPDATING_CURSOR → cleared. Every step may be repeated, and every change of the breadcrumb is a CAS:
-who loses it has been overtaken, and stops.
+WRITING_BLOB (the blob is named but may not exist) → WRITING_COMPACTED_INDEX (CAS of the run's highest index entry to
+COMPACTED) → DELETING_OLD (lower index keys) → UPDATING_CURSOR → cleared. Every step may be repeated, and every change
+of the breadcrumb is a CAS: who loses it has been overtaken, and stops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ Slice = Buffer | LlogError
 
 
 async def begin(log: Log, plan: Plan) -> Job | None:
-    """Puts the breadcrumb, then looks whether the run is still the next one; None if it is not, or somebody was faster."""
+    """Puts the breadcrumb, then looks whether the run is still the next one; None if it is not, or somebody was
+    faster.
+    """
     tp, keys, crumb = plan.tp, plan.keys, plan.crumb
     resumed = crumb is not None
     if crumb is None:
@@ -144,7 +146,9 @@ async def fetch(log: Log, jobs: Sequence[Job], concurrency: int) -> list[list[Sl
 
 
 async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done | Again | None:
-    """Takes the job to its end from the state it is in; None if somebody else took it over. Empties `slices` as it goes."""
+    """Takes the job to its end from the state it is in; None if somebody else took it over. Empties `slices` as it
+    goes.
+    """
     keys, crumb = job.plan.keys, job.crumb
     if crumb.record.state is CompactionState.WRITING_BLOB:
         written = await _write_blob(log, codec, job, slices)
@@ -305,7 +309,9 @@ async def _advance(
 
 
 async def _publish(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-    """Makes the highest entry COMPACTED; False if it is not the one that the run was chosen with, and can never be again."""
+    """Makes the highest entry COMPACTED; False if it is not the one that the run was chosen with, and can never be
+    again.
+    """
     record = crumb.record
     if record.entry is None:
         raise InconsistentReadState(f"metadata key {keys.compaction} is in state {record.state} without an index entry")

@@ -1,7 +1,8 @@
-"""What to compact next: one run of consecutive WAL index entries from the cursor on, or a compaction that somebody left.
+"""What to compact next: one run of consecutive WAL index entries from the cursor on, or a compaction that somebody
+left.
 
-Nothing here writes data. It puts the index entries of `pending`, moves the cursor up where there is nothing left to compact below it,
-and clears breadcrumbs that can no longer lead anywhere.
+Nothing here writes data. It puts the index entries of `pending`, moves the cursor up where there is nothing left to
+compact below it, and clears breadcrumbs that can no longer lead anywhere.
 """
 
 from __future__ import annotations
@@ -193,7 +194,9 @@ async def _moved(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Con
 
 
 async def _resumed(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, crumb: Crumb) -> Plan | None:
-    """The compaction that this breadcrumb began; None if it was given up, because its run is no longer there as it was."""
+    """The compaction that this breadcrumb began; None if it was given up, because its run is no longer there as it
+    was.
+    """
     record = crumb.record
     plan = Plan(tp, keys, (), record.expected_version, control, crumb)
     if record.state in (CompactionState.DELETING_OLD, CompactionState.UPDATING_CURSOR):
@@ -215,9 +218,11 @@ async def _resumed(log: Log, tp: TopicPartition, keys: PartitionKeys, control: C
 
 
 async def _give_up_publishing(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-    """Clears the breadcrumb so that no stalled twin can publish its run afterwards; False if one has, or has taken it over.
+    """Clears the breadcrumb so that no stalled twin can publish its run afterwards; False if one has, or has taken it
+    over.
 
-    A twin publishes at the version of the highest entry that the breadcrumb names: rewriting the entry as it is takes that away.
+    A twin publishes at the version of the highest entry that the breadcrumb names: rewriting the entry as it is takes
+    that away.
     """
     key = keys.entry(crumb.record.end_offset)
     found = await confirmed(log.meta, lambda: log.meta.get(key))

@@ -1,4 +1,6 @@
-"""Bodies of blobs that could fill gaps in the index, found by the headers of the blobs that the collector keeps for the gaps."""
+"""Bodies of blobs that could fill gaps in the index, found by the headers of the blobs that the collector keeps for the
+gaps.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Place = tuple[str, int]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A body of a blob. If no entry leads to it, it lost its entry, was compacted, was trimmed, or was never committed."""
+    """A body of a blob. If no entry leads to it, it lost its entry, was compacted, was trimmed, or was never
+    committed.
+    """
 
     blob: str
     writer: str
@@ -92,7 +96,9 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_candidates(log: Log, gaps: Sequence[Gap]) -> Found:
-    """Every body of the gaps' partitions in the blobs that could fill one, also those that entries lead to. Reads headers only."""
+    """Every body of the gaps' partitions in the blobs that could fill one, also those that entries lead to. Reads
+    headers only.
+    """
     windows = Gaps()
     windows.add(list(gaps))
     damaged = {PartitionKeys(gap.directory, gap.partition) for gap in gaps}
@@ -176,7 +182,9 @@ def fills(
 
 
 async def _scan(log: Log, prefix: str, windows: Gaps) -> AsyncIterator[tuple[str, list[Candidate] | None]]:
-    """The bodies of each blob below `prefix` that could fill a gap; None instead of them if its header cannot be read."""
+    """The bodies of each blob below `prefix` that could fill a gap; None instead of them if its header cannot be
+    read.
+    """
     async for page in log.blobs.list(prefix):
         names = [info.name for info in page if windows.keeps(info.name)]
         for first in range(0, len(names), _CONCURRENCY):

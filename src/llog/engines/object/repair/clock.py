@@ -1,7 +1,8 @@
 """The repair of a log whose clocks were far ahead: finds floors, ceilings and pins in the future, and brings them back.
 
-A floor that a collector raised by such a clock makes every writer stamp its blobs in the future, and a ceiling above those stamps keeps the
-collector from judging them. The repair changes records only. What it frees, the next collection deletes.
+A floor that a collector raised by such a clock makes every writer stamp its blobs in the future, and a ceiling above
+those stamps keeps the collector from judging them. The repair changes records only. What it frees, the next collection
+deletes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ async def find_clock_damage(log: Log) -> ClockDamage:
 async def repair_clock(log: Log, damage: ClockDamage) -> None:
     """Sets floors to the present and ceilings a little above it, and releases the pins that would not run out for long.
 
-    It voids uploads that are not committed: appends under way upload once more, and a sink's batch under way fails and has to be run again.
+    It voids uploads that are not committed: appends under way upload once more, and a sink's batch under way fails and
+    has to be run again.
     """
     present_ms = await store_time_ms(log)
     for each in damage.partitions:

@@ -2,13 +2,15 @@
 
 What counts as proof that records belong to offsets:
 
-- the breadcrumb of a compaction, or a compacted blob whose header names its offsets: both were made from the index as it was;
-- exactly one way to fill the gap with bodies that no entry leads to, orphans included, and nothing that speaks against it: not the next
-  offset that the writer knew, not the maxima in the entries around the gap, no blob that cannot be read, no record that retention may
-  have taken. What a compaction has left behind is told by its bytes, which lie in the compacted blob.
+- the breadcrumb of a compaction, or a compacted blob whose header names its offsets: both were made from the index as
+  it was;
+- exactly one way to fill the gap with bodies that no entry leads to, orphans included, and nothing that speaks against
+  it: not the next offset that the writer knew, not the maxima in the entries around the gap, no blob that cannot be
+  read, no record that retention may have taken. What a compaction has left behind is told by its bytes, which lie in
+  the compacted blob.
 
-Everything else is listed for a person to judge. A repair deletes nothing and replaces nothing but entries that are damaged themselves.
-Collectors may run beside it: each of them met the gap or the entry (`gaps.py`).
+Everything else is listed for a person to judge. A repair deletes nothing and replaces nothing but entries that are
+damaged themselves. Collectors may run beside it: each of them met the gap or the entry (`gaps.py`).
 """
 
 from __future__ import annotations
@@ -92,10 +94,11 @@ class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def plan_repairs(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
-    """Of the partitions whose indexes have gaps, what can be done about them. Changes nothing; reads every blob that could fill a gap.
+    """Of the partitions whose indexes have gaps, what can be done about them. Changes nothing; reads every blob that
+    could fill a gap.
 
-    Partitions that were deleted meanwhile are left out. `StaleReads` if an old state of the metadata was read, in which entries may be
-    missing that are there.
+    Partitions that were deleted meanwhile are left out. `StaleReads` if an old state of the metadata was read, in which
+    entries may be missing that are there.
     """
     return await confirmed(log.meta, lambda: _planned(log, tps))
 
@@ -111,7 +114,9 @@ async def _planned(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
 
 
 async def apply_repair(log: Log, plan: RepairPlan) -> int:
-    """Puts the entries of the plan and returns how many; those that somebody else has put meanwhile are left to them."""
+    """Puts the entries of the plan and returns how many; those that somebody else has put meanwhile are left to
+    them.
+    """
     keys, put = PartitionKeys(plan.directory, plan.partition), 0
     for new in plan.entries:
         try:
@@ -165,7 +170,9 @@ class _Planner:
     # --- where the offsets are known
 
     async def _settled(self) -> list[NewEntry]:
-        """What the breadcrumb and the headers of compacted blobs prove, the longest first. Where two overlap, both are true."""
+        """What the breadcrumb and the headers of compacted blobs prove, the longest first. Where two overlap, both are
+        true.
+        """
         crumb, settled = self._damaged.crumb, []
         if crumb is not None and crumb.entry is not None:
             settled.append((Proof.BREADCRUMB, Piece(crumb.start_offset, crumb.end_offset, crumb.entry)))
@@ -189,7 +196,8 @@ class _Planner:
     async def _slot(self, piece: Piece) -> int | None:
         """The version that the piece's key must have for it to be put; None if it is in the way of what is there.
 
-        A compacted piece may lie over leftovers of its own records, but only below the cursor, where no compaction begins any more.
+        A compacted piece may lie over leftovers of its own records, but only below the cursor, where no compaction
+        begins any more.
         """
         start, end, _ = piece
         keys, control = self._damaged.keys, self._damaged.control
@@ -281,7 +289,10 @@ class _Planner:
         windows.add([gap])
         unreadable = [name for name in self._unreadable if windows.keeps(name)]
         if unreadable:
-            return f"{len(unreadable)} blobs that could hold the records have damaged headers, the first is {unreadable[0]}"
+            return (
+                f"{len(unreadable)} blobs that could hold the records have damaged headers, the first is "
+                f"{unreadable[0]}"
+            )
         if self._doubt:
             return self._doubt
         fitting = [each for each in unplaced if around.admits(each)]

@@ -1,7 +1,7 @@
 """Values to columns. What cannot be decoded is kept as it is, with the reason: a bad record must not stop a table.
 
-JSON is decoded strictly against the columns (a number in quotes is not a number); members that no column asks for are ignored. Both
-formats are decoded record by record in Python.
+JSON is decoded strictly against the columns (a number in quotes is not a number); members that no column asks for are
+ignored. Both formats are decoded record by record in Python.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Delta table. The position is kept where Delta keeps such things: the table's application transactions.
 
-There is one for each partition, whose version is the next offset. They are part of the commit that adds the records and survive
-checkpoints and the clean-up of old log entries. Delta does not reject a transaction that was committed before, and rebases appends on
-whatever was committed meanwhile; so a commit is tried on the version that was read, once.
+There is one for each partition, whose version is the next offset. They are part of the commit that adds the records and
+survive checkpoints and the clean-up of old log entries. Delta does not reject a transaction that was committed before,
+and rebases appends on whatever was committed meanwhile; so a commit is tried on the version that was read, once.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class DeltaState:
     def commit(self, table: Any, before: Position | None, attempt: Callable[[Any], T]) -> tuple[Any, T]:
         """Runs `attempt` on the table, again if somebody committed something else (an optimisation, say) meanwhile.
 
-        `StaleWrite` if the position is no longer `before`. Returns the table after the commit and what `attempt` returned.
+        `StaleWrite` if the position is no longer `before`. Returns the table after the commit and what `attempt`
+        returned.
         """
         for last in (*[False] * (_ATTEMPTS - 1), True):
             try:

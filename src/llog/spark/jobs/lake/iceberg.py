@@ -1,7 +1,8 @@
 """An Iceberg table in a catalog of its own: `catalog.sqlite` in the directory, beside the table's files.
 
-The position is a table property, set in the transaction that adds the files, so that it outlives the expiry of snapshots; the snapshot's
-summary repeats it. PyIceberg rebases an append that lost a race unless told not to, and then both would count: the table says not to.
+The position is a table property, set in the transaction that adds the files, so that it outlives the expiry of
+snapshots; the snapshot's summary repeats it. PyIceberg rebases an append that lost a race unless told not to, and then
+both would count: the table says not to.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class IcebergTable:
             table = self._partitioned(table)
         if table.properties.get("commit.retry.num-retries") != "0":
             raise ConfigurationError(
-                f"{self._where} has commit.retry.num-retries set to other than 0: two exporters could write records twice. Set it to 0"
+                f"{self._where} has commit.retry.num-retries set to other than 0: two exporters could write "
+                "records twice. Set it to 0"
             )
         there = [field.name for field in table.schema().fields]
         if there != self._shape.schema.names:

@@ -1,7 +1,8 @@
 """A topic of keyed change events to a table of current rows: `llog pipeline materialize`.
 
-The table is a Delta table. Tasks reduce their records to the last of each key, the driver merges those into the table by key, and the
-commit of the merge moves the position too (see `lake_delta`). So a merge is either not there or there once, whenever it was killed.
+The table is a Delta table. Tasks reduce their records to the last of each key, the driver merges those into the table
+by key, and the commit of the merge moves the position too (see `lake_delta`). So a merge is either not there or there
+once, whenever it was killed.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def materialize(
         counts["skipped"] += sum(each.skipped for each in reduced)
         for name in ("inserted", "updated", "deleted"):
             counts[name] += told.get(f"num_target_rows_{name}", 0)
-        # Delta makes no commit of a merge that changes nothing: then the table stays where it was, and the next one moves it.
+        # Delta makes no commit of a merge that changes nothing: then the table stays where it was, and the next one
+        # moves it.
         position = step.after
         if (now := state.position(table)) != stored:
             stored = now
@@ -187,7 +189,9 @@ def reduce_task(task: ReadTask, *, settings: Settings, columns: Columns, fail_on
 
 
 def last_of_each(parts: Sequence[pa.Table], identity: Sequence[str]) -> pa.Table:
-    """The last row of every key: by offset within a partition, by time between two (a key is in one, unless some were added)."""
+    """The last row of every key: by offset within a partition, by time between two (a key is in one, unless some were
+    added).
+    """
     table = pa.concat_tables(parts)
     if table.num_rows == 0:
         return table

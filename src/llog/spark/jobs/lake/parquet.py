@@ -1,9 +1,10 @@
 """A plain directory of Parquet files, `day=…/partition=…/….parquet`, that any tool reads with a glob.
 
-Next to them, in `_llog/`: manifests `{n:020}.json`, each put once and never changed, which name the files that they add and the
-position after them; and `staging-{n:020}-…/`, where the files of a commit that is still to come are written under names that no glob
-for Parquet finds. The manifest is the commit; its files are moved to their places after it, by whoever opens the table next if need be.
-A staging directory of a manifest that exists can hold only what was moved already or what lost the race: it is removed.
+Next to them, in `_llog/`: manifests `{n:020}.json`, each put once and never changed, which name the files that they add
+and the position after them; and `staging-{n:020}-…/`, where the files of a commit that is still to come are written
+under names that no glob for Parquet finds. The manifest is the commit; its files are moved to their places after it, by
+whoever opens the table next if need be. A staging directory of a manifest that exists can hold only what was moved
+already or what lost the race: it is removed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ParquetTable:
         if manifest.columns != self._columns:
             raise ConfigurationError(
                 f"{self._root} has the columns ({', '.join(manifest.columns.splitlines())}), not "
-                f"({', '.join(self._columns.splitlines())}): export to another directory, or with the options it was begun with"
+                f"({', '.join(self._columns.splitlines())}): export to another directory, or with the options it "
+                "was begun with"
             )
         self._show(manifest)
         self._clean()

@@ -1,4 +1,6 @@
-"""Export and materialize as steps of the pipeline: their options are text, as `--option export.topic=orders` gives them."""
+"""Export and materialize as steps of the pipeline: their options are text, as `--option export.topic=orders` gives
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ _DECODINGS: Final = ("json_schema", "avro_schema")
 
 
 def export_step(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """Options: `topic`, `format` and `to`; `name`, `file_bytes`, `commit_bytes`, `headers`, `allow_gaps`, `json_schema`, `avro_schema`."""
+    """Options: `topic`, `format` and `to`; `name`, `file_bytes`, `commit_bytes`, `headers`, `allow_gaps`,
+    `json_schema`, `avro_schema`.
+    """
     result = export(settings, _typed("export", ExportOptions, options), in_spark(spark))
     rows = [("records", f"{result.records:,}"), ("files", str(result.files)), ("bytes", format_size(result.bytes))]
     return StepResult(name="export", seconds=result.seconds, rows=rows)
 
 
 def materialize_step(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """Options: `topic` and `to`; `key` (columns, by commas), `commit_bytes`, `allow_gaps`, `json_schema`, `avro_schema`."""
+    """Options: `topic` and `to`; `key` (columns, by commas), `commit_bytes`, `allow_gaps`, `json_schema`,
+    `avro_schema`.
+    """
     result = materialize(settings, _typed("materialize", MaterializeOptions, options), in_spark(spark))
     rows = [(name, f"{getattr(result, name):,}") for name in ("records", "inserted", "updated", "deleted")]
     return StepResult(name="materialize", seconds=result.seconds, rows=rows)

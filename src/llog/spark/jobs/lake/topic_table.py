@@ -1,8 +1,8 @@
 """From a topic to a table, step by step: what every table format shares.
 
-A table holds, next to its records, the position up to which it holds them. A step plans the records after that position, lets tasks
-work on them, and ends with one commit that is conditional on the position: after a crash at any point the position says where to go on,
-and of two that work on one table at once only one can commit.
+A table holds, next to its records, the position up to which it holds them. A step plans the records after that
+position, lets tasks work on them, and ends with one commit that is conditional on the position: after a crash at any
+point the position says where to go on, and of two that work on one table at once only one can commit.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def check_source(where: str, position: Position, source: Source) -> None:
         )
     if position.incarnation != source.incarnation:
         raise DataLoss(
-            f"topic {source.topic!r} was deleted and created again since {where} was last written, and its offsets began anew: "
+            f"topic {source.topic!r} was deleted and created again since {where} was last written, and its offsets "
+            "began anew: "
             "go on in a new table"
         )
 
@@ -126,7 +127,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 def planned_step(
     settings: Settings, source: Source, before: Position | None, target: dict[int, int], limits: Limits
 ) -> Iterator[Planned]:
-    """The next records after `before`, pinned while the caller works on them. Without tasks, nothing is left below `target`.
+    """The next records after `before`, pinned while the caller works on them. Without tasks, nothing is left below
+    `target`.
 
     Records that retention took before they were read raise `DataLoss`, or are reported and skipped.
     """
@@ -153,7 +155,8 @@ async def _plan(
             start = log_start
         if start > next_offset:
             raise DataLoss(
-                f"the table has the records of {tp} up to {start - 1}, but the log ends at {next_offset - 1}: was its metadata "
+                f"the table has the records of {tp} up to {start - 1}, but the log ends at {next_offset - 1}: was "
+                "its metadata "
                 "restored from a backup? Records of the same offsets may differ now: go on in a new table"
             )
         starts[tp] = start
@@ -179,7 +182,8 @@ def local_directory(target: str, what: str) -> Path:
     scheme, separator, rest = target.partition("://")
     if separator and scheme != "file":
         raise ConfigurationError(
-            f"{what} to {scheme}:// is not supported: give a directory (or file:///path) that the driver and all executors share"
+            f"{what} to {scheme}:// is not supported: give a directory (or file:///path) that the driver and all "
+            "executors share"
         )
     path = Path(rest if separator else target)
     if separator and not path.is_absolute():

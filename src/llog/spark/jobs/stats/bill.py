@@ -1,8 +1,8 @@
 """What a log would cost on S3, estimated from its index: nothing is asked of the store, so nothing here is an invoice.
 
-Counted are the blobs that the index names: one PUT each, one LIST for a thousand of them, and one GET for each index entry and each
-group of its topic, or one reader where there is no group.
-Not counted are blobs that were compacted or trimmed away, what the compactor reads, retries, and traffic out of the region.
+Counted are the blobs that the index names: one PUT each, one LIST for a thousand of them, and one GET for each index
+entry and each group of its topic, or one reader where there is no group. Not counted are blobs that were compacted or
+trimmed away, what the compactor reads, retries, and traffic out of the region.
 """
 
 from __future__ import annotations

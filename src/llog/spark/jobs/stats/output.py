@@ -1,7 +1,8 @@
 """Statistics as a table that grows by a file with every run.
 
-One row for each number: what it is of (`scope`: log, topic, partition, group, bill or time), whose (`topic`, `partition`,
-`consumer_group`, `at`), its name (`metric`) and `value`. So new numbers need no new columns, and a directory of runs is one table.
+One row for each number: what it is of (`scope`: log, topic, partition, group, bill or time), whose (`topic`,
+`partition`, `consumer_group`, `at`), its name (`metric`) and `value`. So new numbers need no new columns, and a
+directory of runs is one table.
 """
 
 from __future__ import annotations

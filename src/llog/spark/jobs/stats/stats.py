@@ -1,7 +1,7 @@
 """Statistics of a log: how much there is and comes, how evenly it is spread, who lags behind, what it would cost.
 
-All but the key counts is read off the metadata (and 32 bytes of a blob for each partition that begins compacted); keys are counted by Spark
-over the data source.
+All but the key counts is read off the metadata (and 32 bytes of a blob for each partition that begins compacted); keys
+are counted by Spark over the data source.
 """
 
 from __future__ import annotations
@@ -275,7 +275,9 @@ async def _partition(log: Log, tp: TopicPartition, counting: _Counting) -> Parti
 
 
 def _push(pieces: list[Piece], piece: Piece, control: Control) -> None:
-    """Leaves out what is trimmed or came after the control record was read, and a zombie's entries inside a compacted range."""
+    """Leaves out what is trimmed or came after the control record was read, and a zombie's entries inside a compacted
+    range.
+    """
     if control.log_start_offset <= piece.end_offset < control.sequence_counter:
         while pieces and pieces[-1].start_offset >= piece.start_offset:
             pieces.pop()

@@ -22,7 +22,9 @@ class Timeline:
         self._steps: dict[int, tuple[float, float]] = {}
 
     def add(self, first_ms: int, last_ms: int, records: float, size: float) -> None:
-        """Spreads what was appended between two times evenly: that is all that an index entry tells of a compacted blob."""
+        """Spreads what was appended between two times evenly: that is all that an index entry tells of a compacted
+        blob.
+        """
         first_ms = min(first_ms, last_ms)
         while last_ms // self.width_ms - first_ms // self.width_ms >= STEPS_MAX:
             self.widen(self.width_ms * 2)
