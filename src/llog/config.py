@@ -135,9 +135,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     client_identifier: Annotated[
         str | None,
         Meta(
-            description="Name of this process in its claims, in the first lines that a broker logs, and as the "
+            description="Name of this process in its claims, in the first lines that a broker logs, and in the "
             "user agent of its requests "
-            "to object stores and metadata servers. Up to 128 visible ASCII characters, such as `broker-1`.",
+            "to object stores, metadata servers and brokers. Up to 128 visible ASCII characters, such as `broker-1`.",
             extra={"default": "`llog-`, the host's name and the process id"},
         ),
     ] = None

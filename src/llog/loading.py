@@ -61,6 +61,17 @@ def load_settings(
     return settings
 
 
+def load_client_name(environment: Mapping[str, str] | None = None) -> str:
+    """Return the name of this process for requests to a broker: `Settings.client_name`.
+
+    It reads no other setting: a client of a broker opens no log, so a mistake in a log's settings must not stop it.
+    """
+    environment = os.environ if environment is None else environment
+    setting = SETTINGS["client_identifier"]
+    given = environment.get(setting.variable) or _from_file(None, environment).get(setting.field)
+    return Settings(client_identifier=given).client_name
+
+
 def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
     named = config_file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     path = named or Path(CONFIG_FILE)

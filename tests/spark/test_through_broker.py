@@ -113,7 +113,7 @@ def test_what_is_gone_when_a_task_comes_for_it_is_a_loss(broker: Running, happen
     create(broker, "t")
     produce(broker, "t", 0, "a", "b")
     address = str(broker.client.base_url).rstrip("/")
-    topic = broker_client.run(address, lambda log: log.get("t"))
+    topic = broker_client.run(address, "test", lambda log: log.get("t"))
     stop = 9 if happens == "a smaller log" else 3
     task = BrokerTask(address, [(topic, Range(TopicPartition("t", 0), 1, stop))])
     if happens != "a smaller log":
@@ -122,15 +122,15 @@ def test_what_is_gone_when_a_task_comes_for_it_is_a_loss(broker: Running, happen
         create(broker, "t")
         produce(broker, "t", 0, "c", "d")
     with pytest.raises(DataLoss, match="Set failOnDataLoss=false"):
-        list(read_broker_task(task, ("value",), fail_on_data_loss=True))
-    found = list(read_broker_task(task, ("value",), fail_on_data_loss=False))
+        list(read_broker_task(task, ("value",), client_name="test", fail_on_data_loss=True))
+    found = list(read_broker_task(task, ("value",), client_name="test", fail_on_data_loss=False))
     assert [batch["value"].to_pylist() for batch in found] == ([[b"a", b"b"]] if happens == "a smaller log" else [])
 
 
 def test_a_broker_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_client, "_ATTEMPTS", 2)
     with pytest.raises(StoreUnavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
-        broker_client.run("http://127.0.0.1:9", lambda log: log.topics())
+        broker_client.run("http://127.0.0.1:9", "test", lambda log: log.topics())
 
 
 @pytest.mark.parametrize("address", ["localhost:8080", "ftp://host", "http://user:secret@host", "http://"])

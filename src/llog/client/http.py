@@ -26,6 +26,7 @@ from llog.errors import (
     SqlWorkerEnded,
     StoreUnavailable,
 )
+from llog.loading import load_client_name
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -92,6 +93,7 @@ class Http:
         self.url = url.rstrip("/")
         self._address = parse_url(url)
         self._timeout_s = timeout_s
+        self._user_agent = load_client_name()
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
@@ -105,7 +107,7 @@ class Http:
         `StoreUnavailable` if the broker did not get the request, `OutcomeUnknown` if it may have and must not get it
         twice.
         """
-        headers = {"content-type": content, "accept": accept}
+        headers = {"content-type": content, "accept": accept, "user-agent": self._user_agent}
         said, refusal = "", None
         for attempt in range(ATTEMPTS):
             if attempt:

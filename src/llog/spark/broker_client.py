@@ -84,8 +84,9 @@ def check_broker(url: str) -> str:
 class BrokerLog:
     """What the driver asks of a log, answered by a broker."""
 
-    def __init__(self, broker: str) -> None:
+    def __init__(self, broker: str, client_name: str) -> None:
         self.broker = broker
+        self._client_name = client_name
         self.runtime = SystemRuntime()
 
     async def get(self, name: str) -> Topic:
@@ -117,32 +118,32 @@ class BrokerLog:
         return (await self._asked(_Offset, path, timestamp_ms=timestamp_ms)).offset
 
     async def _asked(self, kind: type[T], path: str, **query: int) -> T:
-        answer = await asyncio.to_thread(get, self.broker, path, query)
+        answer = await asyncio.to_thread(get, self.broker, path, query, client_name=self._client_name)
         try:
             return json_decoder(kind).decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreUnavailable(f"{self.broker}{path} did not answer as a broker does: {error}") from error
 
 
-def run(broker: str, use: Callable[[BrokerLog], Awaitable[T]]) -> T:
-    """The result of `use` on the log behind this broker."""
+def run(broker: str, client_name: str, use: Callable[[BrokerLog], Awaitable[T]]) -> T:
+    """The result of `use` on the log behind this broker, to which this process has the name `client_name`."""
 
     async def used() -> T:
-        return await use(BrokerLog(broker))
+        return await use(BrokerLog(broker, client_name))
 
     return portal.run(used())
 
 
-def get(broker: str, path: str, query: dict[str, int], *, accept: str = "application/json") -> Answer:
+def get(broker: str, path: str, query: dict[str, int], *, client_name: str, accept: str = "application/json") -> Answer:
     """The answer to a GET; raises what the broker refuses it with, or `StoreUnavailable` if it does not answer for some
     seconds.
     """
-    said = ""
+    said, headers = "", {"accept": accept, "user-agent": client_name}
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(0.2 * 2 ** (attempt - 1))
         try:
-            status, answer = _request(broker, path + (f"?{urlencode(query)}" if query else ""), accept)
+            status, answer = _request(broker, path + (f"?{urlencode(query)}" if query else ""), headers)
         except (OSError, http.client.HTTPException) as error:
             _forget(broker)
             said = str(error) or type(error).__name__
@@ -156,9 +157,9 @@ def get(broker: str, path: str, query: dict[str, int], *, accept: str = "applica
     raise StoreUnavailable(f"the broker at {broker} does not answer: {said}")
 
 
-def _request(broker: str, target: str, accept: str) -> tuple[int, Answer]:
+def _request(broker: str, target: str, headers: dict[str, str]) -> tuple[int, Answer]:
     connection = _connection(broker)
-    connection.request("GET", urlsplit(broker).path + target, headers={"accept": accept})
+    connection.request("GET", urlsplit(broker).path + target, headers=headers)
     response = connection.getresponse()
     return response.status, Answer(response.read(), response.headers)
 

@@ -56,15 +56,17 @@ async def plan_broker_tasks(
 
 
 def read_broker_task(
-    task: BrokerTask, columns: tuple[str, ...], *, fail_on_data_loss: bool
+    task: BrokerTask, columns: tuple[str, ...], *, client_name: str, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     for topic, wanted in task.ranges:
-        for batch in _fetched(task.broker, topic, wanted, fail_on_data_loss):
+        for batch in _fetched(task.broker, client_name, topic, wanted, fail_on_data_loss):
             made = [_column(batch, name, topic, wanted.tp.partition) for name in columns]
             yield pa.RecordBatch.from_arrays(made, names=list(columns))
 
 
-def _fetched(broker: str, topic: Topic, wanted: Range, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
+def _fetched(
+    broker: str, client_name: str, topic: Topic, wanted: Range, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
     """The broker's batches of this range; what is gone is lost (`lose`)."""
     tp, position, stop = wanted
     path = f"/topics/{quote(tp.topic)}/partitions/{tp.partition}/records"
@@ -72,7 +74,7 @@ def _fetched(broker: str, topic: Topic, wanted: Range, fail_on_data_loss: bool) 
         query = {"offset": position, "stop": stop, "max_bytes": FETCH_BYTES}
         what = f"{stop - position} records of {tp}, offsets {position} to {stop - 1},"
         try:
-            answer = get(broker, path, query, accept=_ARROW)
+            answer = get(broker, path, query, client_name=client_name, accept=_ARROW)
         except OffsetOutOfRange as error:
             lose(f"{what} are not all there: {error}", fail=fail_on_data_loss)
             position = max(position + 1, min(error.log_start_offset, stop)) if position < error.next_offset else stop

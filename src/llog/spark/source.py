@@ -128,7 +128,7 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
 def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
     """The result of `use` on the log, which must be there, or on the broker that the options name."""
     if options.broker is not None:
-        return broker_client.run(options.broker, use)
+        return broker_client.run(options.broker, options.settings.client_name, use)
     require_log(options.settings)
     return run(options.settings, use)
 
@@ -136,7 +136,8 @@ def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
 def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
     """The Arrow batches of one task."""
     if isinstance(task, BrokerTask):
-        yield from read_broker_task(task, columns, fail_on_data_loss=options.fail_on_data_loss)
+        name = options.settings.client_name
+        yield from read_broker_task(task, columns, client_name=name, fail_on_data_loss=options.fail_on_data_loss)
         return
     batches = iterate(
         options.settings,

@@ -180,7 +180,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def _run(self, use: Callable[[Opened], Awaitable[T]]) -> T:
         options = self._options
         if options.broker is not None:
-            return broker_client.run(options.broker, use)
+            return broker_client.run(options.broker, options.settings.client_name, use)
         require_log(options.settings)
         return run_patiently(options.settings, use)
 

@@ -18,9 +18,13 @@ _numbers = itertools.count()
 class Place:
     """A log in memory, with one backend on it."""
 
-    def __init__(self, settings: Settings, backend: Backend) -> None:
+    def __init__(self, settings: Settings, backend: Backend, url: str = "") -> None:
         self.settings = settings
         self.backend = backend
+        self.url = url
+        """Address of the broker; empty without one."""
+        self.user_agents: list[str | None] = []
+        """Those of the requests that came to the broker."""
         self.writer = LeaderlessLogWriter(settings)
 
     def create(self, topic: str = "t", partitions: int = 1) -> None:
@@ -64,6 +68,8 @@ def remote() -> Iterator[Place]:
     import asyncio
 
     import uvicorn
+    from starlette.datastructures import Headers
+    from starlette.types import Receive, Scope, Send
 
     from llog.broker.app import Broker
     from llog.broker.server import listening
@@ -72,13 +78,20 @@ def remote() -> Iterator[Place]:
 
     settings = new_settings()
     listener = listening("127.0.0.1", 0)
+    user_agents: list[str | None] = []
     stop: list[uvicorn.Server] = []
     ready = threading.Event()
 
     async def serve() -> None:
         async with opened_log(settings) as log:
             broker = Broker(log, settings)
-            config = uvicorn.Config(broker.app(), lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+            app = broker.app()
+
+            async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
+                user_agents.append(Headers(scope=scope).get("user-agent"))
+                await app(scope, receive, send)
+
+            config = uvicorn.Config(recorded, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
             server = uvicorn.Server(config)
             stop.append(server)
             ready.set()
@@ -88,8 +101,10 @@ def remote() -> Iterator[Place]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     assert ready.wait(30)
-    backend = RemoteBackend(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    place = Place(settings, backend)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    backend = RemoteBackend(url)
+    place = Place(settings, backend, url)
+    place.user_agents = user_agents
     try:
         yield place
     finally:

@@ -46,7 +46,7 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-_NOT_SENT: Final = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect"}
+_NOT_SENT: Final = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "user-agent"}
 _NOT_PASSED: Final = _HOP_BY_HOP | {"date", "server", "vary"}
 _EVENTS: Final = "text/event-stream"
 
@@ -59,6 +59,7 @@ T = TypeVar("T")
 class Forwarding:
     def __init__(self, settings: Settings, bodies: Bodies, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._timeout_s = settings.broker_forward_timeout_ms / 1000
+        self._user_agent = settings.client_name
         self._bodies = bodies
         self._metrics = metrics
         self._stopping = stopping
@@ -168,6 +169,7 @@ class Forwarding:
 
     async def _forward(self, request: Request, owner: str, body: bytes | bytearray, wait_ms: int) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_SENT]
+        headers.append(("user-agent", f"{self._user_agent} {request.headers.get('user-agent', '')}".rstrip()))
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
         sending = self._send(request.method, owner, f"{path}?{query}" if query else path, headers, bytes(body), wait_ms)
@@ -273,7 +275,9 @@ class Forwarding:
             limits = httpx.Limits(
                 max_connections=_CONNECTIONS_MAX, max_keepalive_connections=64, keepalive_expiry=_IDLE_S
             )
-            self._opened = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+            self._opened = httpx.AsyncClient(
+                headers={"user-agent": self._user_agent}, limits=limits, trust_env=False, follow_redirects=False
+            )
         return self._opened
 
 
