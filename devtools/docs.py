@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from llog import errors
 from llog.config import SETTINGS, Secret, Setting
 from llog.loading import CONFIG_FILE, CONFIG_VARIABLE
 
@@ -59,8 +60,32 @@ def example_environment() -> str:
     return "\n".join(lines)
 
 
+def error_table() -> str:
+    """docs/errors.md."""
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.LlogError)]
+    rows = [
+        f"| `{each.code}` | `{each.__name__}` | {(each.__doc__ or '').partition(chr(10))[0]} "
+        f"| {each.http_status.value} | {each.exit_code} | `{each.dbapi_exception}` |"
+        for each in classes
+    ]
+    return f"""# Errors
+
+Generated from `src/llog/errors.py` by `make docs`; do not edit.
+
+Every error has a stable code, which programs may compare. Its other columns are the class in `llog.errors`; the status
+of an HTTP request that fails with it ([http.md](http.md#errors)); the exit code of an `llog` command that fails with it
+(1: something failed; 2: bad input or configuration); and the exception of PEP 249 that it becomes in `llog.client`, the
+error itself being the `__cause__`. `log_owned` has status 421 where the answer names the owner's address.
+
+| code | class | meaning | status | exit code | PEP 249 |
+| --- | --- | --- | --- | --- | --- |
+{chr(10).join(rows)}
+"""
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration,
+    "docs/errors.md": error_table,
     ".env.example": example_environment,
 }
 

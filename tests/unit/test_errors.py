@@ -1,4 +1,4 @@
-"""Errors cross between processes: Spark's tasks hand them to the driver by pickle."""
+"""What errors look like outside: statuses, exit codes and exceptions that programs rely on, and pickles for Spark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from llog import errors
 from llog.broker.http.problems import problem_of
+from llog.client.exceptions import exception_of
 from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StaleReads, StoreUnavailable
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]
@@ -16,6 +17,75 @@ WITH_FIELDS: dict[type[LlogError], LlogError] = {
     SqlError: SqlError("x", 1, 2, "hint", "\n  x\n  ^"),
     PartlyAppended: PartlyAppended(1, [None, StoreUnavailable("x")], StoreUnavailable("x")),
 }
+
+OUTSIDE = {  # code, HTTP status, exit code, exception of PEP 249: changing any of them breaks programs
+    "LlogError": ("error", 500, 1, "OperationalError"),
+    "ConfigurationError": ("configuration", 500, 2, "ProgrammingError"),
+    "InvalidArgument": ("invalid_argument", 400, 2, "ProgrammingError"),
+    "StoreUnavailable": ("store_unavailable", 503, 1, "OperationalError"),
+    "StoreUnreachable": ("store_unreachable", 503, 2, "OperationalError"),
+    "StaleReads": ("stale_reads", 503, 1, "OperationalError"),
+    "OutcomeUnknown": ("outcome_unknown", 503, 1, "OperationalError"),
+    "VersionMismatch": ("version_mismatch", 500, 1, "OperationalError"),
+    "BlobExists": ("blob_exists", 500, 1, "OperationalError"),
+    "BlobNotFound": ("blob_not_found", 500, 1, "InternalError"),
+    "WrongStore": ("wrong_store", 500, 2, "InternalError"),
+    "CorruptBatch": ("corrupt_batch", 500, 1, "InternalError"),
+    "RecordTooLarge": ("record_too_large", 413, 2, "DataError"),
+    "TopicExists": ("topic_exists", 409, 2, "ProgrammingError"),
+    "PartitionNotInitialized": ("partition_not_initialized", 404, 2, "ProgrammingError"),
+    "TopicNotFound": ("topic_not_found", 404, 2, "ProgrammingError"),
+    "WrongEngine": ("wrong_engine", 409, 2, "NotSupportedError"),
+    "TopicElsewhere": ("topic_elsewhere", 421, 2, "OperationalError"),
+    "OwnerUnavailable": ("owner_unavailable", 503, 2, "OperationalError"),
+    "PartitionFenced": ("partition_fenced", 409, 1, "OperationalError"),
+    "OffsetOutOfRange": ("offset_out_of_range", 416, 2, "DataError"),
+    "RecordRemoved": ("record_removed", 500, 2, "DataError"),
+    "InconsistentReadState": ("inconsistent_read_state", 500, 1, "InternalError"),
+    "OutOfOrderSequence": ("out_of_order_sequence", 500, 1, "OperationalError"),
+    "UnknownProducer": ("unknown_producer", 500, 1, "OperationalError"),
+    "PartlyAppended": ("partly_appended", 500, 1, "OperationalError"),
+    "Contention": ("contention", 503, 1, "OperationalError"),
+    "LogOwned": ("log_owned", 409, 1, "OperationalError"),
+    "GroupConflict": ("group_conflict", 409, 2, "ProgrammingError"),
+    "StaleMember": ("stale_member", 409, 1, "OperationalError"),
+    "TooManyClaims": ("too_many_claims", 429, 1, "OperationalError"),
+    "WriterFenced": ("writer_fenced", 409, 1, "OperationalError"),
+    "NotSeenYet": ("not_seen_yet", 503, 1, "OperationalError"),
+    "LogNotFound": ("log_not_found", 404, 2, "OperationalError"),
+    "KeyedLogNotFound": ("keyed_log_not_found", 404, 2, "OperationalError"),
+    "KeyedLogNotConfigured": ("keyed_log_not_configured", 404, 1, "OperationalError"),
+    "RequestTooLarge": ("request_too_large", 413, 1, "DataError"),
+    "HeaderTooLarge": ("header_too_large", 431, 1, "OperationalError"),
+    "RequestTimeout": ("request_timeout", 408, 1, "OperationalError"),
+    "WrongRole": ("wrong_role", 421, 1, "NotSupportedError"),
+    "TooManyConnections": ("too_many_connections", 503, 1, "OperationalError"),
+    "WrongHost": ("wrong_host", 421, 1, "OperationalError"),
+    "Overloaded": ("overloaded", 429, 1, "OperationalError"),
+    "StatementTimeout": ("statement_timeout", 422, 1, "OperationalError"),
+    "TableNotFound": ("table_not_found", 404, 2, "ProgrammingError"),
+    "TableExists": ("table_exists", 409, 2, "ProgrammingError"),
+    "ConstraintViolation": ("constraint", 409, 2, "IntegrityError"),
+    "TransactionConflict": ("transaction_conflict", 503, 1, "OperationalError"),
+    "TransactionFailed": ("transaction_failed", 409, 1, "OperationalError"),
+    "ResultTooLarge": ("result_too_large", 422, 1, "DataError"),
+    "SqlError": ("sql", 400, 2, "ProgrammingError"),
+    "SqlMemoryExceeded": ("sql_memory", 422, 2, "OperationalError"),
+    "SqlWorkerEnded": ("sql_worker_ended", 503, 2, "OperationalError"),
+    "StaleWrite": ("stale_write", 500, 1, "OperationalError"),
+    "BlobCollected": ("blob_collected", 500, 1, "OperationalError"),
+    "DataLoss": ("data_loss", 500, 1, "InternalError"),
+    "JavaNotFound": ("java_not_found", 500, 1, "OperationalError"),
+    "MissingExtra": ("missing_extra", 501, 2, "NotSupportedError"),
+    "SparkFailed": ("spark_failed", 500, 1, "OperationalError"),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_error_looks_outside_as_it_always_did(kind: type[LlogError]) -> None:
+    error = WITH_FIELDS.get(kind) or kind("what was wrong")
+    looks = error.code, problem_of(error).status_code, error.exit_code, type(exception_of(error)).__name__
+    assert looks == OUTSIDE[kind.__name__]
 
 
 def test_every_error_with_fields_of_its_own_has_an_example() -> None:

@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from llog.broker import leash
-
-EXIT_BAD_INPUT: Final = 2
+from llog.errors import EXIT_BAD_INPUT
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,29 +15,7 @@ from typing import Any, Final
 import click
 
 from llog.cli.common import Invocation
-from llog.errors import (
-    ConfigurationError,
-    ConstraintViolation,
-    GroupConflict,
-    InvalidArgument,
-    KeyedLogNotFound,
-    LlogError,
-    LogNotFound,
-    MissingExtra,
-    OffsetOutOfRange,
-    PartitionNotInitialized,
-    RecordRemoved,
-    RecordTooLarge,
-    SqlError,
-    StoreUnreachable,
-    TableExists,
-    TableNotFound,
-    TopicElsewhere,
-    TopicExists,
-    TopicNotFound,
-    WrongEngine,
-    WrongStore,
-)
+from llog.errors import EXIT_FAILURE, LlogError
 
 COMMANDS: Final = {
     "up": "llog.cli.up:up",
@@ -61,36 +39,8 @@ COMMANDS: Final = {
     "simulate": "llog.cli.simulate:simulate",
 }
 
-BAD_INPUT: Final = (
-    ConfigurationError,
-    ConstraintViolation,
-    GroupConflict,
-    InvalidArgument,
-    KeyedLogNotFound,
-    LogNotFound,
-    MissingExtra,
-    OffsetOutOfRange,
-    PartitionNotInitialized,
-    RecordRemoved,
-    RecordTooLarge,
-    SqlError,
-    StoreUnreachable,
-    TableExists,
-    TableNotFound,
-    TopicElsewhere,
-    TopicExists,
-    TopicNotFound,
-    WrongEngine,
-    WrongStore,
-)
-EXIT_FAILURE: Final = 1
-EXIT_BAD_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-
-
-def exit_code(error: LlogError) -> int:
-    return EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE
 
 
 class Commands(click.Group):
@@ -113,7 +63,7 @@ class Commands(click.Group):
             sys.stdout.flush()
         except LlogError as error:
             click.echo(f"llog: {' '.join(str(error).split())}", err=True)
-            ctx.exit(exit_code(error))
+            ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:

@@ -1,17 +1,16 @@
-"""The exceptions of PEP 249, and which of them an error of llog becomes. The error itself is the exception's
-`__cause__`.
+"""The exceptions of PEP 249, which replace the errors of llog here; each error's class names its exception.
 
-`code` is the stable code of `llog.errors`; `line`, `column` and `hint` are there where a statement is wrong.
+The error itself is the exception's `__cause__`. `code` is the stable code of `llog.errors`; `line`, `column` and `hint`
+are set where a statement is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from llog import errors
-from llog.errors import LlogError
+from llog.errors import DbapiException, LlogError
 
 
 class Warning(Exception):  # the name that PEP 249 has for it
@@ -59,40 +58,18 @@ class NotSupportedError(DatabaseError):
     """The engine, the role of the broker or the installation cannot do this."""
 
 
-_KINDS: Final[dict[type[DatabaseError], tuple[type[LlogError], ...]]] = {
-    IntegrityError: (errors.ConstraintViolation,),
-    ProgrammingError: (
-        errors.ConfigurationError,
-        errors.GroupConflict,
-        errors.InvalidArgument,
-        errors.PartitionNotInitialized,
-        errors.SqlError,
-        errors.TableExists,
-        errors.TableNotFound,
-        errors.TopicExists,
-        errors.TopicNotFound,
-    ),
-    DataError: (
-        errors.OffsetOutOfRange,
-        errors.RecordRemoved,
-        errors.RecordTooLarge,
-        errors.RequestTooLarge,
-        errors.ResultTooLarge,
-    ),
-    InternalError: (
-        errors.BlobNotFound,
-        errors.CorruptBatch,
-        errors.DataLoss,
-        errors.InconsistentReadState,
-        errors.WrongStore,
-    ),
-    NotSupportedError: (errors.MissingExtra, errors.WrongEngine, errors.WrongRole),
+_BY_NAME: Final[Mapping[DbapiException, type[DatabaseError]]] = {
+    "DataError": DataError,
+    "IntegrityError": IntegrityError,
+    "InternalError": InternalError,
+    "NotSupportedError": NotSupportedError,
+    "OperationalError": OperationalError,
+    "ProgrammingError": ProgrammingError,
 }
-_BY_ERROR: Final = {error: kind for kind, each in _KINDS.items() for error in each}
 
 
 def exception_of(error: LlogError) -> DatabaseError:
-    made = _BY_ERROR.get(type(error), OperationalError)(str(error))
+    made = _BY_NAME[error.dbapi_exception](str(error))
     made.code = error.code
     for name in ("line", "column", "hint"):
         setattr(made, name, getattr(error, name, None) or None)

@@ -9,21 +9,19 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from llog import errors
 from llog.base.decoders import json_decoder
 from llog.errors import (
+    BY_CODE,
     ConfigurationError,
     LlogError,
     OffsetOutOfRange,
     OutcomeUnknown,
     SqlError,
-    SqlMemoryExceeded,
-    SqlWorkerEnded,
     StoreUnavailable,
 )
 from llog.loading import load_client_name
@@ -37,16 +35,6 @@ _IDLE_S: Final = 30.0
 _AGAIN: Final = (429, 502, 503, 504)
 _UNREAD: Final = (429,)
 """Nothing of the request was done."""
-_ERRORS: Final = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, LlogError) and kind.__init__ is Exception.__init__
-}
-_SQL_ERRORS: Final[dict[str, type[SqlError]]] = {
-    SqlError.code: SqlError,
-    SqlMemoryExceeded.code: SqlMemoryExceeded,
-    SqlWorkerEnded.code: SqlWorkerEnded,
-}
 
 
 class _Problem(msgspec.Struct):
@@ -187,13 +175,12 @@ def _refusal(where: str, status: int, body: bytes) -> LlogError:
         problem = json_decoder(_Problem).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return StoreUnavailable(f"{where} answered with status {status}, and not as a broker does")
-    if problem.code == OffsetOutOfRange.code:
+    kind = BY_CODE.get(problem.code, StoreUnavailable)
+    if kind is OffsetOutOfRange:
         made = OffsetOutOfRange(where, -1, problem.log_start_offset, problem.next_offset)
         made.args = (problem.detail,)
         return made
-    if problem.code in _SQL_ERRORS:
+    if issubclass(kind, SqlError):
         said = problem.message or problem.detail
-        return _SQL_ERRORS[problem.code](said, problem.line, problem.column, problem.hint, problem.shown)
-    kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
-    refusal: LlogError = kind(problem.detail)
-    return refusal
+        return kind(said, problem.line, problem.column, problem.hint, problem.shown)
+    return kind(problem.detail)

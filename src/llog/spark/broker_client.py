@@ -11,16 +11,22 @@ import http.client
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from llog import errors
 from llog.api import portal
 from llog.base.decoders import json_decoder
 from llog.engines.port import Bounds
-from llog.errors import ConfigurationError, LlogError, OffsetOutOfRange, StoreUnavailable
+from llog.errors import (
+    BY_CODE,
+    ConfigurationError,
+    LlogError,
+    OffsetOutOfRange,
+    PartitionNotInitialized,
+    StoreUnavailable,
+)
 from llog.log.records import Topic
 from llog.model import TimestampType, TopicPartition
 from llog.runtime import SystemRuntime
@@ -30,11 +36,6 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 6
 _TIMEOUT_S: Final = 60.0
 _AGAIN: Final = (429, 502, 503, 504)
-_ERRORS: Final = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, LlogError) and kind.__init__ is Exception.__init__
-}
 _local = threading.local()
 
 
@@ -109,7 +110,7 @@ class BrokerLog:
             }
         missing = [tp for tp in partitions if tp not in found]
         if missing:
-            raise errors.PartitionNotInitialized(f"topic {missing[0].topic!r} has no partition {missing[0].partition}")
+            raise PartitionNotInitialized(f"topic {missing[0].topic!r} has no partition {missing[0].partition}")
         return {tp: found[tp] for tp in partitions}
 
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
@@ -189,6 +190,5 @@ def _error(broker: str, path: str, status: int, body: bytes) -> LlogError:
         return StoreUnavailable(f"{broker}{path} answered with status {status}, and not as a broker does")
     if problem.code == OffsetOutOfRange.code:
         return OffsetOutOfRange(path, -1, problem.log_start_offset, problem.next_offset)
-    kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
-    made: LlogError = kind(f"{problem.detail} (said by the broker at {broker})")
-    return made
+    kind = BY_CODE.get(problem.code, StoreUnavailable)
+    return kind(f"{problem.detail} (said by the broker at {broker})")

@@ -8,100 +8,13 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from llog.errors import (
-    ConstraintViolation,
-    Contention,
-    GroupConflict,
-    HeaderTooLarge,
-    InvalidArgument,
-    KeyedLogNotConfigured,
-    KeyedLogNotFound,
-    LlogError,
-    LogNotFound,
-    LogOwned,
-    MissingExtra,
-    NotSeenYet,
-    OffsetOutOfRange,
-    OutcomeUnknown,
-    Overloaded,
-    OwnerUnavailable,
-    PartitionFenced,
-    PartitionNotInitialized,
-    RecordTooLarge,
-    RequestTimeout,
-    RequestTooLarge,
-    ResultTooLarge,
-    SqlError,
-    SqlMemoryExceeded,
-    SqlWorkerEnded,
-    StaleMember,
-    StaleReads,
-    StatementTimeout,
-    StoreUnavailable,
-    StoreUnreachable,
-    TableExists,
-    TableNotFound,
-    TooManyClaims,
-    TooManyConnections,
-    TopicElsewhere,
-    TopicExists,
-    TopicNotFound,
-    TransactionConflict,
-    TransactionFailed,
-    WriterFenced,
-    WrongEngine,
-    WrongHost,
-    WrongRole,
-)
+from llog.errors import BY_CODE, LlogError, LogOwned
 
 RETRY_AFTER_S: Final = 1
 OWNER_HEADER: Final = "llog-owner"
-_STATUS: Final[dict[type[LlogError], HTTPStatus]] = {
-    InvalidArgument: HTTPStatus.BAD_REQUEST,
-    SqlError: HTTPStatus.BAD_REQUEST,
-    SqlMemoryExceeded: HTTPStatus.UNPROCESSABLE_ENTITY,
-    SqlWorkerEnded: HTTPStatus.SERVICE_UNAVAILABLE,
-    TopicNotFound: HTTPStatus.NOT_FOUND,
-    PartitionNotInitialized: HTTPStatus.NOT_FOUND,
-    KeyedLogNotConfigured: HTTPStatus.NOT_FOUND,
-    KeyedLogNotFound: HTTPStatus.NOT_FOUND,
-    LogNotFound: HTTPStatus.NOT_FOUND,
-    TopicExists: HTTPStatus.CONFLICT,
-    TableNotFound: HTTPStatus.NOT_FOUND,
-    TableExists: HTTPStatus.CONFLICT,
-    ConstraintViolation: HTTPStatus.CONFLICT,
-    TransactionFailed: HTTPStatus.CONFLICT,
-    TransactionConflict: HTTPStatus.SERVICE_UNAVAILABLE,
-    ResultTooLarge: HTTPStatus.UNPROCESSABLE_ENTITY,
-    StatementTimeout: HTTPStatus.UNPROCESSABLE_ENTITY,
-    PartitionFenced: HTTPStatus.CONFLICT,
-    LogOwned: HTTPStatus.CONFLICT,
-    WrongEngine: HTTPStatus.CONFLICT,
-    WriterFenced: HTTPStatus.CONFLICT,
-    GroupConflict: HTTPStatus.CONFLICT,
-    StaleMember: HTTPStatus.CONFLICT,
-    TopicElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
-    OwnerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    WrongRole: HTTPStatus.MISDIRECTED_REQUEST,
-    WrongHost: HTTPStatus.MISDIRECTED_REQUEST,
-    OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-    HeaderTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    RequestTimeout: HTTPStatus.REQUEST_TIMEOUT,
-    RecordTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    MissingExtra: HTTPStatus.NOT_IMPLEMENTED,
-    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
-    TooManyClaims: HTTPStatus.TOO_MANY_REQUESTS,
-    TooManyConnections: HTTPStatus.SERVICE_UNAVAILABLE,
-    Contention: HTTPStatus.SERVICE_UNAVAILABLE,
-    OutcomeUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
-    NotSeenYet: HTTPStatus.SERVICE_UNAVAILABLE,
-    StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    StoreUnreachable: HTTPStatus.SERVICE_UNAVAILABLE,
-    StaleReads: HTTPStatus.SERVICE_UNAVAILABLE,
+_TRANSIENT_CODES: Final = {
+    code for code, error in BY_CODE.items() if error.http_status is HTTPStatus.SERVICE_UNAVAILABLE
 }
-
-_PASSING: Final = {error.code for error, status in _STATUS.items() if status is HTTPStatus.SERVICE_UNAVAILABLE}
 
 
 def problem(
@@ -117,12 +30,12 @@ def problem(
 
 def problem_of(error: LlogError) -> Response:
     """The answer to a request that failed as a whole."""
-    status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+    status = error.http_status
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     headers = {"retry-after": str(RETRY_AFTER_S)} if again else None
     if isinstance(error, LogOwned) and error.address is not None:
         status, headers = HTTPStatus.MISDIRECTED_REQUEST, {OWNER_HEADER: error.address}
-    return problem(status, error.code, str(error), headers, _more(error))
+    return problem(status, error.code, str(error), headers, error.fields())
 
 
 def items_answer(items: list[dict[str, Any]]) -> Response:
@@ -131,7 +44,7 @@ def items_answer(items: list[dict[str, Any]]) -> Response:
     """
     body = {"topic_partitions": items}
     errors = [item["error"] for item in items if "error" in item]
-    if len(errors) < len(items) or not all(error["code"] in _PASSING for error in errors):
+    if len(errors) < len(items) or not all(error["code"] in _TRANSIENT_CODES for error in errors):
         return Response(msgspec.json.encode(body), media_type="application/json")
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, errors[0]["code"], errors[0]["detail"], headers, body)
@@ -139,19 +52,4 @@ def items_answer(items: list[dict[str, Any]]) -> Response:
 
 def error_of(error: LlogError) -> dict[str, Any]:
     """The error of one item in an answer whose other items may have gone well."""
-    return {"code": error.code, "detail": str(error)} | _more(error)
-
-
-def _more(error: LlogError) -> dict[str, Any]:
-    """The fields that a program would otherwise have to read out of the text."""
-    if isinstance(error, OffsetOutOfRange):
-        return {"log_start_offset": error.log_start_offset, "next_offset": error.next_offset}
-    if isinstance(error, LogOwned) and error.address is not None:
-        return {"owner": error.address}
-    if isinstance(error, SqlError):
-        return {
-            name: getattr(error, name)
-            for name in ("message", "line", "column", "hint", "shown")
-            if getattr(error, name)
-        }
-    return {}
+    return {"code": error.code, "detail": str(error)} | error.fields()

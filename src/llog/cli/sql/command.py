@@ -69,6 +69,4 @@ def sql(
     finally:
         session.close()
     if failure is not None:
-        from llog.cli.main import exit_code
-
-        click.get_current_context().exit(exit_code(failure))
+        click.get_current_context().exit(failure.exit_code)
