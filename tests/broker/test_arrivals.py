@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llog.broker.arrivals import Arrival, Arrivals
-from llog.engines.routing import EngineReader, Look
+from llog.engines.port import Look
+from llog.engines.routing import EngineReader
 from llog.model import TopicPartition
 from llog.stores.memory.meta import MemoryMetaStore
 from tests.broker.serving import Served

@@ -16,8 +16,7 @@ import pytest
 from devtools.servers.postgres import PostgresServer
 from llog.batch.columns import records_of
 from llog.config import Secret, Settings
-from llog.engines.object.writer import WriterOptions
-from llog.engines.port import AppendResult, Batch, Group, RetentionResult
+from llog.engines.port import AppendResult, Batch, Group, RetentionResult, WriterOptions
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import retain_all
 from llog.errors import (

@@ -11,12 +11,13 @@ from llog.batch.columns import records_of
 from llog.engines.object.collector import CollectionResult, Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
-from llog.engines.object.verify import Problem, verify
+from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.loading import load_settings
 from llog.log.catalog import Catalog
+from llog.log.findings import Problem
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.model import Record, TimestampType, TopicPartition

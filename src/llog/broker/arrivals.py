@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from llog.broker.metrics import Metrics
-from llog.engines.routing import EngineReader, Look
+from llog.engines.port import Look
+from llog.engines.routing import EngineReader
 from llog.errors import LlogError
 from llog.model import TopicPartition
 

@@ -38,8 +38,7 @@ import pyarrow.compute as pc
 from llog.batch.columns import Columns
 from llog.cdc.events import event_in, messages_of
 from llog.cdc.outbox import Cut, Entry, OutboxStore
-from llog.engines.port import AppendResult, Batch, Group
-from llog.engines.routing import Look
+from llog.engines.port import AppendResult, Batch, Group, Look
 from llog.errors import (
     InconsistentReadState,
     LlogError,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from pyspark.sql import SparkSession
 
-    from llog.engines.object.verify import VerifyReport
+    from llog.log.findings import VerifyReport
     from llog.model import Record
 
 PARTITIONS: Final = 6

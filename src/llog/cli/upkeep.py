@@ -26,10 +26,9 @@ from llog.errors import InvalidArgument, LlogError
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.disk.cleaning.cleaner import CleanResult
     from llog.engines.object.collector import CollectionResult
     from llog.engines.object.compaction.compactor import CompactionResult
-    from llog.engines.port import RetentionResult
+    from llog.engines.port import CleanResult, RetentionResult
     from llog.log.log import Log
     from llog.model import TopicPartition
 

@@ -13,8 +13,9 @@ from llog.errors import LlogError, TopicNotFound
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.object.verify import OrphanCounts, VerifyReport
+    from llog.engines.object.verify import OrphanCounts
     from llog.engines.routing import EngineReader
+    from llog.log.findings import VerifyReport
     from llog.log.log import Log
     from llog.model import TopicPartition
 

@@ -1,9 +1,13 @@
-"""What the engines that can compact by key ask of appends."""
+"""What every engine asks of appends, and those that compact by key of records."""
 
 from __future__ import annotations
 
-from llog.batch.columns import Columns
-from llog.errors import InvalidArgument
+from collections.abc import Sequence
+
+from llog.batch.columns import Columns, byte_size, columns_of
+from llog.engines.port import Group
+from llog.errors import InvalidArgument, RecordTooLarge
+from llog.log.producers import check_producer
 from llog.log.records import Cleanup, Topic
 
 
@@ -13,3 +17,23 @@ def check_keys(topic: Topic, columns: Columns) -> None:
         raise InvalidArgument(
             f"topic {topic.name!r} keeps the newest record of each key (cleanup compact): give every record a key"
         )
+
+
+def checked_columns(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
+    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too
+    large.
+    """
+    if not groups:
+        raise InvalidArgument("an append needs at least one group of records")
+    columns = []
+    for group in groups:
+        part = group.records if isinstance(group.records, Columns) else columns_of(group.records)
+        if part.count == 0:
+            raise InvalidArgument(f"the group for {group.topic}/{group.partition} has no records")
+        if group.producer is not None:
+            check_producer(group.producer)
+        columns.append(part)
+    size = sum(byte_size(part) for part in columns)
+    if size > append_bytes_max:
+        raise RecordTooLarge(f"an append of {size} bytes is over the limit of {append_bytes_max} bytes")
+    return columns

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from llog.batch.columns import Columns
+from llog.batch.format import Codec
 from llog.errors import LlogError
 from llog.log.producers import Producer
 from llog.model import Record, TimestampType, TopicPartition
@@ -22,6 +23,15 @@ class Bounds(NamedTuple):
 
     log_start_offset: int
     next_offset: int
+
+
+class Look(NamedTuple):
+    """The directory of the partition's topic, which is another one once the topic was created again, and the bounds
+    there.
+    """
+
+    directory: str
+    bounds: Bounds
 
 
 class Batch(NamedTuple):
@@ -61,6 +71,17 @@ class RetentionResult(msgspec.Struct, frozen=True, kw_only=True):
     new_start: int
     records: int
     bytes: int
+
+
+class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one key compaction did. Offsets below `through` are compacted; bytes are those of the rewritten segments."""
+
+    through: int = 0
+    passes: int = 0
+    removed: int = 0
+    segments: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
 
 
 class LogReader(Protocol):
@@ -104,3 +125,12 @@ class LogAppender(Protocol):
     ) -> RetentionResult:
         """Removes what is older or more than this, in whole pieces; None is no limit."""
         ...
+
+
+class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How appends are made. Retries and the codec are those of the object engine."""
+
+    codec: Codec = Codec.NONE
+    append_bytes_max: int = 256 << 20
+    attempts_max: int = 200
+    retry_delay_ms_max: int = 200

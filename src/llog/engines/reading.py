@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from llog.batch.columns import records_of, slice_columns
 from llog.engines.port import Batch, LogReader
 from llog.errors import OffsetOutOfRange, RecordRemoved
-from llog.model import Record, TopicPartition
+from llog.log.records import Topic
+from llog.model import Record, TimestampType, TopicPartition
 
 
 async def read_offset(reader: LogReader, tp: TopicPartition, offset: int) -> Record:
@@ -43,3 +44,10 @@ async def iter_from(
                 batch = batch._replace(columns=slice_columns(batch.columns, 0, stop - batch.start_offset))
             yield batch
             offset = batch.end_offset + 1
+
+
+def with_times_of(topic: Topic, batch: Batch) -> Batch:
+    """In a topic of append time, what producers say of the time does not show."""
+    if topic.timestamp_type is TimestampType.CREATE:
+        return batch
+    return batch._replace(columns=batch.columns._replace(timestamps=None))

@@ -12,10 +12,21 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from llog.engines.checks import checked_columns
 from llog.engines.disk.engine import DiskAppender, DiskReader
 from llog.engines.object.reader import Reader
-from llog.engines.object.writer import Writer, WriterOptions, checked
-from llog.engines.port import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
+from llog.engines.object.writer import Writer
+from llog.engines.port import (
+    AppendResult,
+    Batch,
+    Bounds,
+    Group,
+    LogAppender,
+    LogReader,
+    Look,
+    RetentionResult,
+    WriterOptions,
+)
 from llog.engines.reading import iter_from, read_offset
 from llog.engines.rocksdb.engine import RocksAppender, RocksReader
 from llog.engines.turnstile import Line
@@ -31,15 +42,6 @@ _MOVED: Final = (PartitionNotInitialized, WrongEngine)
 
 E = TypeVar("E")
 R = TypeVar("R")
-
-
-class Look(NamedTuple):
-    """The directory of the partition's topic, which is another one once the topic was created again, and the bounds
-    there.
-    """
-
-    directory: str
-    bounds: Bounds
 
 
 class _Home(NamedTuple):
@@ -173,7 +175,7 @@ class EngineAppender:
         Raises only if nothing at all was appended.
         """
         if not groups:
-            checked(groups, self._append_bytes_max)
+            checked_columns(groups, self._append_bytes_max)
         outcome = await self._append(groups)
         again = [place for place, result in enumerate(outcome.results) if isinstance(result, _MOVED)]
         topics = sorted({groups[place].topic for place in again})
@@ -228,7 +230,7 @@ class EngineAppender:
                 places.setdefault(home.engine, []).append(place)
         if len(places) > 1:
             # What is wrong with any group must be known before one engine appends.
-            columns = checked(groups, self._append_bytes_max)
+            columns = checked_columns(groups, self._append_bytes_max)
             groups = [msgspec.structs.replace(each, records=part) for each, part in zip(groups, columns, strict=True)]
         appenders = {name: _engine(self._appenders, name, groups[mine[0]].topic) for name, mine in places.items()}
         calls = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from llog.engines.disk.cleaning.cleaner import CleanResult
 from llog.engines.disk.engine import DiskAppender
 from llog.engines.disk.open_segments import OpenSegments
-from llog.engines.port import LogAppender, RetentionResult
+from llog.engines.port import CleanResult, LogAppender, RetentionResult
 from llog.engines.rocksdb.engine import OpenRocks, RocksAppender
 from llog.errors import LlogError, PartitionNotInitialized
 from llog.log.catalog import COMPACTING, DISK, ROCKSDB, Catalog

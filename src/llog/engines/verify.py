@@ -16,7 +16,6 @@ from llog.engines.disk.log.inspection import Piece
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.object import verify as objects
 from llog.engines.object.blob_headers import Headers
-from llog.engines.object.verify import Findings, Problem, ProblemKind, VerifyReport
 from llog.engines.rocksdb.engine import RocksTopics
 from llog.engines.rocksdb.verify import RocksWalk
 from llog.errors import (
@@ -30,6 +29,7 @@ from llog.errors import (
     TopicElsewhere,
 )
 from llog.log.catalog import DISK, ROCKSDB, Catalog
+from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.log.log import Log
 from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition

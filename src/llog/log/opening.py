@@ -18,7 +18,7 @@ from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.engines.object.collector import CollectorOptions
 from llog.engines.object.compaction.compactor import CompactorOptions
-from llog.engines.object.writer import WriterOptions
+from llog.engines.port import WriterOptions
 from llog.engines.rocksdb.engine import OpenRocks
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.locations import NO_BLOBS, OXIA_SCHEMES, Address, parse_address

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from llog.cdc.events import Op, PayloadMode, headers_of
 from llog.cdc.outbox import Cut, Entry
 from llog.cdc.relay import Relay, RelayOptions
-from llog.engines.object.writer import Writer, WriterOptions
+from llog.engines.object.writer import Writer
+from llog.engines.port import WriterOptions
 from llog.engines.routing import EngineReader
 from llog.log.log import Log
 from llog.sim.process import Process

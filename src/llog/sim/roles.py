@@ -20,8 +20,8 @@ from llog.engines.object.repair.clock import find_clock_damage, repair_clock
 from llog.engines.object.repair.index import RepairPlan, apply_repair, plan_repairs
 from llog.engines.object.retention import retain, trim
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.object.writer import Writer, WriterOptions
-from llog.engines.port import AppendResult, Group
+from llog.engines.object.writer import Writer
+from llog.engines.port import AppendResult, Group, WriterOptions
 from llog.errors import (
     BlobNotFound,
     Contention,

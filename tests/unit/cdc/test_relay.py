@@ -14,8 +14,7 @@ from llog.cdc.events import Op, PayloadMode, headers_of
 from llog.cdc.outbox import Cut, Entry, OutboxStore, OutboxWriter, RocksOutbox
 from llog.cdc.relay import Relay, RelayOptions, topic_of
 from llog.engines.object.retention import trim
-from llog.engines.object.writer import WriterOptions
-from llog.engines.port import Group
+from llog.engines.port import Group, WriterOptions
 from llog.engines.rocksdb.store import RocksStore
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import (

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llog.batch.columns import Columns
-from llog.engines.checks import check_keys
-from llog.engines.disk.cleaning.cleaner import CleanResult
+from llog.engines.checks import check_keys, checked_columns
 from llog.engines.disk.directories import remove_directories, topic_path
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.disk.open_segments import OpenSegments
-from llog.engines.object.reader import with_times_of
-from llog.engines.object.writer import checked
-from llog.engines.port import AppendResult, Batch, Bounds, Group, RetentionResult
+from llog.engines.port import AppendResult, Batch, Bounds, CleanResult, Group, RetentionResult
+from llog.engines.reading import with_times_of
 from llog.engines.turnstile import Line
 from llog.errors import (
     ConfigurationError,
@@ -209,7 +207,7 @@ class DiskAppender:
         self._lines: dict[TopicPartition, Line] = {}
 
     async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
-        columns = checked(groups, self._append_bytes_max)
+        columns = checked_columns(groups, self._append_bytes_max)
         # As tasks, even if it is a single one: they begin in the order of the calls.
         return list(await asyncio.gather(*map(self._settled, groups, columns)))
 

@@ -15,11 +15,12 @@ from typing import Final
 
 from llog.base.durable import check_writable
 from llog.base.lockfile import LOCK_AMONG_OTHERS, directory_id, owner_of, take_lock
-from llog.engines.disk.cleaning.cleaner import CleanResult, clean
+from llog.engines.disk.cleaning.cleaner import clean
 from llog.engines.disk.format.files import explained
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.disk.options import SegmentOptions
+from llog.engines.port import CleanResult
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.log.owners import Owners, disk_of
 from llog.model import TopicPartition

@@ -17,7 +17,7 @@ from llog.batch.columns import Columns, append_times, effective_timestamps, slic
 from llog.batch.format import ENCODING
 from llog.batch.joined import positions
 from llog.engines.port import Batch, Bounds
-from llog.engines.reading import iter_from, read_offset
+from llog.engines.reading import iter_from, read_offset, with_times_of
 from llog.errors import (
     BlobNotFound,
     CorruptBatch,
@@ -333,13 +333,6 @@ def pending_pieces(control: Control) -> list[Piece]:
             pieces.append(Piece(end + 1, end + entry.msg_count, entry))
             end += entry.msg_count
     return pieces
-
-
-def with_times_of(topic: Topic, batch: Batch) -> Batch:
-    """In a topic of append time, what producers say of the time does not show."""
-    if topic.timestamp_type is TimestampType.CREATE:
-        return batch
-    return batch._replace(columns=batch.columns._replace(timestamps=None))
 
 
 def _control_in(tp: TopicPartition, found: Entry | None) -> Control:

@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from llog.batch.columns import Columns, byte_size, columns_of, stamped
-from llog.batch.format import Codec
+from llog.batch.columns import Columns, stamped
 from llog.batch.shared import Body, pack
+from llog.engines.checks import checked_columns
 from llog.engines.object.clocks import bounded_ms, may_commit, stamp_within
 from llog.engines.object.commit_order import Turn, Turns, end_turns, next_turn
 from llog.engines.object.lanes import Lane, Lanes
 from llog.engines.object.retention import retain, trim
-from llog.engines.port import AppendResult, Group, RetentionResult
+from llog.engines.port import AppendResult, Group, RetentionResult, WriterOptions
 from llog.errors import (
     Contention,
     InvalidArgument,
@@ -34,13 +34,12 @@ from llog.errors import (
     OutcomeUnknown,
     PartitionFenced,
     PartitionNotInitialized,
-    RecordTooLarge,
     StoreUnavailable,
     VersionMismatch,
 )
 from llog.log.keys import WAL, PartitionKeys
 from llog.log.log import Log
-from llog.log.producers import Appended, Producer, check_producer, find_appended, find_repeated, remembered
+from llog.log.producers import Appended, Producer, find_appended, find_repeated, remembered
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
 from llog.model import TopicPartition
 from llog.runtime import uuid7
@@ -48,13 +47,6 @@ from llog.stores.meta import ABSENT, Put, Reads, check
 
 COMMIT_BYTES_MAX: Final = 64 << 20
 """Values in one `put_many`: partitions beyond that commit with the next one."""
-
-
-class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    codec: Codec = Codec.NONE
-    append_bytes_max: int = 256 << 20
-    attempts_max: int = 200
-    retry_delay_ms_max: int = 200
 
 
 class Uploaded(NamedTuple):
@@ -84,7 +76,7 @@ class Writer:
 
         Raises only if nothing at all was appended (a bad argument, or the blob could not be put).
         """
-        columns = checked(groups, self._options.append_bytes_max)
+        columns = checked_columns(groups, self._options.append_bytes_max)
         tps = [TopicPartition(group.topic, group.partition) for group in groups]
         # Before anything is awaited: calls that have yet to learn their lanes must not overtake each other on the way.
         turns = self._turns.take(tps)
@@ -448,26 +440,6 @@ class _Try(NamedTuple):
     appended: Appended
     place: int
     """Of the CAS among the puts of the request."""
-
-
-def checked(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
-    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too
-    large.
-    """
-    if not groups:
-        raise InvalidArgument("an append needs at least one group of records")
-    columns = []
-    for group in groups:
-        part = group.records if isinstance(group.records, Columns) else columns_of(group.records)
-        if part.count == 0:
-            raise InvalidArgument(f"the group for {group.topic}/{group.partition} has no records")
-        if group.producer is not None:
-            check_producer(group.producer)
-        columns.append(part)
-    size = sum(byte_size(part) for part in columns)
-    if size > append_bytes_max:
-        raise RecordTooLarge(f"an append of {size} bytes is over the limit of {append_bytes_max} bytes")
-    return columns
 
 
 def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:

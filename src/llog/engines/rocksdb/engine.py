@@ -13,12 +13,10 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from llog.batch.columns import Columns
-from llog.engines.checks import check_keys
-from llog.engines.disk.cleaning.cleaner import CleanResult
+from llog.engines.checks import check_keys, checked_columns
 from llog.engines.disk.directories import rocks_of
-from llog.engines.object.reader import with_times_of
-from llog.engines.object.writer import checked
-from llog.engines.port import AppendResult, Batch, Bounds, Group, RetentionResult
+from llog.engines.port import AppendResult, Batch, Bounds, CleanResult, Group, RetentionResult
+from llog.engines.reading import with_times_of
 from llog.engines.rocksdb.logs import RocksLogs
 from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.engines.turnstile import Line
@@ -182,7 +180,7 @@ class RocksAppender:
         """Of those who are on their way."""
 
     async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
-        columns = checked(groups, self._append_bytes_max)
+        columns = checked_columns(groups, self._append_bytes_max)
         # As tasks, even if it is a single one: they begin in the order of the calls.
         return list(await asyncio.gather(*map(self._settled, groups, columns)))
 

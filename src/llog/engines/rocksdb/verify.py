@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llog.engines.object.verify import Findings, Problem, ProblemKind, VerifyReport
 from llog.engines.rocksdb.engine import Kept
 from llog.engines.rocksdb.envelope import decode
 from llog.engines.rocksdb.keys import LOGS, offset_of, record_key
 from llog.errors import CorruptBatch
+from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.model import FIRST_OFFSET, TopicPartition
 
 _PAGE: Final = 1000

@@ -22,7 +22,7 @@ from llog.batch.columns import columns_of, records_of, stamped
 from llog.engines.disk.cleaning import cleaner as cleaning
 from llog.engines.disk.cleaning import newest_offsets as newest
 from llog.engines.disk.cleaning import rewriter as rewriting
-from llog.engines.disk.cleaning.cleaner import CleaningOptions, CleanResult, clean
+from llog.engines.disk.cleaning.cleaner import CleaningOptions, clean
 from llog.engines.disk.cleaning.newest_offsets import ABSENT, hashes_of, merged, newest_of
 from llog.engines.disk.cleaning.progress import COMPACTED, Pass, Passes, put_passes, read_passes
 from llog.engines.disk.format.bodies import encode_bodies
@@ -33,6 +33,7 @@ from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.disk.log.writer import Append, Result, SegmentWriter
 from llog.engines.disk.options import SegmentOptions
+from llog.engines.port import CleanResult
 from llog.errors import CorruptBatch, InvalidArgument, LlogError, StoreUnavailable
 from llog.log.producers import Producer
 from llog.model import Record, TimestampType

@@ -10,9 +10,10 @@ from llog.engines.object import verify as verification
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import trim
-from llog.engines.object.verify import ProblemKind, orphans, verify
+from llog.engines.object.verify import orphans, verify
 from llog.engines.object.writer import Writer, index_puts
 from llog.errors import TopicNotFound
+from llog.log.findings import ProblemKind
 from llog.log.keys import WAL
 from llog.log.pins import alive_pins
 from llog.log.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode

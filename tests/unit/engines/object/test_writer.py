@@ -9,8 +9,8 @@ import pytest
 
 from llog.batch.columns import TIMESTAMP_MS_MAX, columns_of
 from llog.batch.shared import unpack_header
-from llog.engines.object.writer import Uploaded, Writer, WriterOptions
-from llog.engines.port import AppendResult, Group
+from llog.engines.object.writer import Uploaded, Writer
+from llog.engines.port import AppendResult, Group, WriterOptions
 from llog.errors import (
     Contention,
     InvalidArgument,

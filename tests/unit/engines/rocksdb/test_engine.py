@@ -17,7 +17,6 @@ import pytest
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
 from llog.engines.description import describe_rocks_partition
-from llog.engines.object.verify import ProblemKind
 from llog.engines.port import Group
 from llog.engines.rocksdb.engine import OpenRocks, RocksAppender
 from llog.engines.rocksdb.keys import LOGS, record_key
@@ -38,6 +37,7 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.log.catalog import DISK, ROCKSDB, Catalog
+from llog.log.findings import ProblemKind
 from llog.log.log import Log
 from llog.log.opening import close_log, open_log, opened_log
 from llog.log.records import Cleanup, Topic

@@ -32,6 +32,7 @@ from llog.engines.disk.format.producer_snapshot import newest_snapshot
 from llog.engines.disk.format.segment import Segment, Start
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.options import SEGMENT_BYTES_MAX
+from llog.engines.port import CleanResult
 from llog.errors import InvalidArgument, LlogError
 
 MAP_BYTES_MAX: Final = 512 << 20
@@ -44,19 +45,6 @@ class CleaningOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A pass begins when this part of the sealed bytes is new since the last one."""
     map_bytes: int = 128 << 20
     """For keys and their newest offsets. While it grows, about twice that is in use."""
-
-
-class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done. `through`: offsets below are compacted. Bytes are those of the segments that were rewritten,
-    before and after.
-    """
-
-    through: int = 0
-    passes: int = 0
-    removed: int = 0
-    segments: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
 
 
 def check_cleaning(options: CleaningOptions) -> None:

@@ -1,0 +1,91 @@
+"""What a verification finds: the report on one partition, whatever its engine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from llog.model import TopicPartition
+
+PROBLEMS_MAX: Final = 1000
+
+
+class ProblemKind(StrEnum):
+    GAP = "gap"
+    OVERLAP = "overlap"
+    MISSING_BLOB = "missing_blob"
+    CORRUPT = "corrupt"
+    COUNT_MISMATCH = "count_mismatch"
+    TIME_ORDER = "time_order"
+    CONTROL = "control"
+    CURSOR = "cursor"
+    BREADCRUMB = "breadcrumb"
+    HEADER = "header"
+    """The blob's header is damaged or says otherwise: its records can be read, but no repair would find them."""
+    UNREADABLE = "unreadable"
+    """The partition's files or records cannot be read at all."""
+    STALE_ENTRY = "stale_entry"
+    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or
+    the collector.
+    """
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets are 0 where it is about the whole partition."""
+
+    kind: ProblemKind
+    start_offset: int
+    end_offset: int
+    detail: str
+
+    @property
+    def harmless(self) -> bool:
+        return self.kind is ProblemKind.STALE_ENTRY
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`records`, `bytes` and `pieces` count what was read and found whole."""
+
+    topic: str
+    partition: int
+    records: int
+    bytes: int
+    pieces: int
+    problems: list[Problem]
+    problems_left_out: int = 0
+    """Beyond the first `PROBLEMS_MAX`."""
+    unchecked: str | None = None
+    """Why nothing was read: another process owns the partition, or its files are elsewhere."""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.problems_left_out and all(problem.harmless for problem in self.problems)
+
+
+class Findings:
+    """What a walk over one partition has counted and found so far."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self._tp = tp
+        self.records = self.bytes = self.pieces = 0
+        self.problems: list[Problem] = []
+        self._left_out = 0
+
+    def add(self, problem: Problem) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(problem)
+        else:
+            self._left_out += 1
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(
+            topic=self._tp.topic,
+            partition=self._tp.partition,
+            records=self.records,
+            bytes=self.bytes,
+            pieces=self.pieces,
+            problems=self.problems,
+            problems_left_out=self._left_out,
+        )
