@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from llog.base.durable import OpenedFile, check_writable
@@ -24,6 +24,9 @@ from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
 from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
 from llog.stores.sqlite.watches import Watch, Watches
 from llog.stores.sqlite.writer import Transaction, Writer
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 SLICE_ROWS_FIRST: Final = 32
 SLICE_ROWS: Final = 256
@@ -89,39 +92,21 @@ class SqliteMetaStore:
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
-
-        def apply(transaction: Transaction) -> int:
-            return transaction.put(key, value, expected, ephemeral=ephemeral)
-
-        version: int = await self._write("put", apply, (key,), len(value))
-        return version
+        return await self._write("put", (key,), len(value), Transaction.put, key, value, expected, ephemeral)
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
         for put in puts:
             check(put.key, put.value)
-        puts = tuple(puts)
-
-        def apply(transaction: Transaction) -> list[int | VersionMismatch]:
-            results: list[int | VersionMismatch] = []
-            for key, value, expected in puts:
-                try:
-                    results.append(transaction.put(key, value, expected))
-                except VersionMismatch as error:
-                    results.append(error)
-            return results
-
         size = sum(len(put.value) for put in puts)
-        results: list[int | VersionMismatch] = await self._write("put_many", apply, [put.key for put in puts], size)
-        return results
+        return await self._write("put_many", [put.key for put in puts], size, Transaction.put_many, tuple(puts))
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
         check(key)
-        found: bool = await self._write("delete", lambda transaction: transaction.delete(key, expected), (key,), 0)
-        return found
+        return await self._write("delete", (key,), 0, Transaction.delete, key, expected)
 
     async def delete_range(self, start: str, end: str) -> None:
         check_bounds(start, end)
-        await self._write("delete_range", lambda transaction: transaction.delete_range(start, end), (), 0)
+        await self._write("delete_range", (), 0, Transaction.delete_range, start, end)
 
     async def floor(self, key: str) -> Entry | None:
         check_bounds(key)
@@ -155,7 +140,7 @@ class SqliteMetaStore:
     async def check(self) -> None:
         self._file.check()
         await asyncio.to_thread(check_writable, self._path.parent)
-        await self._write("check", lambda transaction: None, (), 0)
+        await self._write("check", (), 0, lambda transaction: None)
 
     async def close(self) -> None:
         self._closed = True
@@ -167,12 +152,14 @@ class SqliteMetaStore:
 
     # --- writing
 
-    async def _write(self, name: str, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> Any:
+    async def _write(
+        self, name: str, keys: Sequence[str], size: int, apply: Callable[[Transaction, *Ts], T], *arguments: *Ts
+    ) -> T:
         started = time.perf_counter()
         failed = True
         try:
             self._check_open()
-            result = await self._process_writer().write(apply, keys, size)
+            result: T = await self._process_writer().write(keys, size, apply, arguments)
             failed = False
             return result
         except VersionMismatch:

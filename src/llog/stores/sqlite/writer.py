@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from llog.base.durable import OpenedFile
 from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
-from llog.stores.meta import ABSENT, mismatch
+from llog.stores.meta import ABSENT, Put, mismatch
 from llog.stores.sqlite.file import (
     BUSY_SECONDS,
     LOCK_SECONDS,
@@ -72,7 +72,7 @@ class Transaction:
         self._purge()
         self._load()
 
-    def put(self, key: str, value: bytes, expected: int | None, *, ephemeral: bool = False) -> int:
+    def put(self, key: str, value: bytes, expected: int | None, ephemeral: bool = False) -> int:
         if expected is not None and expected != self._versions[key]:
             raise mismatch(key, expected, self._versions[key])
         session = self._own_session() if ephemeral else None
@@ -80,6 +80,15 @@ class Transaction:
         self._versions[key] = version
         self._writes[key] = (value, version, session)
         return version
+
+    def put_many(self, puts: Iterable[Put]) -> list[int | VersionMismatch]:
+        results: list[int | VersionMismatch] = []
+        for key, value, expected in puts:
+            try:
+                results.append(self.put(key, value, expected))
+            except VersionMismatch as error:
+                results.append(error)
+        return results
 
     def delete(self, key: str, expected: int | None) -> bool:
         found = self._versions[key]
@@ -186,11 +195,14 @@ class Transaction:
 class Job:
     """One call, and where its answer goes."""
 
-    __slots__ = ("apply", "error", "future", "keys", "result")
+    __slots__ = ("apply", "arguments", "error", "future", "keys", "result")
 
-    def __init__(self, apply: Callable[[Transaction], Any], keys: Sequence[str], future: asyncio.Future[Any]) -> None:
-        self.apply = apply
+    def __init__(
+        self, keys: Sequence[str], apply: Callable[..., Any], arguments: tuple[Any, ...], future: asyncio.Future[Any]
+    ) -> None:
         self.keys = keys
+        self.apply = apply
+        self.arguments = arguments
         self.future = future
         self.result: Any = None
         self.error: Exception | None = None
@@ -258,8 +270,10 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"llog-meta-{file.path.name}", daemon=True)
         self._thread.start()
 
-    def write(self, apply: Callable[[Transaction], Any], keys: Sequence[str], size: int) -> asyncio.Future[Any]:
-        """What `apply` returned, once it is durable. `keys`: all that it puts or deletes one by one."""
+    def write(
+        self, keys: Sequence[str], size: int, apply: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> asyncio.Future[Any]:
+        """What `apply` returns for a transaction and the arguments, once it is durable. `keys`: all that it puts or deletes one by one."""
         if self._closed:
             raise _closed(self._path)
         if self._is_locked_out:
@@ -270,7 +284,7 @@ class Writer:
             batch = self._open = Batch(loop)
             loop.call_soon(self._hand_over, batch)
         future: asyncio.Future[Any] = loop.create_future()
-        batch.jobs.append(Job(apply, keys, future))
+        batch.jobs.append(Job(keys, apply, arguments, future))
         batch.size += size
         if len(batch.jobs) >= GROUP_JOBS_MAX or batch.size >= GROUP_BYTES_MAX:
             self._open = None
@@ -413,7 +427,7 @@ class Writer:
                 first(transaction)
             for job in jobs:
                 try:
-                    job.result = job.apply(transaction)
+                    job.result = job.apply(transaction, *job.arguments)
                 except VersionMismatch as error:
                     job.error = error
             transaction.finish()
