@@ -23,7 +23,7 @@ LIMIT_S = 300
 _LLOG = """
 import asyncio, os, signal, sys
 from llog.stores.sqlite.store import SqliteMetaStore
-from llog.stores.sqlite.writer import Transaction
+from llog.stores.sqlite.transaction import Transaction
 finish = Transaction.finish
 def finish_after_a_stop(transaction):
     os.write(1, b"holds the lock\\n")

@@ -1,6 +1,6 @@
 """The embedded metadata store: one SQLite file, several processes of one machine.
 
-Writes go through one thread (`sqlite_writer`). Reads run on the caller's event loop: a lookup takes microseconds, less
+Writes go through one thread (`writer`). Reads run on the caller's event loop: a lookup takes microseconds, less
 than handing it to a thread, and in WAL mode no writer blocks it. Long ranges give the loop its turn every few rows.
 """
 
@@ -22,8 +22,9 @@ from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
 from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
 from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
+from llog.stores.sqlite.transaction import Transaction
 from llog.stores.sqlite.watches import Watch, Watches
-from llog.stores.sqlite.writer import Transaction, Writer
+from llog.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
