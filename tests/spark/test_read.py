@@ -12,8 +12,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from devtools.servers.weed import S3Server
+from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
 from llog.config import Settings
 from llog.engines.object.retention import trim
+from llog.loading import load_settings
 from llog.model import Record, TimestampType, TopicPartition
 from llog.runtime import SystemRuntime
 from llog.spark import register
@@ -231,6 +234,39 @@ def test_settings_that_are_given_stay(spark: SparkSession, monkeypatch: pytest.M
     monkeypatch.setenv("LLOG_DATA_DIR", str(tmp_path / "other"))
     spark.sql("select 'a' as value").write.format("llog").options(topic="t", createTopicPartitions="1").save()
     assert LogOnDisk(tmp_path / "given").payloads("t") == ["a"]
+
+
+def test_a_read_needs_no_bucket_but_only_a_way_to_the_server(
+    spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    s3_server.create_bucket("spark-read")
+    environment = {
+        "LLOG_META": f"sqlite://{tmp_path}/meta.sqlite",
+        "LLOG_S3_ENDPOINT_URL": s3_server.endpoint,
+        "LLOG_S3_REGION_NAME": s3_server.region,
+        "LLOG_S3_ACCESS_KEY_ID": s3_server.access_key,
+        "LLOG_S3_SECRET_ACCESS_KEY": s3_server.secret_key,
+    }
+    bucket = {"LLOG_BLOBS": f"s3://spark-read/{tmp_path.name}"}
+    with LeaderlessLogWriter(load_settings(environment=environment | bucket)) as writer:
+        writer.create_topic("t", 2)
+        for partition in (0, 1):
+            writer.append_shared([SharedAppendGroup(topic="t", partition=partition, payloads=["a", "b"])])
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    register(spark)
+    frame = spark.read.format("llog").option("subscribe", "t").load()
+    assert sorted((row.partition, bytes(row.value)) for row in frame.collect()) == [
+        (partition, value) for partition in (0, 1) for value in (b"a", b"b")
+    ]
+    stream = spark.readStream.format("llog").options(subscribe="t", startingOffsets="earliest").load()
+    found: list[bytes] = []
+    writing = stream.writeStream.foreachBatch(lambda rows, _: found.extend(bytes(row.value) for row in rows.collect()))
+    run_stream(writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
+    assert sorted(found) == [b"a", b"a", b"b", b"b"]
+    with pytest.raises(PySparkException) as error:
+        spark.sql("select 'c' as value").write.format("llog").option("topic", "t").save()
+    assert "set LLOG_S3_BUCKET=bucket or LLOG_BLOBS=" in message_of(error)
 
 
 def test_a_read_makes_no_log(spark: SparkSession, tmp_path: Path) -> None:

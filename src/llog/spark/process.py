@@ -13,6 +13,7 @@ from typing import TypeVar
 from llog.api.portal import Connection
 from llog.config import Settings
 from llog.errors import Contention, OutcomeUnknown, StoreUnavailable
+from llog.locations import NO_BLOBS
 from llog.log.log import Log
 
 T = TypeVar("T")
@@ -20,29 +21,30 @@ T = TypeVar("T")
 _ATTEMPTS = 6
 _ITEMS_PER_STEP = 8
 
-_connections: dict[Settings, Connection[Log]] = {}
+_connections: dict[tuple[Settings, bool], Connection[Log]] = {}
 
 
-def run(settings: Settings, use: Callable[[Log], Awaitable[T]]) -> T:
-    """The result of `use` on this process's log."""
-    return _connection(settings).call(use)
+def run(settings: Settings, use: Callable[[Log], Awaitable[T]], *, reads_only: bool = False) -> T:
+    """Return the result of `use` on this process's log. `reads_only` is that of `open_log`."""
+    return _connection(settings, reads_only).call(use)
 
 
-def run_patiently(settings: Settings, use: Callable[[Log], Awaitable[T]]) -> T:
-    """The same for what may be done twice and ends a whole query if it fails: tried again for some seconds."""
+def run_patiently(settings: Settings, use: Callable[[Log], Awaitable[T]], *, reads_only: bool = False) -> T:
+    """As `run`, for what may be done twice and would end a whole query: try again for some seconds if a store fails."""
     for attempt in range(_ATTEMPTS - 1):
         try:
-            return run(settings, use)
+            return run(settings, use, reads_only=reads_only)
         except (StoreUnavailable, OutcomeUnknown, Contention):
             time.sleep(0.2 * 2**attempt)
-    return run(settings, use)
+    return run(settings, use, reads_only=reads_only)
 
 
-def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]]) -> Iterator[T]:
-    """What `use` yields on this process's log, a few items to a change of threads: on a busy machine each change waits
-    for a core.
+def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]], *, reads_only: bool = False) -> Iterator[T]:
+    """Yield what `use` yields on this process's log.
+
+    Several items cross from the log's thread at once: on a busy machine each change of threads waits for a core.
     """
-    connection = _connection(settings)
+    connection = _connection(settings, reads_only)
 
     async def begin(log: Log) -> AsyncIterator[T]:
         return use(log)
@@ -60,5 +62,7 @@ def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]]) -> Itera
         yield from found
 
 
-def _connection(settings: Settings) -> Connection[Log]:
-    return _connections.setdefault(settings, Connection(settings, lambda log: log))
+def _connection(settings: Settings, reads_only: bool) -> Connection[Log]:
+    """Return the connection of readers and writers; without a blob store in the settings each kind has its own."""
+    reads_only = reads_only and settings.blobs == NO_BLOBS
+    return _connections.setdefault((settings, reads_only), Connection(settings, lambda log: log, reads_only=reads_only))

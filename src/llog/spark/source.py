@@ -130,7 +130,7 @@ def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
     if options.broker is not None:
         return broker_client.run(options.broker, options.settings.client_name, use)
     require_log(options.settings)
-    return run(options.settings, use)
+    return run(options.settings, use, reads_only=True)
 
 
 def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
@@ -142,6 +142,7 @@ def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | B
     batches = iterate(
         options.settings,
         lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=options.fail_on_data_loss),
+        reads_only=True,
     )
     for planned, batch in batches:
         yield to_arrow(batch, columns, planned.topic.timestamp_type)

@@ -182,7 +182,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if options.broker is not None:
             return broker_client.run(options.broker, options.settings.client_name, use)
         require_log(options.settings)
-        return run_patiently(options.settings, use)
+        return run_patiently(options.settings, use, reads_only=True)
 
     async def _start(self, log: Opened) -> Place:
         options = self._options

@@ -23,5 +23,5 @@ def disk(tmp_path: Path) -> Iterator[LogOnDisk]:
     """A log that the classes Spark calls can open by its address."""
     before = set(process._connections)
     yield LogOnDisk(tmp_path)
-    for settings in set(process._connections) - before:
-        process._connections.pop(settings).close()
+    for key in set(process._connections) - before:
+        process._connections.pop(key).close()
