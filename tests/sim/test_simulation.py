@@ -42,7 +42,8 @@ def test_the_seeds_together_meet_every_kind_of_trouble() -> None:
         for what, count in run_seed(seed, steps=2000).counts.items():
             met[what] = met.get(what, 0) + count
     assert all(met.get(what, 0) > 0 for what in _TROUBLE)
-    assert all(met.get(what, 0) > 0 for what in ("redeliveries", "acks", "resets", "stale members", "changes"))
+    done = ("redeliveries", "acks", "resets", "stale members", "changes", "owners", "refused owners", "tenants")
+    assert all(met.get(what, 0) > 0 for what in done)
     assert met["operations"] > 5_000
 
 

@@ -10,6 +10,9 @@ session does not know that its lease is gone:
   lease over one that a dead process left.
 - In a *bucket*, the lease itself: one process puts it, the others find it. What a paused owner still writes is refused
   by SlateDB, whose manifest names the newer writer.
+
+What decides rests on reads that were confirmed: by an old one, a process would find its own lease, or no home, where
+others are by now.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import asyncio
 import hashlib
 import socket
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -36,7 +39,7 @@ from llog.errors import (
 from llog.log.keys import LOG_ID, home_key, owner_key
 from llog.log.records import decode, encode
 from llog.runtime import Runtime, uuid7
-from llog.stores.meta import ABSENT, Entry, MetaStore
+from llog.stores.meta import ABSENT, Entry, MetaStore, confirmed
 
 ROCKSDB: Final = "rocksdb"
 ROCKSDB_NAMED: Final = "the RocksDB of tables and topics"
@@ -73,6 +76,26 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.process} on {self.host}"
 
 
+class DirectoryIds(Protocol):
+    """The ids that lie in directories."""
+
+    async def find(self, directory: Path) -> str | None: ...
+
+    async def make(self, directory: Path, new_id: str) -> str:
+        """The id of the directory: this one, if it has none."""
+        ...
+
+
+class FileIds:
+    """In the directories of this machine."""
+
+    async def find(self, directory: Path) -> str | None:
+        return await asyncio.to_thread(directory_id, directory)
+
+    async def make(self, directory: Path, new_id: str) -> str:
+        return await asyncio.to_thread(make_directory_id, directory, new_id)
+
+
 class Owners:
     """What this process owns, and who owns the rest. `close` before the store.
 
@@ -88,12 +111,14 @@ class Owners:
         address: str | None = None,
         is_broker: bool = False,
         renew_ms: int = 3000,
+        directory_ids: DirectoryIds | None = None,
     ) -> None:
         self.address = address
         self.is_broker = is_broker
         self._meta = meta
         self._runtime = runtime
         self._renew_ms = renew_ms
+        self._directory_ids = directory_ids or FileIds()
         self._lease = Lease(
             holder=self._new_id(),
             process=Owner.this(address),
@@ -112,24 +137,24 @@ class Owners:
 
         `LogOwned` if another directory holds it, whose owner runs; `OwnerUnavailable` if that does not run.
         """
-        home = await self.home(what)
+        home = await confirmed(self._meta, lambda: self.home(what))
         if home is None:
             await self.take(what, named)  # before there is a home, so that whoever comes second learns whom to ask
-            try:
-                home = await self._settle_home(what, directory)
-            except BaseException:
+        try:
+            home = home or await self._settle_home(what, directory)
+            if await self._directory_ids.find(directory) != home:
                 await self.release(what)
-                raise
-        if await asyncio.to_thread(directory_id, directory) != home:
+                raise await self.elsewhere(what, named, home, directory, variable)
+            await self.check_machine(what, named)
+        except BaseException:
             await self.release(what)
-            raise await self.elsewhere(what, named, home, directory, variable)
-        await self.check_machine(what, named)
+            raise
 
     async def check_machine(self, what: str, named: str) -> None:
         """`LogOwned` if a process of another machine owns it: this one has a copy of its directory, or a mount, where
         no lock tells.
         """
-        lease = await self.find(what)
+        lease = await self._lease_now(what)
         if lease is not None and lease.machine != self._lease.machine:
             raise self.refusal(named, lease)
 
@@ -154,21 +179,21 @@ class Owners:
 
     async def forget(self, what: str, named: str) -> None:
         """Let the next process that uses it decide which directory holds it; `LogOwned` while one has it open."""
-        lease = await self.find(what)
+        lease = await self._lease_now(what)
         if lease is not None:
             raise self.refusal(named, lease)
         await self._meta.delete(home_key(what))
 
     async def identity(self, directory: Path) -> str:
         """The id of the directory, which it gets if it has none."""
-        return await asyncio.to_thread(make_directory_id, directory, self._new_id())
+        return await self._directory_ids.make(directory, self._new_id())
 
     async def publish(self, what: str) -> None:
         """Say that this process owns it, whose lock it has. While the store is out of reach, it is said later."""
         self._hold(what, locked=True)
         try:
             await self._renew(what)
-        except (StoreUnavailable, OutcomeUnknown):
+        except (StoreUnavailable, OutcomeUnknown, Contention):
             pass
 
     # --- in a bucket
@@ -182,7 +207,7 @@ class Owners:
                 self._hold(what, locked=False)
                 return
             except (VersionMismatch, OutcomeUnknown) as error:
-                lease = await self.find(what)
+                lease = await self._lease_now(what)
                 if lease is not None and lease.holder == self._lease.holder:
                     self._hold(what, locked=False)
                     return
@@ -190,7 +215,7 @@ class Owners:
                     raise
             if lease is not None:
                 raise self.refusal(named, lease)
-        raise Contention(f"{named}: its owners changed {_ATTEMPTS_MAX} times while this process asked; try again")
+        raise self._contention(named)
 
     async def release(self, what: str) -> None:
         """Let the next one own it. After a failure its lease goes with the session. Idempotent."""
@@ -221,7 +246,7 @@ class Owners:
         return None if found is None else found.value
 
     async def find(self, what: str) -> Lease | None:
-        """The lease of the process that owns it, this one or another; None if none that runs does."""
+        """The lease of the process that owns it, this or another; None if none that runs does. It may be an old one."""
         found = await self._entry(what)
         return None if found is None else found[1]
 
@@ -255,7 +280,10 @@ class Owners:
         try:
             await self._meta.put(home_key(what), mine.encode(), expected=ABSENT)
         except VersionMismatch:
-            return await self.home(what) or mine
+            home = await confirmed(self._meta, lambda: self.home(what))
+            if home is None:
+                raise Contention(f"{what}: its directory was forgotten while this process settled; try again") from None
+            return home
         return mine
 
     def _hold(self, what: str, *, locked: bool) -> None:
@@ -274,17 +302,26 @@ class Owners:
 
     async def _renew(self, what: str) -> None:
         """Put the lease if it is gone. One in a bucket that another process has by now is lost."""
-        found = await self._entry(what)
-        if what not in self._held or (found is not None and found[1].holder == self._lease.holder):
-            return
-        if found is not None and not (self._held[what] and found[1].machine == self._lease.machine):
-            del self._held[what]
-            return
-        expected = ABSENT if found is None else found[0].version
-        try:
-            await self._meta.put(owner_key(what), encode(self._lease), expected=expected, ephemeral=True)
-        except VersionMismatch:
-            pass  # looked at again in the next round
+        for _ in range(_ATTEMPTS_MAX):
+            found = await confirmed(self._meta, lambda: self._entry(what))
+            if what not in self._held or (found is not None and found[1].holder == self._lease.holder):
+                return
+            if found is not None and not (self._held[what] and found[1].machine == self._lease.machine):
+                del self._held[what]
+                return
+            expected = ABSENT if found is None else found[0].version
+            try:
+                await self._meta.put(owner_key(what), encode(self._lease), expected=expected, ephemeral=True)
+                return
+            except VersionMismatch:
+                continue  # another process was faster
+        raise self._contention(f"the lease of {what}")
+
+    def _contention(self, named: str) -> Contention:
+        return Contention(f"{named}: its owners changed {_ATTEMPTS_MAX} times while this process asked; try again")
+
+    async def _lease_now(self, what: str) -> Lease | None:
+        return await confirmed(self._meta, lambda: self.find(what))
 
     async def _entry(self, what: str) -> tuple[Entry, Lease] | None:
         found = await self._meta.get(owner_key(what))

@@ -4,7 +4,7 @@ broke.
 What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these
 bytes for ever. I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears
 at most once; I4 fences; I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches. `group_history.py`
-has I7, of groups, and `outbox.py` O1.
+has I7, of groups, `holder_history.py` W1 and W2, of owners, and `outbox.py` O1.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import msgspec
 
 from llog.batch.codecs import decoder
 from llog.engines.object.reader import pending_pieces
-from llog.log.keys import GROUPS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
+from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
 from llog.log.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
 from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
+from llog.sim.holder_history import HolderHistory
 from llog.sim.outbox import SimOutbox
 from llog.sim.stores import WatchedMeta
 from llog.sim.violation import Violation
@@ -28,6 +29,7 @@ from llog.stores.memory.blobs import MemoryBlobs
 
 R = TypeVar("R", bound=msgspec.Struct)
 _CONTROL: Final = "/meta/control"
+_LEASES: Final = OWNERS + "keyed/"
 _CURSOR: Final = "/meta/compaction-cursor"
 
 
@@ -50,7 +52,10 @@ class SinkRecord(NamedTuple):
 class History:
     def __init__(self, meta: WatchedMeta, blobs: MemoryBlobs, outbox: SimOutbox, actor: Callable[[], str]) -> None:
         self.groups = GroupHistory(meta, actor)
+        self.leases = HolderHistory("W1")
+        self.homes = HolderHistory("W2")
         self.damage = Damage(meta, blobs)
+        self._actor = actor
         self._meta = meta
         self._blobs = blobs
         self.truth: dict[str, list[bytes]] = {}
@@ -83,6 +88,10 @@ class History:
             self._sink_put(key, None if old is None else decode(Sink, old, key), decode(Sink, new, key))
         elif key.startswith(GROUPS):
             self.groups.put(key, old, new)
+        elif key.startswith(_LEASES):
+            self.leases.put(self._actor())
+        elif key.startswith(HOMES):
+            self.homes.put(new.decode())
 
     def meta_removed(self, removed: Sequence[tuple[str, bytes]]) -> None:
         gone: dict[str, list[Span]] = {}
@@ -93,6 +102,10 @@ class History:
                 raise Violation(f"I3: control record {key} was deleted")
             elif key.startswith(GROUPS):
                 self.groups.removed(key)
+            elif key.startswith(_LEASES):
+                self.leases.removed()
+            elif key.startswith(HOMES):
+                self.homes.removed()
         for prefix, spans in gone.items():
             self._entries_gone(prefix, spans)
 

@@ -78,6 +78,13 @@ def with_old_servers(plan: SimPlan, source: random.Random) -> SimPlan:
     return msgspec.structs.replace(plan, roles=roles, old_every=source.choice((1.0, 5.0)))
 
 
+def with_owners(plan: SimPlan, source: random.Random) -> SimPlan:
+    """The plan; in one seed of six, with processes that want to own the same. As with clocks, `source` is another."""
+    if source.random() > 1 / 6:
+        return plan
+    return msgspec.structs.replace(plan, roles=plan.roles | {"owner": source.choice((2, 3)), "tenant": 2})
+
+
 def slow_commits(plan: SimPlan) -> SimPlan:
     """Many writers, some of whose messages take long, beside collectors that wait for nothing."""
     return _only(
@@ -156,6 +163,18 @@ def _trimmed_compactions(plan: SimPlan) -> SimPlan:
         grace_ms=0,
         retention_ms=5_000,
         trim_every=4.0,
+    )
+
+
+def paused_owners(plan: SimPlan) -> SimPlan:
+    """Processes that want to own the same, are paused for longer than a session, and read from old states."""
+    return _only(
+        plan,
+        {"owner": 4, "tenant": 3},
+        Faults(unavailable=0.02, lost_answer=0.05, late_effect=0.02, throttled=0.05, delay=0.1, throttle_delay=8.0),
+        stall_every=2.0,
+        jump_every=5.0,
+        old_every=0.3,
     )
 
 

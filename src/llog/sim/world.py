@@ -21,13 +21,13 @@ from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID, PartitionKeys
 from llog.log.log import Log, check_format, tie_together
 from llog.model import TopicPartition
-from llog.sim import consumers, outbox, roles, spread
+from llog.sim import consumers, outbox, owners, roles, spread
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
 from llog.sim.meta_store import SHARDS, OldState, SimMetaStore
 from llog.sim.outbox import SimOutbox
-from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps, with_old_servers
+from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps, with_old_servers, with_owners
 from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
@@ -55,6 +55,8 @@ ROLES: Final[dict[str, Role]] = {
     "operator": consumers.operator,
     "outbox": outbox.outbox,
     "timekeeper": roles.timekeeper,
+    "owner": owners.owner,
+    "tenant": owners.tenant,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
@@ -115,6 +117,7 @@ class World:
         self._old_source = random.Random(f"old servers of seed {seed}")
         drawn = with_clock_jumps(draw_plan(self._source), self._jump_source)
         drawn = with_old_servers(drawn, self._old_source)
+        drawn = with_owners(drawn, random.Random(f"owners of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
@@ -123,6 +126,8 @@ class World:
         self._blobs = MemoryBlobs(self._clock.now_ms)
         self._network = Network(self.loop, self._fork(), Faults(), self.trace)
         self.outbox = SimOutbox(STABLE)
+        self.database = owners.SimDatabase(self._network)
+        self.directories = owners.SimDirectories()
         self.history = History(self._meta, self._blobs, self.outbox, lambda: self._network.actor)
         self._lives: dict[str, int] = {}
         self._running: dict[Process, SimMetaStore] = {}

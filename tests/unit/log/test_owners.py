@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from llog.base.lockfile import directory_id, take_lock
-from llog.errors import LogOwned, OwnerUnavailable, StoreUnavailable
+from llog.errors import LogOwned, OwnerUnavailable, StaleReads, StoreUnavailable
 from llog.log.owners import ROCKSDB, Owners
 from llog.runtime import SystemRuntime
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
+from llog.stores.meta import FreshReads
 
 A, B = "http://a:1", "http://b:1"
 LIMIT_S = 60
@@ -37,6 +38,19 @@ async def process(server: MemoryMeta) -> AsyncIterator[Process]:
     yield made_process
     for each in made:
         await each.close()
+
+
+def answer_from(store: MemoryMetaStore, old: MemoryMetaStore) -> None:
+    """Reads of the store are answered from an old state, as by a server that was paused, and cannot be confirmed."""
+
+    def confirm() -> None:
+        raise StaleReads("from an old state")
+
+    async def begin_reads() -> FreshReads:
+        return FreshReads(confirm)
+
+    store.get = old.get  # type: ignore[method-assign]
+    store.begin_reads = begin_reads  # type: ignore[method-assign]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -107,6 +121,30 @@ async def test_a_log_has_one_directory_however_many_are_offered_at_once(process:
     refusals = [each for each in settled if each is not None]
     assert all(isinstance(each, LogOwned) and each.address == f"http://broker:{home.name}" for each in refusals)
     assert [where.exists() for where in directories].count(True) == 1
+
+
+async def test_an_old_answer_does_not_make_a_second_home(process: Process, server: MemoryMeta, tmp_path: Path) -> None:
+    (first, first_store), (second, store) = process(A), process(B)
+    old = MemoryMetaStore(server.copy(lambda key: True))
+    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    await first.close()
+    server.expire(first_store)
+    answer_from(store, old)
+    with pytest.raises(StaleReads):
+        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+    assert not second.holds(ROCKSDB)
+
+
+async def test_an_old_lease_of_its_own_makes_no_owner(process: Process, server: MemoryMeta) -> None:
+    (first, store), (second, _) = process(A), process(B)
+    await first.take("keyed/x", "x")
+    old = MemoryMetaStore(server.copy(lambda key: True))
+    await first.release("keyed/x")
+    await second.take("keyed/x", "x")
+    answer_from(store, old)
+    with pytest.raises(StaleReads):
+        await first.take("keyed/x", "x")
+    assert not first.holds("keyed/x")
 
 
 async def test_who_comes_second_while_the_first_opens_its_directory_is_sent_there(
