@@ -26,14 +26,10 @@ STUCK_TEST_S = 300
 """A single test that takes longer has its stacks printed and goes on; only the suite's limit ends it."""
 STACKS_GRACE_S = 5.0
 SLOWEST = ("--durations=8", "--durations-min=5")
-IN_PARALLEL = {
-    "unit": "worksteal",
-    "sim": "worksteal",
-    "spec": "worksteal",
-    "broker": "worksteal",
-    "faults": "loadfile",
-}
-"""The suites whose tests run side by side, one process for each core, and how they are shared out."""
+PROCESSES_MAX = 8
+"""The tests of a suite run side by side, in one process for each core, but in no more than this."""
+SPARK_PROCESSES_MAX = 1
+"""The same for suites in which every process starts a JVM of its own, which runs on several cores by itself."""
 
 
 class Suite(msgspec.Struct, frozen=True):
@@ -68,8 +64,14 @@ def _tests(root: Path, *names: str) -> Iterator[Suite]:
     for name in names:
         if any((root / "tests" / name).rglob("test_*.py")):
             command = ("-m", "pytest", f"tests/{name}", "-o", f"faulthandler_timeout={STUCK_TEST_S}", *SLOWEST)
-            parallel = ("-n", "auto", "--maxprocesses", "8", "--dist", IN_PARALLEL[name]) if name in IN_PARALLEL else ()
+            parallel = ("-n", "auto", "--maxprocesses", str(_processes_max(name)), "--dist", "worksteal")
             yield Suite(name, ((*command, *parallel),))
+
+
+def _processes_max(suite: str) -> int:
+    if suite == "conformance" and "LLOG_TEST_OXIA_ADDRESS" in os.environ:
+        return 1  # its tests empty that server, which is one for all processes
+    return SPARK_PROCESSES_MAX if suite in ("spark", "pipeline") else PROCESSES_MAX
 
 
 def run_suite(suite: Suite, *, root: Path = ROOT, limit_s: float = SUITE_LIMIT_S) -> list[str]:

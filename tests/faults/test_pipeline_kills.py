@@ -32,8 +32,7 @@ PARTITIONS = 2
 APPENDS = 150
 RECORDS = 10
 """Of one append."""
-FAST_START = ("--conf", "spark.driver.extraJavaOptions=-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-LOCAL = ("--master", "local[2]", *FAST_START)
+LOCAL = ("--master", "local[2]")
 
 
 class Job:
@@ -276,7 +275,7 @@ def test_a_compaction_that_is_killed_again_and_again_keeps_every_record(log: Log
 def test_a_compaction_that_loses_an_executor_ends_well_and_the_next_one_does_what_is_left(log: LogOnDisk) -> None:
     records = contents(log)
     everything = sum(waiting(log))
-    with job(log, "compact", "--master", "local-cluster[2,1,1024]", *FAST_START, **runs_of(8)) as hurt:
+    with job(log, "compact", "--master", "local-cluster[2,1,1024]", **runs_of(8)) as hurt:
         hurt.wait_for(lambda: sum(waiting(log)) < everything)
         executors = hurt.processes("CoarseGrainedExecutorBackend")
         assert len(executors) == 2

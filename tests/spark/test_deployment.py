@@ -34,6 +34,7 @@ LIMIT_S = 480
 def environment(python: str, **more: str) -> dict[str, str]:
     names = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK", "LLOG"))}
     spark = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(java_home())}
+    spark["JDK_JAVA_OPTIONS"] = os.environ["SPARK_SUBMIT_OPTS"]  # reaches masters, workers and executors, too
     return {**names, **spark, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, **more}
 
 

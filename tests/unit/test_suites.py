@@ -62,6 +62,22 @@ def test_only_suites_with_tests_in_them_are_listed_and_the_check_comes_first(tmp
     assert [suite.name for suite in suites(tmp_path)] == ["check", "unit", "specification", "pipeline"]
 
 
+def test_tests_that_empty_a_server_of_somebody_elses_run_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests" / "conformance").mkdir(parents=True)
+    (tmp_path / "tests" / "conformance" / "test_it.py").touch()
+
+    def processes_max() -> int:
+        arguments = suites(tmp_path)[1].commands[0]
+        return int(arguments[arguments.index("--maxprocesses") + 1])
+
+    monkeypatch.delenv("LLOG_TEST_OXIA_ADDRESS", raising=False)
+    assert processes_max() > 1
+    monkeypatch.setenv("LLOG_TEST_OXIA_ADDRESS", "oxia://127.0.0.1:6648/default")
+    assert processes_max() == 1
+
+
 def test_an_unknown_suite_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unti"]) == 2
     assert "no suite called unti; there are: check, unit" in capsys.readouterr().err
