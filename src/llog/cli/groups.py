@@ -129,7 +129,7 @@ def reset(invocation: Invocation, group: str, topic: str, partition: int | None,
     if url is None:
         with_log(invocation, moved)
         return
-    from llog.client.remote_groups import RemoteGroups
+    from llog.client.remote.groups import RemoteGroups
 
     for each, offset in RemoteGroups(url).reset(group, topic, _start(where), partition).items():
         click.echo(f"group {group} is at offset {offset} of {TopicPartition(topic, each)}")
@@ -156,7 +156,7 @@ def delete(invocation: Invocation, group: str, topic: str | None, force: bool, y
     if url is None:
         count = with_log(invocation, deleted)
     else:
-        from llog.client.remote_groups import RemoteGroups
+        from llog.client.remote.groups import RemoteGroups
 
         count = RemoteGroups(url).delete(group, topic, force=force)
     click.echo(f"deleted group {group}{where}: {count} position{'' if count == 1 else 's'}")
@@ -179,7 +179,7 @@ def _listing(log: Log) -> GroupListing:
 
 
 def _listed(url: str, group: str | None = None) -> dict[str, list[GroupShare]]:
-    from llog.client.remote_groups import RemoteGroups
+    from llog.client.remote.groups import RemoteGroups
 
     found = RemoteGroups(url).list(group)
     _tell_what_is_missing(found.missing)

@@ -1,4 +1,4 @@
-"""What a client talks to: a log of this process (`embedded.py`) or a broker (`remote.py`), through one small port.
+"""The port of a client: a log of this process (`embedded.py`) or a broker (`remote/backend.py`) is behind it.
 
 Calls block, and may be made from several threads at once. Errors are those of `llog.errors`, whichever backend raises
 them.

@@ -1,5 +1,5 @@
 """SQL as a connection and the shell see it: a session on a log of this process (`embedded.py`) or at a broker
-(`remote_sql.py`).
+(`remote/sql.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_session(target: str | Settings | None = None, *, member: str | None = N
     `settings` go before the environment: `open_session(data_dir="…")`. Nothing is opened before the first call.
     """
     if isinstance(target, str):
-        from llog.client.remote_sql import RemoteSession
+        from llog.client.remote.sql import RemoteSession
 
         if settings:
             raise InvalidArgument(f"{', '.join(settings)}: a broker has settings of its own, they cannot be given here")

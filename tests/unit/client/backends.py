@@ -73,7 +73,7 @@ def remote() -> Iterator[Place]:
 
     from llog.broker.app import Broker
     from llog.broker.server import listening
-    from llog.client.remote import RemoteBackend
+    from llog.client.remote.backend import RemoteBackend
     from llog.log.opening import opened_log
 
     settings = new_settings()

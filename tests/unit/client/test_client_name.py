@@ -18,7 +18,7 @@ import llog
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.forwarding import Forwarding
 from llog.broker.metrics import Metrics
-from llog.client.remote_groups import RemoteGroups
+from llog.client.remote.groups import RemoteGroups
 from llog.config import Settings
 from llog.errors import ConfigurationError, LogOwned
 from llog.groups.requests import ConsumeCall

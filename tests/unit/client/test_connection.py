@@ -251,8 +251,7 @@ def test_settings_that_are_none_and_addresses_that_are_none_are_refused() -> Non
         llog.connect("http://127.0.0.1:1", data_dir="x")
 
 
-def test_a_broker_that_is_not_there_is_an_operational_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llog.client.http.ATTEMPTS", 1)
+def test_a_broker_that_is_not_there_is_an_operational_error() -> None:
     with (
         llog.connect("http://127.0.0.1:1") as connection,
         pytest.raises(dbapi.OperationalError, match=r"127\.0\.0\.1:1"),

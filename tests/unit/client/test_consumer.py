@@ -12,7 +12,7 @@ import pytest
 
 from llog.api.leaderless import SharedAppendGroup
 from llog.client.consumer import Consumer, Message
-from llog.client.remote import RemoteBackend
+from llog.client.remote.backend import RemoteBackend
 from llog.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -257,17 +257,17 @@ def test_an_address_that_is_none_is_refused_without_showing_secrets(url: str) ->
 
 
 def test_what_may_not_be_asked_twice_is_not(silent: tuple[str, list[int]]) -> None:
-    from llog.client.http import ATTEMPTS, Http
+    from llog.transport.client import ATTEMPTS, BrokerClient
 
     url, accepted = silent
-    http = Http(url, timeout_s=5)
+    client = BrokerClient(url, timeout_s=5)
     with pytest.raises(OutcomeUnknown):
-        http.post("/sql", b"{}", content="application/json", accept="*/*", repeatable=False)
+        client.post("/sql", b"{}", repeatable=False)
     assert len(accepted) == 1
     with pytest.raises(StoreUnavailable):
-        http.post("/topics/ack", b"{}", content="application/json", accept="*/*", repeatable=True)
+        client.post("/topics/ack", b"{}", repeatable=True)
     assert len(accepted) == 1 + ATTEMPTS
-    http.close()
+    client.close()
 
 
 @pytest.fixture

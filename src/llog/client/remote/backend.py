@@ -1,7 +1,7 @@
 """A broker as a backend: consume and acknowledge over HTTP, messages as Arrow.
 
-Acknowledging and releasing may be repeated, and are if the broker did not answer. What a group consumes is not asked
-for again: that is for the caller to do, under another name.
+Acknowledgements and releases are sent again if the broker does not answer. A group's consume is not: the caller asks
+again, under another member's name.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from llog.base.decoders import json_decoder
 from llog.client.backend import Params
-from llog.client.http import ARROW, JSON, Http
 from llog.groups.acks import Acked, Held
 from llog.groups.requests import ConsumeCall, Start
 from llog.sql.result import Result
+from llog.transport import ARROW, BrokerClient
+from llog.transport.client import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from llog.client.remote_sql import RemoteSession
+    from llog.client.remote.sql import RemoteSession
 
-TIMEOUT_S: Final = 60.0
-"""Besides the wait that a call asks for."""
 _WAIT_MS_MAX: Final = 60_000
-"""As long as a broker waits in one request."""
+"""The longest that a broker waits in one request."""
 
 
 class _Acked(msgspec.Struct):
@@ -38,25 +36,26 @@ class RemoteBackend:
     """See `Backend`. Nothing is opened before the first call."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._http = Http(url, timeout_s=timeout_s)
+        """`timeout_s` is besides the wait that a call asks for."""
+        self._client = BrokerClient(url, timeout_s=timeout_s)
         self._mutex = threading.Lock()
         self._session: RemoteSession | None = None
 
     def consume(self, call: ConsumeCall) -> pa.Table:
         left_ms = call.wait_ms
         while True:
-            found = self._consumed(call, min(left_ms, _WAIT_MS_MAX))
+            messages = self._consume_once(call, min(left_ms, _WAIT_MS_MAX))
             left_ms -= _WAIT_MS_MAX
-            if len(found) or left_ms <= 0:
-                return found
+            if len(messages) or left_ms <= 0:
+                return messages
 
-    def _consumed(self, call: ConsumeCall, wait_ms: int) -> pa.Table:
-        asked: dict[str, Any] = {
+    def _consume_once(self, call: ConsumeCall, wait_ms: int) -> pa.Table:
+        request = {
             "topic": call.topic,
             "group_id": call.group,
             "member": call.member,
             "partition_id": call.partition,
-            "start": start_out(call.start),
+            "start": encode_start(call.start),
             "limit": call.limit,
             "wait_ms": wait_ms,
             "visibility_ms": call.visibility_ms,
@@ -68,28 +67,26 @@ class RemoteBackend:
         # A group's consume must not be repeated under one member: what the lost answer carried would count as
         # delivered.
         repeatable = call.group is None
-        body = self._posted("/topics/consume", asked, accept=ARROW, wait_s=wait_ms / 1000, repeatable=repeatable)
+        body = msgspec.json.encode(request)
+        answer = self._client.post("/topics/consume", body, accept=ARROW, repeatable=repeatable, wait_s=wait_ms / 1000)
         try:
-            with pa.ipc.open_stream(body) as reader:
+            with pa.ipc.open_stream(answer.body) as reader:
                 return reader.read_all()
         except (pa.ArrowException, OSError) as error:
-            raise self._http.strange(error) from error
+            raise self._client.unreadable(error) from error
 
     def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
-        asked: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
+        request: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
         if None in upto and len(upto) == 1:
-            asked["upto_offset"] = upto[None]
+            request["upto_offset"] = upto[None]
         else:
-            asked["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
-        body = self._posted("/topics/ack", asked)
-        try:
-            found = json_decoder(_Acked, strict=False).decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._http.strange(error) from error
-        return {place: Acked(offset, found.held_by_others.get(place, ())) for place, offset in found.committed.items()}
+            request["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
+        answer = self._client.post_json(_Acked, "/topics/ack", request, repeatable=True)
+        held = answer.held_by_others
+        return {partition: Acked(offset, held.get(partition, ())) for partition, offset in answer.committed.items()}
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
-        asked = {
+        request = {
             "topic": topic,
             "group_id": group,
             "partition_id": partition,
@@ -97,14 +94,14 @@ class RemoteBackend:
             "member": member,
             "delay_ms": delay_ms,
         }
-        self._posted("/topics/release", asked)
+        self._post("/topics/release", request)
 
     def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
-        asked = {"topic": topic, "group_id": group, "member": member, "visibility_ms": visibility_ms}
-        self._posted("/topics/heartbeat", asked)
+        request = {"topic": topic, "group_id": group, "member": member, "visibility_ms": visibility_ms}
+        self._post("/topics/heartbeat", request)
 
     def leave(self, topic: str, group: str, member: str) -> None:
-        self._posted("/topics/leave", {"topic": topic, "group_id": group, "member": member})
+        self._post("/topics/leave", {"topic": topic, "group_id": group, "member": member})
 
     def execute(self, sql: str, params: Params = ()) -> list[Result]:
         return self._sql().execute(sql, params)
@@ -114,28 +111,25 @@ class RemoteBackend:
         return self._sql().insert(table, data).changed
 
     def close(self) -> None:
-        self._http.close()
+        self._client.close()
         with self._mutex:
             if self._session is not None:
                 self._session.close()
 
     def _sql(self) -> RemoteSession:
-        from llog.client.remote_sql import RemoteSession
+        from llog.client.remote.sql import RemoteSession
 
         with self._mutex:
             if self._session is None:
-                self._session = RemoteSession(self._http.url)
+                self._session = RemoteSession(self._client.url)
             return self._session
 
-    def _posted(
-        self, path: str, asked: dict[str, Any], *, accept: str = JSON, wait_s: float = 0.0, repeatable: bool = True
-    ) -> bytes:
-        body = msgspec.json.encode(asked)
-        return self._http.post(path, body, content=JSON, accept=accept, repeatable=repeatable, wait_s=wait_s).body
+    def _post(self, path: str, request: dict[str, Any]) -> None:
+        self._client.post(path, msgspec.json.encode(request), repeatable=True)
 
 
-def start_out(start: Start | None) -> str | dict[str, int | None] | None:
-    """As the broker's JSON has it."""
+def encode_start(start: Start | None) -> str | dict[str, int | None] | None:
+    """Return the start as the JSON of a request has it."""
     if start is None:
         return None
     if start.kind in ("latest", "earliest"):

@@ -1,0 +1,116 @@
+"""What requests to a broker and their answers mean, without any I/O, so that an async client could share all of it.
+
+A broker refuses a request with a status and a problem, which names the error that it was made of. After an answer, a
+request is repeated only if its status is one that passes and the request may be sent twice.
+"""
+
+from __future__ import annotations
+
+from http.client import HTTPMessage
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llog import errors
+from llog.base.decoders import json_decoder
+from llog.errors import (
+    ConfigurationError,
+    LlogError,
+    OffsetOutOfRange,
+    SqlError,
+    SqlMemoryExceeded,
+    SqlWorkerEnded,
+    StoreUnavailable,
+)
+
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+OK: Final = 200
+_OVERLOADED: Final = 429
+"""The broker turned the request away before it did any of it."""
+_PASSING: Final = (_OVERLOADED, 502, 503, 504)
+_RETRY_DELAY_S: Final = 0.2
+_ERRORS: Final = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, LlogError) and kind.__init__ is Exception.__init__
+}
+"""The errors that are made of a message alone, by their codes."""
+_SQL_ERRORS: Final[dict[str, type[SqlError]]] = {
+    SqlError.code: SqlError,
+    SqlMemoryExceeded.code: SqlMemoryExceeded,
+    SqlWorkerEnded.code: SqlWorkerEnded,
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+
+class Address(NamedTuple):
+    is_secure: bool
+    host: str
+    port: int | None
+    path: str
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    detail: str
+    log_start_offset: int = 0
+    next_offset: int = 0
+    message: str = ""
+    line: int = 0
+    column: int = 0
+    hint: str = ""
+    shown: str = ""
+
+
+def parse_url(url: str) -> Address:
+    """Return the parts of a broker's address; raise `ConfigurationError`, without its secrets, if it is none."""
+    parts = urlsplit(url)
+    try:
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.hostname is None or "@" in parts.netloc or parts.query or parts.fragment:
+        shown = url.rpartition("@")[2].partition("?")[0][:200]
+        raise ConfigurationError(f"the broker's address is {shown!r}: it must look like http://host:port")
+    return Address(parts.scheme == "https", parts.hostname, parts.port, parts.path.rstrip("/"))
+
+
+def check_url(url: str) -> str:
+    """Return a broker's address without a '/' at its end; raise as `parse_url` does."""
+    parse_url(url)
+    return url.rstrip("/")
+
+
+def may_retry(status: int, *, repeatable: bool) -> bool:
+    """Return whether a request that was answered with this status may be sent again."""
+    return status in _PASSING if repeatable else status == _OVERLOADED
+
+
+def retry_delay_s(attempt: int) -> float:
+    """Return how long to wait before an attempt, counted from 1 for the first repetition."""
+    return _RETRY_DELAY_S * 2.0 ** (attempt - 1)
+
+
+def refusal(where: str, status: int, body: bytes) -> LlogError:
+    """Return the error that a broker's problem was made of, or `StoreUnavailable` if the body is no problem."""
+    try:
+        problem = json_decoder(_Problem).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return StoreUnavailable(f"{where} answered with status {status}, and not as a broker does")
+    if problem.code == OffsetOutOfRange.code:
+        error = OffsetOutOfRange(where, -1, problem.log_start_offset, problem.next_offset)
+        error.args = (problem.detail,)
+        return error
+    if problem.code in _SQL_ERRORS:
+        message = problem.message or problem.detail
+        return _SQL_ERRORS[problem.code](message, problem.line, problem.column, problem.hint, problem.shown)
+    kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
+    named: LlogError = kind(problem.detail)
+    return named
