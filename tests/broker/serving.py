@@ -10,6 +10,7 @@ import httpx
 
 from llog.broker.app import Broker
 from llog.config import Settings
+from llog.engines.registry import all_engines
 from llog.errors import StoreUnavailable
 from llog.log.log import Log
 from llog.runtime import SystemRuntime
@@ -58,7 +59,7 @@ class Served:
         """On stores of its own, or on those of another one: as a second process would be."""
         self.blobs: Blobs = beside.blobs if beside else Blobs()
         meta = meta_store or MemoryMetaStore(MemoryMeta())
-        self.log: Log = beside.log if beside else Log(meta, self.blobs, SystemRuntime())
+        self.log: Log = beside.log if beside else Log(meta, self.blobs, SystemRuntime(), all_engines())
         self.settings = Settings(meta="memory://", blobs="memory://", **settings)
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())

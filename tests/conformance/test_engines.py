@@ -87,9 +87,8 @@ class World:
 
     async def let_go(self) -> None:
         """Of what only one process can have."""
-        for owned in (self.log.segments, self.log.rocks):
-            if owned is not None:
-                await owned.close()
+        for engine in self.log.engines.values():
+            await engine.close()
 
     async def opened(self) -> Log:
         return await self._stack.enter_async_context(opened_log(self.settings, runtime=self.clock))
@@ -566,7 +565,7 @@ async def test_a_topic_that_is_created_again_begins_anew(world: World) -> None:
 
 
 async def test_a_topic_that_is_created_again_on_another_engine_is_found_there(world: World) -> None:
-    if world.log.segments is None:
+    if not await world.log.engines[DISK].is_here():
         world.settings = msgspec.structs.replace(
             world.settings,
             segments_dir=f"{world.settings.data_dir}/segments",
@@ -592,8 +591,7 @@ async def test_a_second_writer_is_refused_and_told_who_the_first_is(world: World
     with pytest.raises(LogOwned, match=rf"process {os.getpid()} .*POST /produce"):
         await world.append("b", appender=other)
     assert (await world.append("c", tp=TopicPartition("orders", 1), appender=other)).start_offset == 1
-    assert world.log.segments is not None
-    await world.log.segments.close()
+    await world.log.engines[DISK].close()
     assert (await world.append("b", appender=other)).start_offset == 2
     assert await EngineReader(await world.opened()).read_offset(TP, 2)
 

@@ -10,6 +10,7 @@ from devtools.servers.weed import Weed
 from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group
+from llog.engines.registry import all_engines
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedAppender, RecordedReader
@@ -137,7 +138,7 @@ class Workers:
 
 async def test_a_log_whose_blobs_are_out_of_reach_for_a_while_keeps_its_promises(weed: Weed, tmp_path: Path) -> None:
     meta = await asyncio.to_thread(SqliteMetaStore.open, tmp_path / "meta.sqlite")
-    log = Log(meta, impatient(weed), SystemRuntime())
+    log = Log(meta, impatient(weed), SystemRuntime(), all_engines())
     await Catalog(log).create("t", 1)
     tp = TopicPartition("t", 0)
     with HistoryRecorder(tmp_path / "history.jsonl") as recorder:

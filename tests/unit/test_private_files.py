@@ -16,9 +16,7 @@ from llog.batch.format import encode
 from llog.broker.cache.shared_tail import TailReader, TailWriter
 from llog.broker.cache.tail import private_directory
 from llog.config import Settings
-from llog.engines.disk.engine import DiskAppender
 from llog.engines.port import Group
-from llog.engines.rocksdb.engine import OpenRocks
 from llog.engines.routing import EngineAppender
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable
 from llog.keyed import KeyedLog
@@ -56,8 +54,7 @@ async def test_every_file_of_a_new_log_is_for_its_user_alone(tmp_path: Path) -> 
                 group = Group(topic=engine, partition=0, records=[Record(payload=bytes(200), key=b"k")])
                 (result,) = await appender.append([group])
                 assert not isinstance(result, LlogError)
-        await DiskAppender(log).clean(TopicPartition(DISK, 0), force=True)
-        assert isinstance(log.rocks, OpenRocks)
+        await log.engines[DISK].clean(log, TopicPartition(DISK, 0), force=True)
         names = {path.name for path in root.rglob("*")}
         assert {"meta.sqlite", "meta.sqlite-wal", "meta.sqlite-shm", "tail", "compacted", "CURRENT"} <= names
         assert open_to_others(tmp_path) == {}

@@ -10,6 +10,7 @@ from typing import TypeVar
 from llog.engines.object.reader import Piece, Reader
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group
+from llog.engines.registry import all_engines
 from llog.errors import LlogError, StaleReads, VersionMismatch
 from llog.log.catalog import Catalog
 from llog.log.keys import PartitionKeys, end_offset_of
@@ -275,19 +276,19 @@ class World:
         self.runtime = ManualRuntime()
         self.meta_server, self.blob_server = MemoryMeta(), MemoryBlobs(self.runtime.now_ms)
         self.meta, self.blobs = MemoryMetaStore(self.meta_server), MemoryBlobStore(self.blob_server)
-        self.log = Log(self.meta, self.blobs, self.runtime)
+        self.log = Log(self.meta, self.blobs, self.runtime, all_engines())
         self.catalog, self.reader, self.writer = Catalog(self.log), Reader(self.log), Writer(self.log)
 
     def process(self, faults: Faults | None = None) -> Log:
         """The same log as another process sees it."""
         meta, blobs = MemoryMetaStore(self.meta_server), MemoryBlobStore(self.blob_server)
         faults = faults or Faults()
-        return Log(FaultyMeta(meta, faults), FaultyBlobs(blobs, faults), self.runtime)
+        return Log(FaultyMeta(meta, faults), FaultyBlobs(blobs, faults), self.runtime, all_engines())
 
     def stale_process(self) -> tuple[Log, StaleMeta]:
         """Another process, and its metadata store, whose reads may be answered from an old state."""
         meta = StaleMeta(self.meta_server)
-        return Log(meta, MemoryBlobStore(self.blob_server), self.runtime), meta
+        return Log(meta, MemoryBlobStore(self.blob_server), self.runtime, all_engines()), meta
 
     async def append(self, *payloads: str, tp: TopicPartition = TP, writer: Writer | None = None) -> AppendResult:
         records = [Record(payload=payload.encode()) for payload in payloads]

@@ -50,11 +50,10 @@ from llog.broker.routes.produce import ProduceService
 from llog.broker.routes.sql import Sql
 from llog.broker.routes.topic_groups import TopicGroups
 from llog.config import Settings
-from llog.engines.disk.directories import rocks_of
-from llog.engines.disk.open_segments import OpenSegments
-from llog.engines.rocksdb.engine import OpenRocks
+from llog.engines.rocksdb.engine import rocksdb_of
+from llog.engines.rocksdb.topics import require_rocks
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.engines.upkeep import let_go_of_deleted
+from llog.engines.upkeep import release_deleted
 from llog.errors import (
     InvalidArgument,
     LlogError,
@@ -69,11 +68,11 @@ from llog.errors import (
 from llog.groups.consumption import Consuming
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
-from llog.log.catalog import OBJECT, ROCKSDB, Catalog
+from llog.log.catalog import ROCKSDB, Catalog
+from llog.log.engine import engine_of
 from llog.log.keys import LOG_ID
 from llog.log.log import Log
 from llog.log.opening import writer_options
-from llog.log.owners import disk_of
 from llog.log.records import Topic
 from llog.model import TopicPartition, check_topic_name
 from llog.runtime import uuid7
@@ -152,10 +151,9 @@ class Broker:
         """Own what is in the directories of this machine, now or once the process that does has ended: other brokers
         look for an owner.
         """
-        segments = self._log.segments
         steps = [self._sql.take_up]
-        if isinstance(segments, OpenSegments) and self._settings.role != "read":
-            steps.append(segments.take_up)
+        if self._settings.role != "read":
+            steps += [engine.take_up for engine in self._log.engines.values()]
         while True:
             for step in steps:
                 with suppress(LlogError):  # another process has them, or a store is out of order, which `/health` says
@@ -237,13 +235,13 @@ class Broker:
 
     async def _tables_owner(self) -> str | None:
         """The address of the broker that owns the tables, unless this one does, or no broker does yet."""
-        owners, rocks = self._log.owners, self._log.rocks
-        if owners is None or (isinstance(rocks, OpenRocks) and rocks.known is not None):
+        owners, rocksdb = self._log.owners, rocksdb_of(self._log)
+        if owners is None or rocksdb.is_taken_up:
             return None
         if await owners.home(ROCKSDB) is None:
             return None
         try:
-            await (await rocks_of(self._log, "SQL")).hold()
+            await (await require_rocks(self._log, rocksdb.rocks, "SQL")).opened()
         except LogOwned as error:
             return error.address
         except (OwnerUnavailable, StoreUnavailable, MissingExtra):
@@ -358,20 +356,20 @@ class Broker:
         topic = await self._catalog.get(request.path_params["name"])
         bounds = enumerate(await self._reader.topic_bounds(topic))
         shown: dict[str, Any] = {"bounds": [{"partition": p, **each._asdict()} for p, each in bounds]}
-        if topic.engine != OBJECT:
-            shown["owner"] = await self._owner(topic)
+        owner_key = engine_of(self._log, topic).owner_key(topic)
+        if owner_key is not None:
+            shown["owner"] = await self._owner(owner_key)
         return _json({**_shown(topic), **shown})
 
-    async def _owner(self, topic: Topic) -> dict[str, Any] | None:
-        """The process that owns a topic of this engine; None if none has taken it up."""
+    async def _owner(self, key: str) -> dict[str, Any] | None:
+        """The process that owns what has this key; None if none has taken it up."""
         owners = self._log.owners
-        what = ROCKSDB if topic.engine == ROCKSDB else disk_of(topic.home)
-        lease = None if owners is None else await owners.find(what)
+        lease = None if owners is None else await owners.find(key)
         return None if lease is None else {"address": lease.address, "host": lease.host, "pid": lease.process.pid}
 
     async def _delete_topic(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])
-        await let_go_of_deleted(self._log)
+        await release_deleted(self._log)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # --- the broker itself

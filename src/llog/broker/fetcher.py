@@ -19,7 +19,7 @@ from llog.broker.metrics import Metrics
 from llog.engines.port import Batch
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError, OffsetOutOfRange
-from llog.log.catalog import OBJECT, Catalog
+from llog.log.catalog import Catalog
 from llog.log.records import Topic
 from llog.model import TimestampType, TopicPartition
 
@@ -191,7 +191,8 @@ class FetchService:
         if topic is None:
             return None
         place = fetch.directory, fetch.tp.partition
-        is_kept = topic.engine == OBJECT  # files of this machine are at hand, and lose records by key compaction
+        # Files of this machine are at hand, and lose records by key compaction.
+        is_kept = not self._catalog.engine(topic).has_owner
         kept = await self._tail.find(place, fetch.position) if is_kept else None
         if kept is not None:
             start, columns = kept

@@ -13,9 +13,8 @@ from llog.config import Settings
 from llog.engines.object.collector import Collector
 from llog.engines.object.compaction.compactor import Compactor, lagging
 from llog.engines.routing import EngineAppender
-from llog.engines.upkeep import clean_all, let_go_of_deleted, retain_all
+from llog.engines.upkeep import clean_all, release_deleted, retain_all
 from llog.errors import LlogError, LogOwned, OwnerUnavailable
-from llog.log.catalog import DISK, ROCKSDB
 from llog.log.log import Log
 from llog.log.opening import collector_options, compactor_options
 from llog.model import TopicPartition
@@ -162,8 +161,9 @@ class Maintenance:
                 return
 
     async def retain_owned(self) -> None:
-        for engine in (DISK, ROCKSDB):
-            await self.retain(engine)
+        for name, engine in self._log.engines.items():
+            if engine.has_owner:
+                await self.retain(name)
 
     async def retain(self, engine: str | None = None) -> None:
         """Of all topics, except for those that another process owns: it has its own upkeep."""
@@ -175,7 +175,7 @@ class Maintenance:
         """Of the topics that want it, except for those that another process owns; those that were deleted are let
         go.
         """
-        await let_go_of_deleted(self._log)
+        await release_deleted(self._log)
         for tp, result in (await clean_all(self._log, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):
                 self._report(f"key compaction of {tp}: {result}")

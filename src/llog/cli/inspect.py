@@ -12,8 +12,10 @@ from llog.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.description import DiskDescription, RocksDescription
+    from llog.engines.disk.description import DiskDescription
     from llog.engines.object.description import BlobDescription, PartitionDescription
+    from llog.engines.rocksdb.description import RocksDescription
+    from llog.log.engine import Description
     from llog.log.log import Log
 
 
@@ -58,35 +60,37 @@ def inspect(
         print_json(with_log(invocation, lambda log, _: _blob(log, blob)))
         return
 
-    async def found(log: Log, _: Settings) -> list[PartitionDescription | DiskDescription | RocksDescription]:
-        from llog.engines.description import describe_disk_partition, describe_rocks_partition
-        from llog.engines.object.description import describe_partition
-        from llog.log.catalog import DISK, ROCKSDB, Catalog
+    async def described(log: Log, _: Settings) -> list[Description]:
+        from llog.log.catalog import Catalog
+        from llog.log.engine import engine_of
 
         assert topic is not None
-        engine = (await Catalog(log).get(topic)).engine
+        engine = engine_of(log, await Catalog(log).get(topic))
         tps = await partitions_of(log, topic, partition)
-        if engine == DISK:
-            return [await describe_disk_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
-        if engine == ROCKSDB:
-            return [await describe_rocks_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
-        return [await describe_partition(log, tp, entries, from_offset=from_offset) for tp in tps]
+        return [await engine.describe(log, tp, entries, from_offset=from_offset) for tp in tps]
 
-    from llog.engines.description import DiskDescription, RocksDescription
-
-    described = with_log(invocation, found, reads_only=True)
+    found = with_log(invocation, described, reads_only=True)
     if as_json:
-        print_json(described)
+        print_json(found)
         return
-    for number, each in enumerate(described):
+    for number, each in enumerate(found):
         if number:
             click.echo()
-        if isinstance(each, DiskDescription):
-            _show_disk(each)
-        elif isinstance(each, RocksDescription):
-            _show_rocks(each)
-        else:
-            _show(each)
+        _show(each)
+
+
+def _show(description: Description) -> None:
+    from llog.engines.disk.description import DiskDescription
+    from llog.engines.object.description import PartitionDescription
+    from llog.engines.rocksdb.description import RocksDescription
+
+    match description:
+        case PartitionDescription():
+            _show_object(description)
+        case DiskDescription():
+            _show_disk(description)
+        case RocksDescription():
+            _show_rocks(description)
 
 
 async def _blob(log: Log, name: str) -> BlobDescription:
@@ -95,7 +99,7 @@ async def _blob(log: Log, name: str) -> BlobDescription:
     return await describe_blob(log, log.blob_name(name))
 
 
-def _show(partition: PartitionDescription) -> None:
+def _show_object(partition: PartitionDescription) -> None:
     control = partition.control
     click.echo(f"{partition.topic}/{partition.partition}: {control.log_state}, in directory {partition.directory}")
     click.echo(f"  offsets     {control.log_start_offset} up to, without, {control.sequence_counter}")

@@ -56,10 +56,11 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
 
     async def compacted(log: Log, settings: Settings) -> _Compacted:
         from llog.engines.upkeep import clean_all
-        from llog.log.catalog import COMPACTING, Catalog
+        from llog.log.catalog import Catalog
         from llog.log.records import Cleanup
 
-        owned = {each.name: each for each in await Catalog(log).topics() if each.engine in COMPACTING}
+        with_owners = {name for name, each in log.engines.items() if each.has_owner}
+        owned = {each.name: each for each in await Catalog(log).topics() if each.engine in with_owners}
         tps = [tp for tp in await partitions_of(log, topic, partition) if tp.topic not in owned]
         if topic in owned:
             engine = owned[topic].engine

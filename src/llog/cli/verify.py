@@ -63,24 +63,21 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
 async def _verified(
     log: Log, _: Settings, topic: str | None, partition: int | None, with_orphans: bool
 ) -> tuple[list[VerifyReport], OrphanCounts | None]:
-    from llog.engines.object.blob_headers import Headers
     from llog.engines.object.verify import orphans
     from llog.engines.routing import EngineReader
-    from llog.engines.verify import verify as verify_partition
+    from llog.engines.verify import EngineVerifier
 
     tps = await partitions_of(log, topic, partition)
-    reader, headers = EngineReader(log), Headers(log)
+    reader, verifier = EngineReader(log), EngineVerifier(log)
     total = sum([await _count(reader, tp) for tp in tps])
     reports: list[VerifyReport] = []
     with progress("records verified", total=total) as bar:
         before = 0
         for tp in tps:
             try:
-                report = await verify_partition(
-                    log,
+                report = await verifier.verify(
                     tp,
                     progress=lambda count, before=before: bar.update(bar.task_ids[0], completed=before + count),  # type: ignore[misc]
-                    headers=headers,
                 )
             except TopicNotFound:
                 continue  # deleted meanwhile

@@ -15,6 +15,7 @@ from llog.batch.columns import Columns
 from llog.batch.format import Codec
 from llog.errors import LlogError
 from llog.log.producers import Producer
+from llog.log.records import Topic
 from llog.model import Record, TimestampType, TopicPartition
 
 
@@ -106,6 +107,18 @@ class LogReader(Protocol):
 
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int, by: TimestampType | None = None) -> int:
         """The first offset whose time, as a running maximum, is at or after this; the next offset if there is none."""
+        ...
+
+
+class TopicReader(LogReader, Protocol):
+    """As an engine has it."""
+
+    async def topic_bounds(self, topic: Topic) -> list[Bounds]:
+        """The bounds of all partitions, in their order, in few round trips."""
+        ...
+
+    async def look(self, tp: TopicPartition) -> Look:
+        """The bounds, and whose they are: for those who keep what they read."""
         ...
 
 

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from llog.engines.checks import checked_columns
-from llog.engines.disk.engine import DiskAppender, DiskReader
-from llog.engines.object.reader import Reader
-from llog.engines.object.writer import Writer
 from llog.engines.port import (
     AppendResult,
     Batch,
     Bounds,
     Group,
-    LogAppender,
-    LogReader,
     Look,
     RetentionResult,
+    TopicReader,
     WriterOptions,
 )
 from llog.engines.reading import iter_from, read_offset
-from llog.engines.rocksdb.engine import RocksAppender, RocksReader
 from llog.engines.turnstile import Line
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound, WrongEngine
-from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.catalog import Catalog
+from llog.log.engine import pick_engine
 from llog.log.log import Log
 from llog.log.records import Topic
 from llog.model import Record, TimestampType, TopicPartition
@@ -90,12 +86,12 @@ class _Engines:
         """Calls the topic's engine; once more if that does not know the topic, which was created again by now."""
         home = self.known(topic) or await self.ask(topic)
         try:
-            return await operation(_engine(engines, home.engine, topic))
+            return await operation(pick_engine(engines, home.engine, topic))
         except _MOVED:
             now = await self.ask(topic)
             if now == home:
                 raise
-        return await operation(_engine(engines, now.engine, topic))
+        return await operation(pick_engine(engines, now.engine, topic))
 
 
 class EngineReader:
@@ -104,25 +100,18 @@ class EngineReader:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._engines = _Engines(log)
-        object_reader, disk_reader, rocks_reader = Reader(log), DiskReader(log), RocksReader(log)
-        self._readers: dict[str, LogReader] = {OBJECT: object_reader, DISK: disk_reader, ROCKSDB: rocks_reader}
-        self._lookers: dict[str, _Looker] = {
-            OBJECT: _ObjectLooker(object_reader),
-            DISK: disk_reader,
-            ROCKSDB: rocks_reader,
-        }
-        self._wholes: dict[str, _TopicReader] = {OBJECT: object_reader, DISK: disk_reader, ROCKSDB: rocks_reader}
+        self._readers = {name: engine.reader(log) for name, engine in log.engines.items()}
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return await self._call(tp, lambda reader: reader.bounds(tp))
 
     async def topic_bounds(self, topic: Topic) -> list[Bounds]:
         """The bounds of all partitions of a topic, in their order, in few round trips."""
-        return await _engine(self._wholes, topic.engine, topic.name).topic_bounds(topic)
+        return await pick_engine(self._readers, topic.engine, topic.name).topic_bounds(topic)
 
     async def look(self, tp: TopicPartition) -> Look:
         """The bounds, and whose they are: for those who keep what they read."""
-        return Look(*await self._engines.call(tp.topic, self._lookers, lambda looker: looker.look(tp)))
+        return await self._call(tp, lambda reader: reader.look(tp))
 
     async def begin_reads(self) -> Reads:
         """As the metadata store's: what was not found may count after their `confirm`."""
@@ -146,7 +135,7 @@ class EngineReader:
         """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began."""
         return iter_from(self, tp, offset, stop)
 
-    async def _call(self, tp: TopicPartition, operation: Callable[[LogReader], Awaitable[R]]) -> R:
+    async def _call(self, tp: TopicPartition, operation: Callable[[TopicReader], Awaitable[R]]) -> R:
         return await self._engines.call(tp.topic, self._readers, operation)
 
 
@@ -161,11 +150,7 @@ class EngineAppender:
         options = options or WriterOptions()
         self._append_bytes_max = options.append_bytes_max
         self._engines = _Engines(log)
-        self._appenders: dict[str, LogAppender] = {
-            OBJECT: Writer(log, options),
-            DISK: DiskAppender(log, options.append_bytes_max),
-            ROCKSDB: RocksAppender(log, options.append_bytes_max),
-        }
+        self._appenders = {name: engine.appender(log, options) for name, engine in log.engines.items()}
         self._line = Line()
 
     async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
@@ -232,7 +217,7 @@ class EngineAppender:
             # What is wrong with any group must be known before one engine appends.
             columns = checked_columns(groups, self._append_bytes_max)
             groups = [msgspec.structs.replace(each, records=part) for each, part in zip(groups, columns, strict=True)]
-        appenders = {name: _engine(self._appenders, name, groups[mine[0]].topic) for name, mine in places.items()}
+        appenders = {name: pick_engine(self._appenders, name, groups[mine[0]].topic) for name, mine in places.items()}
         calls = [
             _Call(mine, asyncio.ensure_future(appenders[name].append([groups[place] for place in mine])))
             for name, mine in places.items()
@@ -280,26 +265,3 @@ class _Outcome(NamedTuple):
     homes: _Homes
     raised: bool
     """Whether every engine raised, so that nothing at all was appended."""
-
-
-class _TopicReader(Protocol):
-    async def topic_bounds(self, topic: Topic) -> list[Bounds]: ...
-
-
-class _Looker(Protocol):
-    async def look(self, tp: TopicPartition) -> tuple[str, Bounds]: ...
-
-
-class _ObjectLooker(NamedTuple):
-    reader: Reader
-
-    async def look(self, tp: TopicPartition) -> tuple[str, Bounds]:
-        keys, control = await self.reader.control(tp)
-        return keys.directory, Bounds(control.log_start_offset, control.sequence_counter)
-
-
-def _engine(engines: Mapping[str, E], name: str, topic: str) -> E:
-    engine = engines.get(name)
-    if engine is None:
-        raise WrongEngine(f"topic {topic!r} is of engine {name!r}, which this version of llog does not have")
-    return engine

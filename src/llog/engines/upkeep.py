@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from llog.engines.disk.engine import DiskAppender
-from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.port import CleanResult, LogAppender, RetentionResult
-from llog.engines.rocksdb.engine import OpenRocks, RocksAppender
 from llog.errors import LlogError, PartitionNotInitialized
-from llog.log.catalog import COMPACTING, DISK, ROCKSDB, Catalog
+from llog.log.catalog import Catalog
+from llog.log.engine import engine_of
 from llog.log.log import Log
-from llog.log.records import Cleanup, Topic
+from llog.log.records import Cleanup
 from llog.model import TopicPartition
 
 
@@ -19,12 +17,13 @@ async def retain_all(
     """Applies each topic's own settings to all its partitions, of one engine if so wanted. A partition that fails does
     not keep the others.
 
-    A topic that another process owns is left to that one: its error is `LogOwned`. With `only_owned`, what is in
-    RocksDB is left alone unless this process has it open: upkeep in the background must not become its owner.
+    A topic that another process owns is left to that one: its error is `LogOwned`. With `only_owned`, topics that this
+    process would become the owner of are left alone: upkeep in the background must not.
     """
     results: dict[TopicPartition, RetentionResult | LlogError] = {}
+    left_alone = _not_taken_up(log) if only_owned else set()
     for topic in await Catalog(log).topics(engine):
-        if (topic.retention_ms is None and topic.retention_bytes is None) or (only_owned and _is_free(log, topic)):
+        if (topic.retention_ms is None and topic.retention_bytes is None) or topic.engine in left_alone:
             continue
         for partition in range(topic.partitions):
             tp = TopicPartition(topic.name, partition)
@@ -39,10 +38,10 @@ async def retain_all(
     return results
 
 
-async def let_go_of_deleted(log: Log) -> None:
-    """Closes the files of disk topics that were deleted, by whomever."""
-    if isinstance(log.segments, OpenSegments):
-        await log.segments.let_go_of_deleted()
+async def release_deleted(log: Log) -> None:
+    """Closes the files of topics that were deleted, by whatever process."""
+    for engine in log.engines.values():
+        await engine.release_deleted()
 
 
 async def clean_all(
@@ -53,17 +52,15 @@ async def clean_all(
     A partition that fails does not keep the others. One that another process owns is left to that one: its error is
     `LogOwned`. `only_owned` is as in `retain_all`.
     """
-    appenders: dict[str, DiskAppender | RocksAppender] = {DISK: DiskAppender(log), ROCKSDB: RocksAppender(log)}
     results: dict[TopicPartition, CleanResult | LlogError] = {}
+    left_alone = _not_taken_up(log) if only_owned else set()
     for each in await Catalog(log).topics():
-        if each.engine not in COMPACTING or each.cleanup is not Cleanup.COMPACT or topic not in (None, each.name):
-            continue
-        if only_owned and _is_free(log, each):
+        if each.cleanup is not Cleanup.COMPACT or each.engine in left_alone or topic not in (None, each.name):
             continue
         for partition in range(each.partitions):
             tp = TopicPartition(each.name, partition)
             try:
-                results[tp] = await appenders[each.engine].clean(tp, force=topic is not None)
+                results[tp] = await engine_of(log, each).clean(log, tp, force=topic is not None)
             except PartitionNotInitialized:
                 continue  # deleted meanwhile
             except LlogError as error:
@@ -71,6 +68,6 @@ async def clean_all(
     return results
 
 
-def _is_free(log: Log, topic: Topic) -> bool:
-    """Whether the topic is in a RocksDB that this process has not opened."""
-    return topic.engine == ROCKSDB and not (isinstance(log.rocks, OpenRocks) and log.rocks.known is not None)
+def _not_taken_up(log: Log) -> set[str]:
+    """The engines whose topics upkeep would make this process own."""
+    return {name for name, engine in log.engines.items() if not engine.is_taken_up}

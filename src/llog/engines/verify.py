@@ -1,145 +1,58 @@
-"""Verification of a partition by its own engine; a disk topic is walked frame by frame, from its log start to its
-end.
-"""
+"""Verification of partitions by their own engines, and what those report that cannot be read."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from llog.engines.disk.engine import DiskTopics
-from llog.engines.disk.format.files import explained
-from llog.engines.disk.log.inspection import Piece
-from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.object import verify as objects
-from llog.engines.object.blob_headers import Headers
-from llog.engines.rocksdb.engine import RocksTopics
-from llog.engines.rocksdb.verify import RocksWalk
 from llog.errors import (
     ConfigurationError,
     CorruptBatch,
     InconsistentReadState,
+    LlogError,
     LogOwned,
     MissingExtra,
     OwnerUnavailable,
     StoreUnavailable,
     TopicElsewhere,
 )
-from llog.log.catalog import DISK, ROCKSDB, Catalog
+from llog.log.catalog import Catalog
+from llog.log.engine import pick_engine
 from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.log.log import Log
-from llog.log.records import Topic
-from llog.model import FIRST_OFFSET, TopicPartition
-
-_ATTEMPTS: Final = 10
+from llog.model import TopicPartition
 
 
-async def verify(
-    log: Log,
-    tp: TopicPartition,
-    *,
-    progress: Callable[[int], None] | None = None,
-    headers: Headers | None = None,
-) -> VerifyReport:
-    """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
+class EngineVerifier:
+    """Verifies partitions of any engine. One for many partitions reads what they share once."""
 
-    Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage.
-    `TopicNotFound` if there is no such topic, or not any more. `headers` may be shared by several calls.
-    """
-    topic = await Catalog(log).get(tp.topic)
-    if topic.engine not in (DISK, ROCKSDB):
-        return await objects.verify(log, tp, progress=progress, headers=headers)
-    found = Findings(tp)
+    def __init__(self, log: Log) -> None:
+        self._catalog = Catalog(log)
+        self._verifiers = {name: engine.verifier(log) for name, engine in log.engines.items()}
+
+    async def verify(self, tp: TopicPartition, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Reads every record below the present next offset; `progress` gets the records read so far.
+
+        Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage.
+        `TopicNotFound` if there is no such topic, or not any more.
+        """
+        topic = await self._catalog.get(tp.topic)
+        return await pick_engine(self._verifiers, topic.engine, topic.name)(tp, progress=progress)
+
+
+async def report_reach(tp: TopicPartition, verifying: Awaitable[VerifyReport]) -> VerifyReport:
+    """The report, or one that says that the records are out of reach, or cannot be read."""
     try:
-        return await (_verify_disk if topic.engine == DISK else _verify_rocks)(log, tp, progress)
-    except (LogOwned, OwnerUnavailable, ConfigurationError, MissingExtra) as error:
-        return msgspec.structs.replace(found.report(), unchecked=str(error))
-    except (TopicElsewhere, CorruptBatch, InconsistentReadState, StoreUnavailable) as error:
-        if isinstance(error, TopicElsewhere) and not _has_directory(log, topic):
-            return msgspec.structs.replace(found.report(), unchecked=str(error))
-        found.add(Problem(kind=ProblemKind.UNREADABLE, start_offset=0, end_offset=0, detail=str(error)))
-        return found.report()
+        return await verifying
+    except (LogOwned, OwnerUnavailable, ConfigurationError, MissingExtra, TopicElsewhere) as error:
+        return msgspec.structs.replace(Findings(tp).report(), unchecked=str(error))
+    except (CorruptBatch, InconsistentReadState, StoreUnavailable) as error:
+        return report_unreadable(tp, error)
 
 
-def _has_directory(log: Log, topic: Topic) -> bool:
-    """Whether the files of this disk topic should be here, since those of some of its partitions are."""
-    return topic.engine == DISK and log.segments is not None and (log.segments.directory / topic.directory).is_dir()
-
-
-async def _verify_rocks(log: Log, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
-    kept = await RocksTopics(log).find(tp)
-    return await asyncio.to_thread(RocksWalk(tp, kept, progress).run)
-
-
-async def _verify_disk(log: Log, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
-    topics = DiskTopics(log)
-    place = await topics.find(tp)
-    with topics.segments.reading(place.path, tp) as reader:
-        return await asyncio.to_thread(_Walk(tp, reader, progress).run)
-
-
-class _Walk:
-    """Blocking, for a thread: one frame is in memory at a time."""
-
-    def __init__(self, tp: TopicPartition, reader: SegmentReader, progress: Callable[[int], None] | None) -> None:
-        self._tp = tp
-        self._reader = reader
-        self._progress = progress
-        self._found = Findings(tp)
-        self._expected = FIRST_OFFSET
-        """The lowest offset not yet accounted for."""
-        self._newest = (0, 0)
-
-    def run(self) -> VerifyReport:
-        with explained("verify", self._reader.directory):
-            return self._run()
-
-    def _run(self) -> VerifyReport:
-        self._expected, stop = self._reader.bounds_now()
-        for attempt in range(_ATTEMPTS if self._expected < stop else 0):
-            reached = self._expected
-            try:
-                for piece in self._reader.pieces(self._expected):
-                    if piece.start_offset >= stop:
-                        break
-                    self._visit(piece)
-                break
-            except FileNotFoundError as error:
-                # Trimmed or replaced since the segments were listed: what is above the log start now is looked for
-                # again.
-                self._expected = max(reached, self._expected, self._reader.bounds_now().log_start_offset)
-                if attempt + 1 == _ATTEMPTS:
-                    self._report(ProblemKind.GAP, self._expected, stop - 1, str(error))
-        return self._found.report()
-
-    def _visit(self, piece: Piece) -> None:
-        start = max(piece.start_offset, self._expected)
-        if piece.problem is not None:
-            # What was trimmed meanwhile is nobody's loss.
-            if piece.end_offset >= self._reader.bounds_now().log_start_offset:
-                where = f"{piece.path} at byte {piece.position}: {piece.problem}"
-                kind = ProblemKind.CORRUPT if piece.length else ProblemKind.GAP
-                self._report(kind, start, piece.end_offset, where)
-        else:
-            self._found.records += min(piece.records, piece.end_offset - start + 1)
-            self._found.bytes += piece.length
-            self._check_times(piece)
-        self._found.pieces += 1
-        self._expected = piece.end_offset + 1
-        if self._progress is not None:
-            self._progress(self._found.records)
-
-    def _check_times(self, piece: Piece) -> None:
-        times = piece.max_append_ms or 0, piece.max_timestamp_ms or 0
-        if times[0] < self._newest[0] or times[1] < self._newest[1]:
-            detail = (
-                f"the running maxima {times} are below {self._newest} of the frame before: lookups by time go wrong"
-            )
-            self._report(ProblemKind.TIME_ORDER, piece.start_offset, piece.end_offset, detail)
-        self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
-
-    def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
-        self._found.add(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))
+def report_unreadable(tp: TopicPartition, error: LlogError) -> VerifyReport:
+    """A report of nothing but this error."""
+    found = Findings(tp)
+    found.add(Problem(kind=ProblemKind.UNREADABLE, start_offset=0, end_offset=0, detail=str(error)))
+    return found.report()

@@ -29,7 +29,6 @@ from llog.groups.assignment import holder
 from llog.groups.groups import Groups
 from llog.groups.records import NOBODY, GroupRecord, Members, check_group_name, is_held
 from llog.groups.store import GroupKey, GroupStore
-from llog.log.catalog import ROCKSDB
 from llog.log.keys import group_prefix
 from llog.log.records import Topic
 from llog.model import TopicPartition
@@ -88,15 +87,14 @@ class GroupListing:
         return sorted(names)
 
     async def unreachable(self) -> LlogError | None:
-        """Why the groups on some topics of engine `rocksdb` cannot be seen from here; None if all can."""
+        """Why the groups on some topics cannot be seen from here; None if all can."""
         for topic in (await self._topics()).values():
-            if topic.engine == ROCKSDB:
-                try:
-                    await self._groups.stores.of(topic)
-                except _OUT_OF_REACH as error:
-                    return error
-                except _GONE:
-                    continue
+            try:
+                await self._groups.stores.of(topic)
+            except _OUT_OF_REACH as error:
+                return error
+            except _GONE:
+                continue
         return None
 
     async def check_there(self, group: str) -> None:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from llog.base.durable import boot_id
-from llog.engines.rocksdb.engine import RocksTopics
+from llog.engines.rocksdb.engine import rocksdb_of
 from llog.engines.rocksdb.keys import OFFSETS, group_key, group_prefix
 from llog.engines.rocksdb.keys import after as rocks_after
 from llog.errors import InconsistentReadState
 from llog.groups.records import GroupMode, GroupRecord
-from llog.log.catalog import ROCKSDB
+from llog.log.engine import engine_of
 from llog.log.keys import GROUPS, MEMBERS
 from llog.log.keys import group_key as meta_group_key
 from llog.log.keys import group_prefix as meta_group_prefix
@@ -220,7 +220,8 @@ class GroupStores:
     def __init__(self, log: Log, given: Mapping[str, GroupStore] | None = None) -> None:
         self._given = given or {}
         self._runtime = log.runtime
-        self._rocks_topics = RocksTopics(log)
+        self._log = log
+        self._rocks_topics = rocksdb_of(log).topics(log)
         self.meta: GroupStore = MetaGroups(log.meta)
         self._rocks: RocksGroups | None = None
 
@@ -230,7 +231,7 @@ class GroupStores:
         """
         if topic.engine in self._given:
             return self._given[topic.engine]
-        if topic.engine != ROCKSDB:
+        if not engine_of(self._log, topic).keeps_groups:
             return self.meta
         tp = TopicPartition(topic.name, 0)
         kept = self._rocks_topics.known(tp) or await self._rocks_topics.find(tp)

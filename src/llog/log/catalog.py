@@ -1,20 +1,17 @@
 """The topic catalog: which topics there are, and under which directory their keys live.
 
-Creating puts the partitions' control records first and the catalog entry last: a topic that the catalog names is whole.
-Deleting leaves a tombstone first and closes the partitions after: whoever runs the collector finishes an interrupted
-one. Topics of every engine are here; where an object topic has control records, a disk topic has directories, and one
-of RocksDB keys there.
+A creation has the engine make the partitions first and puts the catalog entry last: a topic that the catalog names is
+whole. A deletion leaves a tombstone first and has the engine remove the partitions after: the next collector finishes
+an interrupted one.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from llog.engines.disk.directories import make_directories, remove_directories, rocks_of, topic_path
 from llog.errors import (
     InvalidArgument,
     LlogError,
@@ -28,29 +25,22 @@ from llog.errors import (
     WrongEngine,
     WrongStore,
 )
+from llog.log.engine import Engine, engine_of
 from llog.log.keys import GROUPS, TOPICS, PartitionKeys, directory_name, group_prefix, topic_key
 from llog.log.log import Log
 from llog.log.records import (
     DELETE_RETENTION_MS,
     Cleanup,
-    Control,
-    Cursor,
-    LogState,
     Topic,
     decode,
     encode,
 )
-from llog.model import FIRST_OFFSET, PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
-from llog.stores.meta import ABSENT, Entry, Put, after, confirmed, scan, scan_names
+from llog.model import PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
+from llog.stores.meta import ABSENT, Entry, after, confirmed, scan, scan_names
 
 OBJECT = "object"
 DISK = "disk"
 ROCKSDB = "rocksdb"
-ENGINES = (OBJECT, DISK, ROCKSDB)
-COMPACTING = (DISK, ROCKSDB)
-"""Engines that can keep only the newest record of each key."""
-_INITIALIZE_PAGE = 10_000
-"""Partitions that one request initialises."""
 
 
 class Catalog:
@@ -73,7 +63,7 @@ class Catalog:
         check_topic_name(name)
         _check_partitions(partitions)
         _check_retention(retention_ms, retention_bytes)
-        _check_engine(engine, cleanup, delete_retention_ms)
+        _check_cleanup(self._log, engine, cleanup, delete_retention_ms)
         incarnation, expected = await self._next_incarnation(name)
         topic = Topic(
             name=name,
@@ -88,10 +78,8 @@ class Catalog:
             delete_retention_ms=delete_retention_ms,
             created_ms=self._log.runtime.now_ms(),
         )
-        if engine == DISK and self._log.segments is not None:
-            topic = msgspec.structs.replace(topic, home=await self._log.segments.hold() or "")
         try:
-            await self._initialize(topic, range(partitions), new=True)
+            topic = await self.engine(topic).create(self._log, topic)
         except WrongStore:
             await self._next_incarnation(name)  # says so if it is somebody else's who was faster
             raise
@@ -113,6 +101,10 @@ class Catalog:
             if old.swept:
                 return old.incarnation + 1, found.version
             await self._sweep(old)
+
+    def engine(self, topic: Topic) -> Engine:
+        """The engine that keeps the topic; `WrongEngine` if this version of llog does not have it."""
+        return engine_of(self._log, topic)
 
     async def get(self, name: str) -> Topic:
         return _topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
@@ -164,7 +156,7 @@ class Catalog:
         if partitions < topic.partitions:
             raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
         while topic.partitions < partitions:
-            await self._initialize(topic, range(topic.partitions, partitions))
+            await self.engine(topic).add_partitions(self._log, topic, range(topic.partitions, partitions))
             grown = msgspec.structs.replace(topic, partitions=partitions)
             topic = grown if await self._replace(topic, grown) else await self.get(name)
         return topic
@@ -193,7 +185,7 @@ class Catalog:
             topic = await self.get(name)
             changed = msgspec.structs.replace(topic, **given)
             _check_retention(changed.retention_ms, changed.retention_bytes)
-            _check_engine(changed.engine, changed.cleanup, changed.delete_retention_ms)
+            _check_cleanup(self._log, changed.engine, changed.cleanup, changed.delete_retention_ms)
             if changed == topic or await self._replace(topic, changed):
                 return changed
 
@@ -206,10 +198,7 @@ class Catalog:
         """
         while True:
             topic = await self.get(name)
-            if topic.engine == DISK:
-                await topic_path(self._log, topic)
-            if topic.engine == ROCKSDB:
-                await (await rocks_of(self._log, f"topic {name!r}")).hold()
+            await self.engine(topic).check_removable(self._log, topic)
             tombstone = msgspec.structs.replace(topic, deleted=True)
             if await self._replace(topic, tombstone):
                 await self._sweep(tombstone)
@@ -217,17 +206,13 @@ class Catalog:
 
     async def finish_deletions(self) -> None:
         """Closes the partitions of topics whose deletion was interrupted."""
-        here = {DISK: self._log.segments is not None, ROCKSDB: await self._has_rocks()}
+        here = {name for name, engine in self._log.engines.items() if await engine.is_here()}
         for topic in await self._entries():
-            if topic.deleted and not topic.swept and here.get(topic.engine, True):
+            if topic.deleted and not topic.swept and topic.engine in here:
                 try:
                     await self._sweep(topic)
                 except (LogOwned, OwnerUnavailable, MissingExtra):
                     continue  # its owner does it
-
-    async def _has_rocks(self) -> bool:
-        """Whether there is a RocksDB here: where there is none, a deletion would be taken for finished that is not."""
-        return self._log.rocks is not None and await asyncio.to_thread(self._log.rocks.directory.is_dir)
 
     async def _entries(self) -> list[Topic]:
         return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]
@@ -243,57 +228,15 @@ class Catalog:
             return False
         return True
 
-    async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
-        if topic.engine == DISK:
-            await asyncio.to_thread(make_directories, await topic_path(self._log, topic), partitions, new=new)
-            return
-        if topic.engine == ROCKSDB:
-            await (await rocks_of(self._log, f"topic {topic.name!r}")).create(topic, partitions)
-            return
-        control, cursor = encode(Control()), encode(Cursor(FIRST_OFFSET))
-        for first in range(partitions.start, partitions.stop, _INITIALIZE_PAGE):
-            puts = []
-            for partition in range(first, min(first + _INITIALIZE_PAGE, partitions.stop)):
-                keys = PartitionKeys(topic.directory, partition)
-                puts += [Put(keys.cursor, cursor, ABSENT), Put(keys.control, control, ABSENT)]
-            await self._log.meta.put_many(puts)
-
     async def _sweep(self, tombstone: Topic) -> None:
         """Removes what is left of the topic, and says so in its tombstone once nothing can have been overlooked."""
         reads = await self._log.meta.begin_reads()
-        if tombstone.engine == DISK:
-            await asyncio.to_thread(remove_directories, await topic_path(self._log, tombstone))
-        if tombstone.engine == ROCKSDB:
-            await (await rocks_of(self._log, f"the deleted topic {tombstone.name!r}")).remove(tombstone)
-        for partition in range(tombstone.partitions if tombstone.engine == OBJECT else 0):
-            keys = PartitionKeys(tombstone.directory, partition)
-            await self._close(keys)
-            await self._log.meta.delete_range(keys.index, after(keys.index))
-            for key in (keys.compaction, keys.cursor):
-                await self._log.meta.delete(key)
+        await self.engine(tombstone).remove(self._log, tombstone)
         async for group in scan_names(self._log.meta, GROUPS):
             prefix = group_prefix(group, tombstone.directory)
             await self._log.meta.delete_range(prefix, after(prefix))
         await reads.confirm()
         await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
-
-    async def _close(self, keys: PartitionKeys) -> None:
-        """Leaves a DELETED control record behind, for good: a stalled writer's CAS must find it.
-
-        It keeps the producers, so that an append whose answer was lost can still be told from one that never happened.
-        """
-        while True:
-            found = await self._log.meta.get(keys.control)
-            if found is None:
-                return
-            control = decode(Control, found.value, found.key)
-            if control.log_state is LogState.DELETED:
-                return
-            closed = msgspec.structs.replace(control, log_state=LogState.DELETED, pending=None)
-            try:
-                await self._log.meta.put(keys.control, encode(closed), expected=found.version)
-            except VersionMismatch:
-                continue
 
 
 def _topic_in(name: str, entry: Entry | None) -> Topic:
@@ -329,13 +272,13 @@ def _check_partitions(partitions: int) -> None:
         raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
 
 
-def _check_engine(engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:
-    if engine not in ENGINES:
-        raise InvalidArgument(f"engine {engine!r} is unknown: there are {', '.join(map(repr, ENGINES))}")
-    if cleanup is Cleanup.COMPACT and engine not in COMPACTING:
+def _check_cleanup(log: Log, engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:
+    if engine not in log.engines:
+        raise InvalidArgument(f"engine {engine!r} is unknown: there are {', '.join(map(repr, log.engines))}")
+    if cleanup is Cleanup.COMPACT and not log.engines[engine].compacts_keys:
+        able = [repr(name) for name, each in log.engines.items() if each.compacts_keys]
         raise InvalidArgument(
-            f"cleanup 'compact' needs engine {' or '.join(map(repr, COMPACTING))}: engine {engine!r} keeps every "
-            "record of a key"
+            f"cleanup 'compact' needs engine {' or '.join(able)}: engine {engine!r} keeps every record of a key"
         )
     if delete_retention_ms < 0:
         raise InvalidArgument(f"delete_retention_ms must not be negative: {delete_retention_ms}")

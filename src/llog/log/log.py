@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from llog.errors import BlobExists, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
+from llog.log.engine import Engine
 from llog.log.keys import LOG_FORMAT, LOG_ID, TOPICS
 from llog.log.owners import Owners
-from llog.log.records import LogFormat, Topic, decode, encode
+from llog.log.records import LogFormat, decode, encode
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import ABSENT, MetaStore, after
@@ -17,62 +18,12 @@ FORMAT: Final = LogFormat()
 """The format that this version writes, and the highest that it knows."""
 
 
-class Segments(Protocol):
-    """Where the files of disk topics lie on this machine. `engines/` opens them; they are closed with the log."""
-
-    @property
-    def directory(self) -> Path: ...
-
-    async def identity(self) -> str | None:
-        """The id of the directory; None if no topic was made in it yet."""
-        ...
-
-    async def hold(self) -> str | None:
-        """Return the id of the directory, which is made if need be. A broker answers for it from now on: `LogOwned` if
-        another one does.
-        """
-        ...
-
-    async def check(self) -> None:
-        """`StoreUnavailable` if the files that are open can take no records."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class Rocks(Protocol):
-    """The RocksDB of tables and of topics of engine `rocksdb`. `engines/` opens it at its first use; it is closed with
-    the log.
-    """
-
-    @property
-    def directory(self) -> Path: ...
-
-    async def hold(self) -> None:
-        """Opens it; `LogOwned` if another process has it."""
-        ...
-
-    async def check(self) -> None:
-        """`StoreUnavailable` if it is there, open or not, and would take no changes."""
-        ...
-
-    async def create(self, topic: Topic, partitions: range) -> None:
-        """Makes these partitions of a topic; `WrongStore` if it is new and something is there already."""
-        ...
-
-    async def remove(self, topic: Topic) -> None:
-        """Removes the topic and all its records. Idempotent."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class Log(NamedTuple):
     meta: MetaStore
     blobs: BlobStore
     runtime: Runtime
-    segments: Segments | None = None
-    rocks: Rocks | None = None
+    engines: Mapping[str, Engine]
+    """By name; closed with the log."""
     owners: Owners | None = None
 
     def data_uri(self, blob: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,11 @@ from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.engines.object.collector import CollectorOptions
 from llog.engines.object.compaction.compactor import CompactorOptions
 from llog.engines.port import WriterOptions
-from llog.engines.rocksdb.engine import OpenRocks
+from llog.engines.registry import all_engines
+from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.locations import NO_BLOBS, OXIA_SCHEMES, Address, parse_address
+from llog.log.engine import Engine
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, check_format, tie_together
 from llog.log.owners import Owners
@@ -72,8 +74,7 @@ async def open_log(
         owners = Owners(
             meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
         )
-        segments, rocks = _segments(settings, runtime, owners), _rocks(settings, runtime, owners)
-        log = Log(meta, blobs, runtime, segments, rocks, owners)
+        log = Log(meta, blobs, runtime, _engines(settings, runtime, owners), owners)
         try:
             with _blaming("meta", settings.meta):
                 if blobs_address is None and await meta.get(LOG_ID) is None:
@@ -92,21 +93,14 @@ async def open_log(
 
 
 async def close_log(log: Log) -> None:
-    """Ends the session and lets go of disk topics, tables, connections and threads. Idempotent."""
-    try:
-        if log.segments is not None:
-            await log.segments.close()
-    finally:
-        try:
-            if log.rocks is not None:
-                await log.rocks.close()
-        finally:
-            try:
-                if log.owners is not None:
-                    await log.owners.close()
-                await log.meta.close()
-            finally:
-                await log.blobs.close()
+    """Ends the session and releases disk topics, tables, connections and threads. Idempotent."""
+    async with AsyncExitStack() as closing:  # the last one first, and all of them whatever one raises
+        closing.push_async_callback(log.blobs.close)
+        closing.push_async_callback(log.meta.close)
+        if log.owners is not None:
+            closing.push_async_callback(log.owners.close)
+        for engine in reversed(list(log.engines.values())):
+            closing.push_async_callback(engine.close)
 
 
 @asynccontextmanager
@@ -327,16 +321,14 @@ def _blobs_by_uri(settings: Settings) -> BlobsByUri:
     return BlobsByUri(open_bucket)
 
 
-def _segments(settings: Settings, runtime: Runtime, owners: Owners) -> OpenSegments | None:
-    """Nothing is opened, or made, before a disk topic is."""
-    if settings.segments_dir is None:
-        return None
-    return OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime, owners)
-
-
-def _rocks(settings: Settings, runtime: Runtime, owners: Owners) -> OpenRocks | None:
-    """Nothing is opened, or made, before a table or a topic of it is used."""
-    return None if settings.rocksdb_dir is None else OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
+def _engines(settings: Settings, runtime: Runtime, owners: Owners) -> dict[str, Engine]:
+    """Nothing is opened, or made, before a topic or a table of the engine is."""
+    segments = rocks = None
+    if settings.segments_dir is not None:
+        segments = OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime, owners)
+    if settings.rocksdb_dir is not None:
+        rocks = OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
+    return all_engines(segments, rocks)
 
 
 def _revealed(secret: Secret | None) -> str | None:

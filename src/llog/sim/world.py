@@ -17,6 +17,7 @@ from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
 from llog.engines.object.reader import Reader
 from llog.engines.object.repair.clock import find_clock_damage, repair_clock
+from llog.engines.registry import all_engines
 from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID, PartitionKeys
 from llog.log.log import Log, check_format, tie_together
@@ -191,7 +192,8 @@ class World:
         process = Process(self._clock, role, life, self._fork(), skew_ms)
         meta = SimMetaStore(self._network, self._meta, process.name)
         self._running[process] = meta
-        return process, Log(meta, SimBlobStore(self._network, self._blobs, self.history, process.name), process.runtime)
+        blobs = SimBlobStore(self._network, self._blobs, self.history, process.name)
+        return process, Log(meta, blobs, process.runtime, all_engines())
 
     async def _life(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from llog.cdc.outbox import RocksOutbox
 from llog.cdc.relay import Relay
 from llog.config import Settings
-from llog.engines.rocksdb.engine import OpenRocks
+from llog.engines.rocksdb.engine import rocksdb_of
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import ConfigurationError, LogOwned
 from llog.groups.groups import Groups
@@ -80,8 +80,8 @@ class Database:
     @property
     def may_have_tables(self) -> bool:
         """Whether there is a RocksDB already, in this process or another."""
-        rocks = self.log.rocks
-        return isinstance(rocks, OpenRocks) and rocks.directory.is_dir()
+        rocks = rocksdb_of(self.log).rocks
+        return rocks is not None and rocks.directory.is_dir()
 
     async def start(self) -> None:
         """Opens RocksDB if there is one already, unless another process has it. Idempotent."""
@@ -153,8 +153,8 @@ class Database:
         return planned(statement) if is_simple(statement) else self.read(statement.sql, planned, statement)
 
     async def _open(self) -> Held:
-        rocks = self.log.rocks
-        if not isinstance(rocks, OpenRocks):
+        rocks = rocksdb_of(self.log).rocks
+        if rocks is None:
             raise ConfigurationError("there are no tables here: set LLOG_ROCKSDB_DIR to a directory")
         logs = await rocks.opened()
         store, runtime = logs.store, self.log.runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from llog.cli.doctor import examine
+from llog.engines.registry import all_engines
 from llog.log.log import Log
 from llog.runtime import SystemRuntime
 from llog.stores.blobs import BlobInfo, Buffer
@@ -36,7 +37,7 @@ class _Heedless(MemoryMetaStore):
 
 
 async def _failed(meta: MemoryMetaStore, blobs: MemoryBlobStore) -> set[tuple[str, str]]:
-    findings = await examine(Log(meta, blobs, SystemRuntime()))
+    findings = await examine(Log(meta, blobs, SystemRuntime(), all_engines()))
     return {(finding.store, finding.check) for finding in findings if not finding.ok}
 
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 
 from llog.cli.main import main
 from llog.engines.port import Group
+from llog.engines.rocksdb.engine import rocksdb_of
+from llog.engines.rocksdb.topics import require_rocks
 from llog.engines.routing import EngineAppender
 from llog.groups.groups import Groups
 from llog.groups.records import GroupMode
@@ -139,8 +141,7 @@ def test_what_another_process_owns_is_told_and_the_other_groups_are_listed(llog:
         llog("consume", engine, "--group", f"of-{engine}")
 
     async def owned(log: Log) -> None:
-        assert log.rocks is not None
-        await log.rocks.hold()
+        await (await require_rocks(log, rocksdb_of(log).rocks, "this")).opened()
         listed = await asyncio.to_thread(llog, "groups", "list", "--json")
         assert [each["group"] for each in _json(listed)] == ["of-disk", "of-object"]
         assert "not shown: the tables and the topics of engine 'rocksdb' in" in listed.stderr

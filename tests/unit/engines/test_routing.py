@@ -11,8 +11,8 @@ import pytest
 
 from llog.base.lockfile import DIRECTORY_ID
 from llog.config import Settings
-from llog.engines.disk import engine as disk
 from llog.engines.disk import open_segments as segments
+from llog.engines.disk import topics
 from llog.engines.disk.directories import remove_directories
 from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.object import fencing
@@ -20,6 +20,7 @@ from llog.engines.object.compaction.compactor import lagging
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.port import AppendResult, Group
+from llog.engines.registry import all_engines
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.turnstile import Line
 from llog.errors import (
@@ -187,7 +188,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_and_refuses_appends_b
         raise RuntimeError("power cut")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llog.log.catalog.remove_directories", crash)
+        patch.setattr("llog.engines.disk.engine.remove_directories", crash)
         with pytest.raises(RuntimeError):
             await catalog.delete(ON_DISK.topic)
     assert directory.is_dir()
@@ -203,9 +204,9 @@ async def test_an_owner_looks_at_the_catalog_again_though_the_directory_is_there
 ) -> None:
     appender = EngineAppender(log)
     await appender.append([_group(ON_DISK, "a")])
-    monkeypatch.setattr("llog.log.catalog.remove_directories", lambda _: None)
+    monkeypatch.setattr("llog.engines.disk.engine.remove_directories", lambda _: None)
     await Catalog(log).delete(ON_DISK.topic)
-    monkeypatch.setattr(disk, "LOOK_AGAIN_MS", 0)
+    monkeypatch.setattr(topics, "LOOK_AGAIN_MS", 0)
     assert isinstance(await _refused(appender.append([_group(ON_DISK, "b")])), TopicNotFound)
 
 
@@ -245,7 +246,7 @@ async def test_a_disk_topic_is_not_made_over_files_that_are_there(log: Log, tmp_
 
 
 async def test_without_a_directory_there_are_no_disk_topics() -> None:
-    log = Log(MemoryMetaStore(MemoryMeta()), MemoryBlobStore(MemoryBlobs()), ManualRuntime())
+    log = Log(MemoryMetaStore(MemoryMeta()), MemoryBlobStore(MemoryBlobs()), ManualRuntime(), all_engines())
     with pytest.raises(ConfigurationError, match="LLOG_SEGMENTS_DIR"):
         await Catalog(log).create("t", engine=DISK)
     with pytest.raises(TopicNotFound):
@@ -292,8 +293,7 @@ async def test_a_closed_log_has_let_go_of_its_topics(tmp_path: Path) -> None:
     async with opened_log(settings) as first:
         await Catalog(first).create("t", engine=DISK)
         await EngineAppender(first).append([_group(TopicPartition("t", 0), "a")])
-    assert isinstance(first.segments, OpenSegments)
-    await first.segments.close()
+    await first.engines[DISK].close()
     async with opened_log(settings) as second:
         assert _offsets(await EngineAppender(second).append([_group(TopicPartition("t", 0), "b")])) == [2]
 

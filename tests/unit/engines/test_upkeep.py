@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from llog.batch.columns import records_of
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
-from llog.engines.disk.engine import DiskAppender
+from llog.engines.disk.engine import DiskEngine
 from llog.engines.disk.open_segments import OpenSegments, _Owned
-from llog.engines.port import Group
+from llog.engines.port import Group, WriterOptions
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import (
     InvalidArgument,
@@ -25,10 +26,12 @@ from llog.errors import (
     StoreUnavailable,
 )
 from llog.log.catalog import DISK, Catalog
+from llog.log.keys import topic_key
 from llog.log.log import Log
 from llog.log.opening import opened_log
-from llog.log.records import Cleanup
+from llog.log.records import Cleanup, Topic, decode, encode
 from llog.model import Record, TopicPartition
+from llog.stores.meta import ABSENT
 
 SHORT = TopicPartition("short", 0)
 STATE = TopicPartition("state", 0)
@@ -88,18 +91,18 @@ async def test_topics_of_another_owner_are_left_to_it(log: Log, settings: Settin
         await upkeep.clean()
         assert reports == []
         with pytest.raises(LogOwned):
-            await DiskAppender(other).clean(STATE)
+            await other.engines[DISK].clean(other, STATE)
     assert await EngineReader(log).bounds(SHORT) == (1, 151)
 
 
 async def test_only_topics_that_want_it_are_compacted_by_key(log: Log) -> None:
     with pytest.raises(InvalidArgument, match="cleanup delete"):
-        await DiskAppender(log).clean(SHORT)
-    assert (await DiskAppender(log).clean(STATE, force=True)).removed > 0
+        await log.engines[DISK].clean(log, SHORT)
+    assert (await log.engines[DISK].clean(log, STATE, force=True)).removed > 0
 
 
 async def test_a_removed_record_is_told_from_one_that_never_was(log: Log) -> None:
-    await DiskAppender(log).clean(STATE, force=True)
+    await log.engines[DISK].clean(log, STATE, force=True)
     reader = EngineReader(log)
     assert (await reader.bounds(STATE)).log_start_offset == 1
     with pytest.raises(RecordRemoved):
@@ -111,25 +114,26 @@ async def test_a_removed_record_is_told_from_one_that_never_was(log: Log) -> Non
 
 
 async def test_a_log_that_closes_ends_its_compaction(settings: Settings, log: Log) -> None:
-    cleaning = asyncio.create_task(DiskAppender(log).clean(STATE, force=True))
+    cleaning = asyncio.create_task(log.engines[DISK].clean(log, STATE, force=True))
     await asyncio.sleep(0)
-    assert log.segments is not None
-    await log.segments.close()
+    await log.engines[DISK].close()
     await asyncio.wait([cleaning])
     async with opened_log(settings) as other:
         assert await _newest(other, STATE) == {b"k%d" % key: 29 for key in range(5)}
-        assert (await DiskAppender(other).clean(STATE, force=True)).through > 1
+        assert (await other.engines[DISK].clean(other, STATE, force=True)).through > 1
 
 
 async def test_upkeep_closes_the_files_of_deleted_topics_that_nobody_asks_for(log: Log, settings: Settings) -> None:
-    assert isinstance(log.segments, OpenSegments)
-    path = log.segments.directory / SHORT.topic / "0"
-    held = log.segments.held(path)
+    engine = log.engines[DISK]
+    assert isinstance(engine, DiskEngine)
+    assert engine.segments is not None
+    path = engine.segments.directory / SHORT.topic / "0"
+    held = engine.segments.held(path)
     assert held is not None
     await Catalog(log).delete(SHORT.topic)
     reports: list[str] = []
     await Maintenance(log, settings, reports.append).clean()
-    assert log.segments.held(path) is None
+    assert engine.segments.held(path) is None
     with pytest.raises(StoreUnavailable, match="closed"):
         await held.sync()
     assert not reports
@@ -140,7 +144,7 @@ async def test_upkeep_does_not_bring_a_topic_back_that_is_deleted_meanwhile(
 ) -> None:
     async with opened_log(settings) as other:
         await Catalog(other).create("brief", engine=DISK, cleanup=Cleanup.COMPACT)
-        appender, tp = DiskAppender(other), TopicPartition("brief", 0)
+        appender, tp = other.engines[DISK].appender(other, WriterOptions()), TopicPartition("brief", 0)
         real = OpenSegments._owned
 
         async def deleted_first(self: OpenSegments, path: Path, tp: TopicPartition) -> _Owned:
@@ -151,11 +155,31 @@ async def test_upkeep_does_not_bring_a_topic_back_that_is_deleted_meanwhile(
         for upkeep in (
             lambda: appender.retain(tp, retention_ms=None, retention_bytes=1),
             lambda: appender.trim(tp, 1),
-            lambda: appender.clean(tp),
+            lambda: other.engines[DISK].clean(other, tp),
         ):
             monkeypatch.setattr(OpenSegments, "_owned", deleted_first)
             with pytest.raises(PartitionNotInitialized):
                 await upkeep()
-            assert log.segments is not None
-            assert not [path for path in log.segments.directory.iterdir() if path.name.startswith("brief")]
+            assert not [path for path in Path(str(settings.segments_dir)).iterdir() if path.name.startswith("brief")]
             await Catalog(other).create("brief", engine=DISK, cleanup=Cleanup.COMPACT)
+
+
+async def test_a_topic_of_an_engine_of_a_later_version_is_left_alone_and_keeps_no_others(
+    log: Log, settings: Settings
+) -> None:
+    topic = msgspec.structs.replace(
+        await Catalog(log).get(STATE.topic), name="later", directory="later", engine="tape", retention_bytes=0
+    )
+    await log.meta.put(topic_key("later"), encode(topic), expected=ABSENT)
+    reports: list[str] = []
+    upkeep = Maintenance(log, settings, reports.append)
+    await upkeep.retain()
+    await upkeep.clean()
+    assert (await EngineReader(log).bounds(SHORT)).log_start_offset > 100
+    assert {report.partition(": ")[0] for report in reports} == {"retention of later/0", "key compaction of later/0"}
+    deleted = msgspec.structs.replace(topic, deleted=True)
+    await log.meta.put(topic_key("later"), encode(deleted))
+    await Catalog(log).finish_deletions()
+    found = await log.meta.get(topic_key("later"))
+    assert found is not None
+    assert decode(Topic, found.value, found.key) == deleted

@@ -13,6 +13,7 @@ import pytest
 from llog.batch.columns import columns_of, records_of
 from llog.config import Settings
 from llog.engines.port import Batch, Bounds, Group
+from llog.engines.registry import all_engines
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import LlogError, StoreUnavailable
 from llog.groups.consumption import ConsumeCall, Consuming
@@ -77,7 +78,7 @@ async def opened_world(engine: str, directory: Path) -> AsyncIterator[World]:
         pytest.importorskip("rocksdict")
     if engine == "object":
         blobs = MemoryBlobStore(MemoryBlobs(), uri="memory://c")
-        yield World(Log(MemoryMetaStore(MemoryMeta()), blobs, clock), clock)
+        yield World(Log(MemoryMetaStore(MemoryMeta()), blobs, clock, all_engines()), clock)
         return
     async with opened_log(Settings(data_dir=str(directory)), runtime=clock) as log:
         yield World(log, clock, engine)

@@ -10,7 +10,8 @@ import pytest
 
 from llog.config import Settings
 from llog.engines.object.retention import trim
-from llog.engines.rocksdb.engine import OpenRocks
+from llog.engines.registry import all_engines
+from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.errors import GroupConflict, VersionMismatch
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupLag, GroupListing, GroupShare
@@ -126,7 +127,7 @@ async def test_topics_that_lie_elsewhere_hide_no_groups_of_those_that_are_here(t
     async def opened(name: str) -> AsyncIterator[Log]:
         async with opened_log(Settings(data_dir=str(tmp_path))) as log:
             rocks = OpenRocks(tmp_path / name, log.runtime)
-            yield log._replace(rocks=rocks, owners=None)
+            yield log._replace(engines=all_engines(rocks=rocks), owners=None)
             await rocks.close()
 
     for name, topic in (("elsewhere", "a"), ("here", "b"), ("elsewhere", "c")):

@@ -32,8 +32,7 @@ class Health:
         self._checks: dict[str, Check] = {
             "metadata store": self._check_meta,
             "blob store": log.blobs.check,
-            **({} if log.segments is None else {"disk topics": log.segments.check}),
-            **({} if log.rocks is None else {"tables": log.rocks.check}),
+            **{name: check for engine in log.engines.values() for name, check in engine.checks().items()},
             **checks,
         }
         self._log_id: bytes | None = None

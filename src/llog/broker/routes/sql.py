@@ -26,6 +26,7 @@ from llog.broker.http.arrow import MEDIA_TYPE, table_from
 from llog.broker.http.disconnects import until_gone
 from llog.broker.http.messages import InsertQuery, SqlRequest, decoded, queried
 from llog.config import Settings
+from llog.engines.rocksdb.engine import rocksdb_of
 from llog.errors import (
     InvalidArgument,
     MissingExtra,
@@ -84,7 +85,7 @@ class Sql:
 
     async def start(self) -> None:
         """Takes up tables that are there: events in their outbox must not wait for somebody to ask."""
-        rocks = self._log.rocks
+        rocks = rocksdb_of(self._log).rocks
         if self._settings.role == "both" and rocks is not None and rocks.directory.is_dir():
             try:
                 await self._opened()

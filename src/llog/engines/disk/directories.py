@@ -12,49 +12,32 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llog.base.durable import DIRECTORY_MODE, make_directory, sync_directory
+from llog.engines.disk.open_segments import OpenSegments
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
-from llog.log.log import Log, Rocks
-from llog.log.owners import ROCKSDB, ROCKSDB_NAMED, disk_of
+from llog.log.log import Log
+from llog.log.owners import disk_of
 from llog.log.records import Topic
 
 _DELETED = "~deleted"
 
 
-def segments_directory(log: Log, what: str) -> Path:
-    """Where disk topics lie on this machine; `ConfigurationError` if nothing says where that is."""
-    if log.segments is None:
-        raise ConfigurationError(
-            f"{what} is of engine 'disk', and nothing says where its files lie: set LLOG_SEGMENTS_DIR to a directory"
-        )
-    return log.segments.directory
-
-
-async def topic_path(log: Log, topic: Topic) -> Path:
-    """Where the files of a disk topic lie on this machine.
+async def topic_path(log: Log, segments: OpenSegments | None, topic: Topic) -> Path:
+    """Where the files of a disk topic lie on this machine; `ConfigurationError` if no setting says so.
 
     If they are in a directory of another one, `LogOwned` with the address of the broker there, or `OwnerUnavailable` if
     none runs.
     """
     what = f"topic {topic.name!r}"
     if topic.home and log.owners is not None:
-        here = None if log.segments is None else await log.segments.identity()
+        here = None if segments is None else await segments.identity()
         if here != topic.home:
-            segments = None if log.segments is None else log.segments.directory
-            raise await log.owners.elsewhere(disk_of(topic.home), what, topic.home, segments, "LLOG_SEGMENTS_DIR")
-    return segments_directory(log, what) / topic.directory
-
-
-async def rocks_of(log: Log, what: str) -> Rocks:
-    """The RocksDB of this machine. If nothing says where that is, `LogOwned` if a process elsewhere has it, else
-    `ConfigurationError`.
-    """
-    if log.rocks is None:
-        if log.owners is not None and (home := await log.owners.home(ROCKSDB)) is not None:
-            raise await log.owners.elsewhere(ROCKSDB, ROCKSDB_NAMED, home, None, "LLOG_ROCKSDB_DIR")
+            directory = None if segments is None else segments.directory
+            raise await log.owners.elsewhere(disk_of(topic.home), what, topic.home, directory, "LLOG_SEGMENTS_DIR")
+    if segments is None:
         raise ConfigurationError(
-            f"{what} is of engine 'rocksdb', and nothing says where that lies: set LLOG_ROCKSDB_DIR to a directory"
+            f"{what} is of engine 'disk', and nothing says where its files lie: set LLOG_SEGMENTS_DIR to a directory"
         )
-    return log.rocks
+    return segments.directory / topic.directory
 
 
 def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:

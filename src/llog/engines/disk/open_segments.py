@@ -87,12 +87,17 @@ class OpenSegments:
         return self._directory
 
     async def identity(self) -> str | None:
+        """The id of the directory; None if no topic was made in it yet."""
         if self._identity is None:
             self._identity = await asyncio.to_thread(directory_id, self._directory)
         return self._identity
 
     async def hold(self) -> str | None:
-        """Programs other than brokers answer nobody: the locks of the partitions that they append to are enough."""
+        """Returns the id of the directory, which is made if need be. A broker owns it from then on: `LogOwned` if
+        another one does.
+
+        Programs other than brokers answer nobody: the locks of the partitions that they append to are enough.
+        """
         owners = self._owners
         if owners is None:
             return None
@@ -202,6 +207,7 @@ class OpenSegments:
                 await self.let_go(path)
 
     async def check(self) -> None:
+        """`StoreUnavailable` if the files that are open can take no records."""
         is_there = await asyncio.to_thread(self._directory.is_dir)
         if is_there:
             await asyncio.to_thread(check_writable, self._directory)

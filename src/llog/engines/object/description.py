@@ -9,6 +9,7 @@ from llog.batch.shared import MAGIC as SHARED_MAGIC
 from llog.batch.shared import PREFIX_BYTES, BlobHeader, header_length, unpack_header
 from llog.errors import BlobNotFound, InvalidArgument, PartitionNotInitialized
 from llog.log.catalog import Catalog
+from llog.log.engine import Description
 from llog.log.keys import end_offset_of
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactorClaim, Control, Cursor, IndexEntry, decode
@@ -23,11 +24,9 @@ class EntryDescription(msgspec.Struct, frozen=True, kw_only=True):
     entry: IndexEntry
 
 
-class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionDescription(Description, frozen=True, kw_only=True):
     """The records of a partition as they are stored. Not one moment's: each is read on its own."""
 
-    topic: str
-    partition: int
     directory: str
     control: Control
     control_version: int

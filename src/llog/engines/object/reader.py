@@ -16,7 +16,7 @@ from llog.batch.codecs import decoder
 from llog.batch.columns import Columns, append_times, effective_timestamps, slice_columns
 from llog.batch.format import ENCODING
 from llog.batch.joined import positions
-from llog.engines.port import Batch, Bounds
+from llog.engines.port import Batch, Bounds, Look
 from llog.engines.reading import iter_from, read_offset, with_times_of
 from llog.errors import (
     BlobNotFound,
@@ -57,8 +57,11 @@ class Reader:
         self._catalog = Catalog(log)
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
-        _, control = await self.control(tp)
-        return Bounds(control.log_start_offset, control.sequence_counter)
+        return (await self.look(tp)).bounds
+
+    async def look(self, tp: TopicPartition) -> Look:
+        keys, control = await self.control(tp)
+        return Look(keys.directory, Bounds(control.log_start_offset, control.sequence_counter))
 
     async def topic_bounds(self, topic: Topic) -> list[Bounds]:
         """The bounds of all partitions, in their order, in few round trips."""

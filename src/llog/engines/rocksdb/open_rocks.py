@@ -17,7 +17,6 @@ from llog.engines.rocksdb.logs import RocksLogs, StagedAppend
 from llog.errors import LlogError, LogOwned, StoreUnavailable
 from llog.log.owners import ROCKSDB, ROCKSDB_NAMED, Owners
 from llog.log.producers import Producer
-from llog.log.records import Topic, encode
 from llog.model import TopicPartition
 from llog.runtime import Runtime
 
@@ -81,21 +80,9 @@ class OpenRocks:
         logs = self._logs
         return await asyncio.shield(asyncio.ensure_future(self._open())) if logs is None else logs
 
-    async def hold(self) -> None:
-        await self.opened()
-
     async def check(self) -> None:
+        """`StoreUnavailable` if it is there, open or not, and would take no changes."""
         await asyncio.to_thread(self._check)
-
-    async def create(self, topic: Topic, partitions: range) -> None:
-        """A partition needs nothing but its topic."""
-        logs = await self.opened()
-        if partitions.start == 0:
-            await asyncio.to_thread(logs.create, topic.directory, encode(topic))
-
-    async def remove(self, topic: Topic) -> None:
-        logs = await self.opened()
-        await asyncio.to_thread(logs.remove, topic.directory)
 
     async def append(
         self, directory: str, tp: TopicPartition, columns: Columns, producer: Producer | None

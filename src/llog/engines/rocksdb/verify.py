@@ -4,12 +4,13 @@ took.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llog.engines.rocksdb.engine import Kept
 from llog.engines.rocksdb.envelope import decode
 from llog.engines.rocksdb.keys import LOGS, offset_of, record_key
+from llog.engines.rocksdb.topics import Kept, RocksTopics
 from llog.errors import CorruptBatch
 from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.model import FIRST_OFFSET, TopicPartition
@@ -17,7 +18,11 @@ from llog.model import FIRST_OFFSET, TopicPartition
 _PAGE: Final = 1000
 
 
-class RocksWalk:
+async def verify(topics: RocksTopics, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
+    return await asyncio.to_thread(_Walk(tp, await topics.find(tp), progress).run)
+
+
+class _Walk:
     """Blocking, for a thread: a page of records is in memory at a time."""
 
     def __init__(self, tp: TopicPartition, kept: Kept, progress: Callable[[int], None] | None) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llog.batch.columns import columns_of
-from llog.engines.disk.engine import DiskTopics
 from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SegmentOptions
+from llog.engines.disk.topics import DiskTopics
 from llog.engines.object.clocks import window
 from llog.engines.object.collection_tasks import (
     enumerate_partitions,
@@ -29,6 +29,7 @@ from llog.engines.object.snapshot import take_snapshot
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group
+from llog.engines.registry import all_engines
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError, OffsetOutOfRange, OutOfOrderSequence, PartitionNotInitialized, StaleReads
 from llog.groups.groups import Groups
@@ -220,16 +221,17 @@ async def test_an_acknowledgement_is_not_taken_for_done_in_an_old_state(world: W
 async def test_the_files_of_a_disk_topic_that_an_old_state_does_not_show_are_kept(world: World, tmp_path: Path) -> None:
     log, meta = world.stale_process()
     segments = OpenSegments(tmp_path, SegmentOptions(), world.runtime)
-    fresh, log = world.log._replace(segments=segments), log._replace(segments=segments)
+    engines = all_engines(segments)
+    fresh, log = world.log._replace(engines=engines), log._replace(engines=engines)
     meta.pause(TOPICS)
     late = TopicPartition("late", 0)
     await Catalog(fresh).create("late", engine=DISK)
-    place = await DiskTopics(fresh).find(late)
+    place = await DiskTopics(fresh, segments).find(late)
     with pytest.raises(StaleReads):
-        await DiskTopics(log).confirm(late, place)
+        await DiskTopics(log, segments).confirm(late, place)
     assert place.path.is_dir()
     await Catalog(fresh).delete("late")
     meta.wake()
     with pytest.raises(PartitionNotInitialized):
-        await DiskTopics(log).confirm(late, place)
+        await DiskTopics(log, segments).confirm(late, place)
     await segments.close()

@@ -13,6 +13,7 @@ from llog.engines.object.retention import trim
 from llog.engines.object.verify import orphans, verify
 from llog.engines.object.writer import Writer, index_puts
 from llog.errors import TopicNotFound
+from llog.log import findings
 from llog.log.findings import ProblemKind
 from llog.log.keys import WAL
 from llog.log.pins import alive_pins
@@ -170,7 +171,7 @@ async def test_running_maxima_that_fall_are_reported(world: World) -> None:
 
 
 async def test_problems_beyond_the_limit_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "PROBLEMS_MAX", 2)
+    monkeypatch.setattr(findings, "PROBLEMS_MAX", 2)
     monkeypatch.setattr(verification, "_PAGE", 2)
     for number in range(6):
         await world.append(f"a{number}")

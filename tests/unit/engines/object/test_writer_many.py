@@ -15,6 +15,7 @@ from llog.engines.object.clocks import AHEAD_MS
 from llog.engines.object.sink import SinkUploader, publish
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group
+from llog.engines.registry import all_engines
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, PartitionFenced, StoreUnavailable, VersionMismatch
 from llog.log.catalog import Catalog
 from llog.log.log import Log
@@ -67,7 +68,7 @@ def starts(results: Sequence[AppendResult | LlogError]) -> list[int | type[LlogE
 
 def wired(world: World) -> tuple[Wire, Writer]:
     wire = Wire(world)
-    return wire, Writer(Log(wire, world.process().blobs, world.runtime))
+    return wire, Writer(Log(wire, world.process().blobs, world.runtime, all_engines()))
 
 
 async def test_an_append_over_a_thousand_partitions_is_one_blob_and_one_metadata_request(world: World) -> None:

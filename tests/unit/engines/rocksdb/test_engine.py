@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -16,14 +16,15 @@ import pytest
 
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
-from llog.engines.description import describe_rocks_partition
-from llog.engines.port import Group
-from llog.engines.rocksdb.engine import OpenRocks, RocksAppender
+from llog.engines.port import Group, WriterOptions
+from llog.engines.registry import all_engines
+from llog.engines.rocksdb.engine import RocksEngine, rocksdb_of
 from llog.engines.rocksdb.keys import LOGS, record_key
+from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.engines.rocksdb.store import Changes, RocksStore
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import clean_all, retain_all
-from llog.engines.verify import verify
+from llog.engines.verify import EngineVerifier
 from llog.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -37,7 +38,7 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.log.catalog import DISK, ROCKSDB, Catalog
-from llog.log.findings import ProblemKind
+from llog.log.findings import ProblemKind, VerifyReport
 from llog.log.log import Log
 from llog.log.opening import close_log, open_log, opened_log
 from llog.log.records import Cleanup, Topic
@@ -71,8 +72,13 @@ async def _fill(log: Log) -> None:
 
 
 def _rocks(log: Log) -> OpenRocks:
-    assert isinstance(log.rocks, OpenRocks)
-    return log.rocks
+    rocks = rocksdb_of(log).rocks
+    assert rocks is not None
+    return rocks
+
+
+async def verify(log: Log, tp: TopicPartition, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+    return await EngineVerifier(log).verify(tp, progress=progress)
 
 
 def _change(log: Log, change: str, tp: TopicPartition, offset: int) -> None:
@@ -96,7 +102,7 @@ async def test_nothing_is_made_or_locked_before_it_is_used(settings: Settings) -
 async def test_without_a_directory_there_are_no_such_topics() -> None:
     name = "memory://no-rocksdb"
     async with opened_log(Settings(meta=name, blobs=name)) as log:
-        assert log.rocks is None
+        assert rocksdb_of(log).rocks is None
         with pytest.raises(ConfigurationError, match="LLOG_ROCKSDB_DIR"):
             await Catalog(log).create("t", engine=ROCKSDB)
 
@@ -132,15 +138,14 @@ async def test_a_log_has_one_rocksdb_whatever_directory_others_name(
 
 async def test_a_topic_that_is_not_in_the_rocksdb_that_is_here_is_elsewhere(log: Log, tmp_path: Path) -> None:
     """As a log of a version that let each directory have its own may have them."""
-    other = log._replace(rocks=OpenRocks(tmp_path / "elsewhere", log.runtime), owners=None)
+    other = log._replace(engines=all_engines(rocks=OpenRocks(tmp_path / "elsewhere", log.runtime)), owners=None)
     with pytest.raises(TopicElsewhere, match="LLOG_ROCKSDB_DIR"):
         await EngineReader(other).bounds(SHORT)
     assert not (tmp_path / "elsewhere").exists()
     await Catalog(other).create("new", engine=ROCKSDB)
     with pytest.raises(TopicElsewhere):
         await EngineReader(other).bounds(SHORT)
-    assert other.rocks is not None
-    await other.rocks.close()
+    await _rocks(other).close()
 
 
 async def test_a_topic_created_again_lies_under_another_directory(log: Log) -> None:
@@ -154,10 +159,10 @@ async def test_a_topic_created_again_lies_under_another_directory(log: Log) -> N
 
 
 async def test_an_interrupted_deletion_is_finished(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         raise InvalidArgument("interrupted")
 
-    monkeypatch.setattr(_rocks(log), "remove", fail)
+    monkeypatch.setattr(RocksEngine, "remove", fail)
     with pytest.raises(InvalidArgument):
         await Catalog(log).delete(SHORT.topic)
     monkeypatch.undo()
@@ -170,11 +175,11 @@ async def test_an_interrupted_deletion_is_finished(log: Log, monkeypatch: pytest
 async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OpenRocks, "remove", AsyncMock(side_effect=OSError("killed")))
+    monkeypatch.setattr(RocksEngine, "remove", AsyncMock(side_effect=OSError("killed")))
     with pytest.raises(OSError, match="killed"):
         await Catalog(log).delete(SHORT.topic)
     monkeypatch.undo()
-    elsewhere = log._replace(rocks=OpenRocks(tmp_path / "other", log.runtime))
+    elsewhere = log._replace(engines=all_engines(rocks=OpenRocks(tmp_path / "other", log.runtime)))
     await Catalog(elsewhere).finish_deletions()
     assert not (tmp_path / "other").exists()
     await Catalog(log).finish_deletions()
@@ -183,21 +188,24 @@ async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
 
 @pytest.mark.parametrize("engine", [ROCKSDB, DISK])
 async def test_whoever_is_slower_to_create_a_topic_that_is_in_use_already_is_told_that_it_exists(
-    log: Log, engine: str
+    log: Log, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slower(Catalog):
-        async def _initialize(self, topic: Topic, partitions: range, *, new: bool = False) -> None:
-            await Catalog(log).create(topic.name, engine=engine)
-            await EngineAppender(log).append([Group(topic=topic.name, partition=0, records=[Record(payload=b"a")])])
-            await super()._initialize(topic, partitions, new=new)
+    shipped = log.engines[engine].create
 
+    async def slower(log: Log, topic: Topic) -> Topic:
+        monkeypatch.undo()
+        await Catalog(log).create(topic.name, engine=engine)
+        await EngineAppender(log).append([Group(topic=topic.name, partition=0, records=[Record(payload=b"a")])])
+        return await shipped(log, topic)
+
+    monkeypatch.setattr(log.engines[engine], "create", slower)
     with pytest.raises(TopicExists):
-        await Slower(log).create("t", engine=engine)
+        await Catalog(log).create("t", engine=engine)
     assert await EngineReader(log).bounds(TopicPartition("t", 0)) == (1, 2)
 
 
 async def test_partitions_that_are_not_there_are_not_remembered(log: Log) -> None:
-    appender = RocksAppender(log)
+    appender = rocksdb_of(log).appender(log, WriterOptions())
     for partition in range(1, 9):
         [result] = await appender.append(
             [Group(topic=SHORT.topic, partition=partition, records=[Record(payload=b"a")])]
@@ -215,7 +223,7 @@ async def test_appends_that_come_together_share_one_write(log: Log, monkeypatch:
         write(self, changes, sync=sync)
 
     monkeypatch.setattr(RocksStore, "write", counted)
-    appenders = [RocksAppender(log) for _ in range(4)]
+    appenders = [rocksdb_of(log).appender(log, WriterOptions()) for _ in range(4)]
     groups = [Group(topic="short", partition=0, records=[Record(payload=b"%d" % number)]) for number in range(40)]
     for appender in appenders:
         await appender.append(groups[:1])
@@ -294,7 +302,7 @@ async def test_the_owner_retains_and_compacts(log: Log, settings: Settings) -> N
     with pytest.raises(RecordRemoved):
         await reader.read_offset(STATE, 3)
     with pytest.raises(InvalidArgument, match="keeps all records"):
-        await RocksAppender(log).clean(SHORT)
+        await log.engines[ROCKSDB].clean(log, SHORT)
     assert reports == []
 
 
@@ -348,7 +356,7 @@ async def test_damage_of_a_file_is_reported_and_the_rest_is_verified(settings: S
         await Catalog(log).create("t", engine=ROCKSDB)
         await EngineAppender(log).append([Group(topic="t", partition=0, records=records)])
     async with opened_log(settings) as log:
-        await _rocks(log).hold()  # which moves the records from the write-ahead log to a file
+        await _rocks(log).opened()  # which moves the records from the write-ahead log to a file
         directory = _rocks(log).directory
     damage(directory)
     async with opened_log(settings) as log:
@@ -361,8 +369,8 @@ async def test_damage_of_a_file_is_reported_and_the_rest_is_verified(settings: S
 
 
 async def test_a_look_inside_shows_the_state_and_the_records(log: Log) -> None:
-    shown = await describe_rocks_partition(log, SHORT, 3, from_offset=10)
+    shown = await rocksdb_of(log).describe(log, SHORT, 3, from_offset=10)
     assert (shown.state.last_offset, shown.state.log_start_offset) == (150, 1)
     assert [each.offset for each in shown.records] == [10, 11, 12]
     assert shown.more_from == 13
-    assert (await describe_rocks_partition(log, SHORT, 3, from_offset=148)).more_from is None
+    assert (await rocksdb_of(log).describe(log, SHORT, 3, from_offset=148)).more_from is None
