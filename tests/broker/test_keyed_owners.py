@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 
 from devtools.servers.weed import S3Server
 from llog.errors import ConfigurationError, LogOwned, WriterFenced, WrongStore
-from llog.keyed import SyncKeyedLog
+from llog.keyed import StorageConfig, SyncKeyedLog
+from llog.keyed.slate import locate, open_database
 from llog.loading import load_settings
 from tests.broker.test_owners import address, forwarded, until
 from tests.broker.test_process import LIMIT_S, LLOG, Running, running
@@ -265,3 +267,22 @@ def test_a_program_owns_the_log_in_a_bucket_until_it_closes_it(
         assert log.append([(b"k", b"c")]) == 1
     assert appended(other, "d") == 2
     assert values(other) == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize("environment", ["sqlite"], indirect=True)
+def test_an_owner_takes_the_log_back_from_a_process_that_opened_it_after_its_lease_had_ended(
+    broker: Broker, environment: dict[str, str]
+) -> None:
+    owner = broker()
+    appended(owner, "a")
+
+    async def wake() -> None:
+        """Go on as a process does that was paused between taking the lease and opening the log."""
+        place = locate(environment["LLOG_KEYED"], load_settings(environment=environment))
+        await (await open_database(place, StorageConfig())).close()
+
+    asyncio.run(wake())
+    assert posted(owner, "b").json()["code"] == WriterFenced.code
+    appended(owner, "c")
+    assert metric(owner, "llog_keyed_fenced") == 0
+    assert [value for value in values(owner) if value != "b"] == ["a", "c"]

@@ -80,10 +80,8 @@ async def own(
     named = f"the keyed log at {place.url}"
     if place.directory is not None:
         return await _own_directory(place, place.directory, what, named, owners, take_over=take_over)
-    if place.local:
+    if place.local or take_over:
         return Ownership(what)
-    if take_over:
-        return Ownership(what, log_id=None if owners is None else await owners.log_id())
     async with AsyncExitStack() as stack:
         if owners is None:
             settings = settings or load_settings()
@@ -92,18 +90,15 @@ async def own(
             except LogNotFound as error:
                 raise ConfigurationError(
                     f"{named} is in a bucket, where only a metadata store tells who writes it, and LLOG_META is "
-                    f"{settings.meta}, where "
-                    "there is no log: name the metadata store of its brokers, or open it with take_over=True "
-                    "(`llog keyed append "
-                    "--take-over`), which fences whoever writes it"
+                    f"{settings.meta}, where there is no log: name the metadata store of its brokers, or open it with "
+                    "take_over=True (`llog keyed append --take-over`), which fences whoever writes it"
                 ) from error
         log_id = await owners.log_id()
         if known_log_id is not None and known_log_id != log_id:
             raise WrongStore(
                 f"{named} belongs to the log with the id {known_log_id.decode()}, and LLOG_META names the metadata "
-                "store of another: name "
-                "that of its brokers. If it is lost, `llog keyed append --take-over` lets the log belong to the "
-                "other one"
+                "store of another: name that of its brokers. If it is lost, `llog keyed append --take-over` lets the "
+                "log belong to whoever opens it next"
             )
         await owners.take(what, named)
         return Ownership(what, owners, log_id=log_id, opened=stack.pop_all())

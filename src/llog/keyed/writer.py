@@ -223,6 +223,19 @@ class KeyedLog(KeyedLogReader):
             if lost is not None:
                 raise lost
 
+    async def was_taken_over(self) -> bool:
+        """After `WriterFenced`: whether somebody insisted on it, with `take_over`.
+
+        Otherwise it was a process that was paused, and opened the log after its lease had ended.
+        """
+        if self.ownership.log_id is None:
+            return True
+        view = await open_view(self._place, self._config.storage, once=True)
+        try:
+            return await view.get(LOG_ID_KEY) != self.ownership.log_id
+        finally:
+            await view.close()
+
     async def settle(self) -> None:
         """Puts everything that is in memory into tables, so that whoever opens the log next has nothing to replay."""
         await self._guarded(self._database.settle())
@@ -271,9 +284,12 @@ class KeyedLog(KeyedLogReader):
             batch.put(STATE_KEY, state_value(State(0, 0, Totals(0, 0, 0, now))))
             await database.durable(await database.write(batch))
         log_id = self.ownership.log_id
-        if log_id is not None and await database.get(LOG_ID_KEY) != log_id:
+        if await database.get(LOG_ID_KEY) != log_id:
             batch = new_batch()
-            batch.put(LOG_ID_KEY, log_id)
+            if log_id is None:
+                batch.delete(LOG_ID_KEY)
+            else:
+                batch.put(LOG_ID_KEY, log_id)
             await database.durable(await database.write(batch))
         await self._segments.refresh(database)
         block = await database.get(SEQUENCE_BLOCK_KEY)

@@ -1,9 +1,10 @@
 """The keyed log that a broker holds: its writer from the first append on, a reader from the first read that needs one.
 
 There is one writer of a keyed log at a time, its owner, and what others are asked to append goes to that one. A broker
-that was paused for longer than its session may find that another has become the owner: then it is one of the others. A
-broker that was fenced while it was the owner, by a program that asks nobody, appends no more until it is restarted: two
-that took turns would only fence each other. Its reads go on.
+that was paused for longer than its session may find that another has become the owner: then it is one of the others. If
+it was paused while it opened the log, it fences that other by it, which takes the log back. A broker that was fenced by
+somebody who insisted appends no more until it is restarted: two that took turns would only fence each other. Its reads
+go on.
 """
 
 from __future__ import annotations
@@ -114,14 +115,7 @@ class HeldLog:
         try:
             return await self._in_time(use(writer))
         except WriterFenced as error:
-            if await self._has_moved(writer):
-                raise WriterFenced(
-                    f"another broker became the owner of the keyed log at {self.url} while this one was paused: "
-                    "the records may or may "
-                    "not be there, and what is sent here from now on goes to it"
-                ) from error
-            await self._lose(writer)
-            raise self._fenced() from error
+            raise await self._after_fence(writer) from error
         except StoreUnavailable as error:
             await self._writer.drop(writer)  # of no use after a failure
             if self._metrics.keyed_fenced:  # found out by another request, which closed it
@@ -139,8 +133,7 @@ class HeldLog:
             try:
                 return await use(writer)
             except WriterFenced:
-                if not await self._has_moved(writer):
-                    await self._lose(writer)
+                await self._after_fence(writer)
             except StoreUnavailable:
                 await self._writer.drop(writer)
             except NotSeenYet:
@@ -217,19 +210,23 @@ class HeldLog:
         self._file = self._file or reader.file
         return reader
 
-    async def _has_moved(self, writer: KeyedLog) -> bool:
-        """Whether the fenced writer is one whose log another process owns by now. It is closed then."""
-        if not await writer.ownership.is_lost():
-            return False
-        _tell(f"another process became the owner of the keyed log at {self.url}: this broker sends appends on to it")
-        await self._writer.drop(writer)
-        return True
-
-    async def _lose(self, writer: KeyedLog) -> None:
-        if not self._metrics.keyed_fenced:
+    async def _after_fence(self, writer: KeyedLog) -> WriterFenced:
+        """Closes the fenced writer, and returns the error for whoever met the fence."""
+        unknown = "the records may or may not be there"
+        if await writer.ownership.is_lost():
+            what = f"another process became the owner of the keyed log at {self.url} while this broker was paused"
+            error = WriterFenced(f"{what}: {unknown}, and what is sent here from now on goes to it")
+        elif not await writer.was_taken_over():
+            what = f"a process that was paused opened the keyed log at {self.url} after its lease had ended"
+            error = WriterFenced(f"{what}: {unknown}, and this broker goes on as the writer")
+        else:
+            what = f"another writer has taken over the keyed log at {self.url}: this broker appends no more to it"
             self._metrics.keyed_fenced = 1
-            _tell(f"another writer has taken over the keyed log at {self.url}: this broker appends no more to it")
+            error = self._fenced()
+        if self._writer.now is writer:
+            _tell(what)
         await self._writer.drop(writer)
+        return error
 
     def _fenced(self) -> WriterFenced:
         return WriterFenced(
