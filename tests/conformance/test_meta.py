@@ -731,7 +731,7 @@ class MetaMachine(RuleBasedStateMachine):
     def put_many(self, puts: list[tuple[str, bytes, str]]) -> None:
         calls = [Put(key, value, self.expected(key, kind)) for key, value, kind in puts]
         for call, result in zip(calls, self.run(self.store.put_many(calls)), strict=True):
-            self.apply(*call, result)
+            self.apply(call.key, call.value, call.expected, result)
 
     @rule(key=KEYS, kind=EXPECTED)
     def delete(self, key: str, kind: str) -> None:

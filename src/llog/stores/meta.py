@@ -22,6 +22,8 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from llog.errors import InvalidArgument, LlogError, VersionMismatch
 
 T = TypeVar("T")
@@ -41,7 +43,7 @@ class Entry(NamedTuple):
     version: int
 
 
-class Put(NamedTuple):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """A conditional put: `expected` is a version, ABSENT, or None for unconditional."""
 
     key: str
@@ -169,6 +171,15 @@ def check(key: str, value: bytes = b"") -> None:
             raise InvalidArgument(f"key {key[:64]!r}... has {size} bytes: at most {KEY_BYTES_MAX} are allowed")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidArgument(f"the value of {key!r} has {len(value)} bytes: at most {VALUE_BYTES_MAX} are allowed")
+
+
+def checked_size(puts: Sequence[Put]) -> int:
+    """The bytes of all these values; `InvalidArgument` if one of the puts is not to be stored."""
+    size = 0
+    for put in puts:
+        check(put.key, put.value)
+        size += len(put.value)
+    return size
 
 
 def check_bounds(start: str, end: str = "", limit: int = 1) -> None:

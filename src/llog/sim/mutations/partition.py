@@ -36,7 +36,7 @@ def put_the_index_entry_unconditionally(patch: Patch) -> None:
     shipped = writer.index_puts
 
     def unconditional(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
-        return [put._replace(expected=None) for put in shipped(keys, pending)]
+        return [msgspec.structs.replace(put, expected=None) for put in shipped(keys, pending)]
 
     patch.setattr(writer, "index_puts", unconditional)
     patch.setattr(compaction_plan, "index_puts", unconditional)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
-from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, mismatch
+from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, checked_size, mismatch
 
 
 class MemoryMeta:
@@ -165,10 +165,9 @@ class MemoryMetaStore:
         return self._server._put(key, value, expected, self._session if ephemeral else None)
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        for put in puts:
-            check(put.key, put.value)
+        size = checked_size(puts)
         self._check_open()
-        self._count("put_many", sum(len(put.value) for put in puts))
+        self._count("put_many", size)
         results: list[int | VersionMismatch] = []
         for put in puts:
             try:

@@ -53,7 +53,7 @@ class ShardClient:
         ]
         probe, below = await self.lookups.submit(gets)
         if probe.status != proto.Status.OK:
-            (future,) = self.writes.submit([proto.PutRequest(key=SORTING_PROBE)], len(SORTING_PROBE))
+            (future,) = self.writes.submit(proto.WriteRequest(puts=[proto.PutRequest(key=SORTING_PROBE)]))
             await future
             _, below = await self.lookups.submit(gets)
         return below.status == proto.Status.OK and below.key == SORTING_PROBE
@@ -96,12 +96,16 @@ class Clients:
         return client
 
     def of_key(self, key: str) -> ShardClient:
-        return self.of_shard(self.cluster.shard_of(_routing_hash(partition_prefix(key) or encode(key))))
+        return self.of_routed(partition_prefix(key) or encode(key))
+
+    def of_routed(self, text: str) -> ShardClient:
+        """That of the shard which has this prefix of a partition, or this stored key of none."""
+        return self.of_shard(self.cluster.shard_of(_routing_hash(text)))
 
     def of_partition(self, partition: str | None) -> list[ShardClient]:
         """That of the partition's shard; without a partition, those of all shards."""
         if partition is not None:
-            return [self.of_shard(self.cluster.shard_of(_routing_hash(partition)))]
+            return [self.of_routed(partition)]
         return [self.of_shard(shard) for shard in self.cluster.shards.values()]
 
     def watch(self, prefix: str) -> OxiaWatch:

@@ -32,7 +32,7 @@ async def diagnose(clients: Sequence[ShardClient], namespace: str, now_ms: Calla
 async def _skew_ms(client: ShardClient, now_ms: Callable[[], int]) -> float:
     await client.writes.echo()  # so that the next answer does not wait for a connection
     before = now_ms()
-    (future,) = client.writes.submit([proto.PutRequest(key=ECHO)], len(ECHO))
+    (future,) = client.writes.submit(proto.WriteRequest(puts=[proto.PutRequest(key=ECHO)]))
     (answer,) = await future
     return float(answer.version.modified_timestamp - (before + now_ms()) / 2)
 
@@ -48,9 +48,8 @@ async def _sorting(client: ShardClient, namespace: str) -> Diagnosis:
 async def _ephemeral(client: ShardClient) -> Diagnosis:
     check = "ephemeral keys vanish with their session"
     session = client.new_session()
-    (future,) = client.writes.submit(
-        [proto.PutRequest(key=_EPHEMERAL, session_id=await session.opened())], len(_EPHEMERAL)
-    )
+    put = proto.PutRequest(key=_EPHEMERAL, session_id=await session.opened())
+    (future,) = client.writes.submit(proto.WriteRequest(puts=[put]))
     await future
     await session.close(_VANISH_SECONDS)
     for _ in range(int(_VANISH_SECONDS / _PAUSE_SECONDS)):
@@ -58,6 +57,6 @@ async def _ephemeral(client: ShardClient) -> Diagnosis:
         if found.status != proto.Status.OK:
             return Diagnosis(check, "")
         await asyncio.sleep(_PAUSE_SECONDS)
-    (future,) = client.writes.submit([proto.DeleteRequest(key=_EPHEMERAL)], len(_EPHEMERAL))
+    (future,) = client.writes.submit(proto.WriteRequest(deletes=[proto.DeleteRequest(key=_EPHEMERAL)]))
     await future
     return Diagnosis(check, f"one stayed: claims of dead processes would last for ever. {_REMEDY}", "failed")

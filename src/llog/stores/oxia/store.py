@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -23,7 +24,7 @@ from llog.errors import (
 )
 from llog.stores.counting import OperationCounts, counted_answer
 from llog.stores.diagnosis import Diagnosis
-from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, mismatch, partition_prefix
+from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, checked_size, mismatch, partition_prefix
 from llog.stores.oxia.channels import Channels, Security
 from llog.stores.oxia.client import Clients, ShardClient
 from llog.stores.oxia.cluster import Cluster
@@ -143,9 +144,7 @@ class OxiaMetaStore:
         return await counted_answer(self.counts, "put", put, lambda _: len(value))
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        for put in puts:
-            check(put.key, put.value)
-        size = sum(len(put.value) for put in puts)
+        size = checked_size(puts)
         return await counted_answer(self.counts, "put_many", self._put_many(puts), lambda _: size)
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
@@ -268,8 +267,9 @@ class OxiaMetaStore:
 
     async def _put(self, key: str, value: bytes, expected: int | None) -> int:
         clients = await self._ready()
-        request = _put_request(key, value, expected)
-        (answer,) = await _answers(clients.of_key(key).writes.submit([request], request.ByteSize()))
+        call = proto.WriteRequest()
+        _add_put(call, key, value, expected, partition_prefix(key))
+        (answer,) = await _answers(clients.of_key(key).writes.submit(call))
         return _version(answer, key, expected)
 
     async def _put_ephemeral(self, key: str, value: bytes, expected: int | None) -> int:
@@ -278,27 +278,32 @@ class OxiaMetaStore:
             number = client.session.number
             if number is None:
                 number = await client.session.opened()
-            request = _put_request(key, value, expected)
+            call = proto.WriteRequest()
+            request = _add_put(call, key, value, expected, partition_prefix(key))
             request.session_id = number
             request.client_identity = self._identity
-            (answer,) = await _answers(client.writes.submit([request], request.ByteSize()))
-            if answer.status != proto.Status.SESSION_DOES_NOT_EXIST:
+            (answer,) = await _answers(client.writes.submit(call))
+            if answer.status != proto.SESSION_DOES_NOT_EXIST:
                 return _version(answer, key, expected)
             client.session.lost(number)
         raise StoreUnavailable(f"Oxia ended the session of {key!r} twice at once: raise LLOG_SESSION_TIMEOUT_MS")
 
     async def _put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
         clients = await self._ready()
-        places: dict[ShardClient, list[int]] = {}
+        calls: defaultdict[ShardClient, _Puts] = defaultdict(_Puts)
+        prefix: str | None = None
         for place, put in enumerate(puts):
-            places.setdefault(clients.of_key(put.key), []).append(place)
-        calls = []
-        for client, mine in places.items():
-            requests = [_put_request(*puts[place]) for place in mine]
-            calls.append(client.writes.submit(requests, sum(request.ByteSize() for request in requests)))
+            if prefix is None or not put.key.startswith(prefix):  # those of one partition mostly stand together
+                prefix = partition_prefix(put.key)
+                mine = calls[clients.of_routed(prefix or encode(put.key))]
+            mine.places.append(place)
+            mine.size += 3 * len(put.key) + len(put.value)  # as stored, of the partition, and what protobuf adds
+            _add_put(mine.call, put.key, put.value, put.expected, prefix)
         results: list[int | VersionMismatch] = [ABSENT] * len(puts)
-        answers = await _answers([future for futures in calls for future in futures])
-        for place, answer in zip((place for mine in places.values() for place in mine), answers, strict=True):
+        answers = await _answers(
+            [future for client, mine in calls.items() for future in client.writes.submit(mine.call, mine.size)]
+        )
+        for place, answer in zip([place for mine in calls.values() for place in mine.places], answers, strict=True):
             put = puts[place]
             try:
                 results[place] = _version(answer, put.key, put.expected)
@@ -312,9 +317,9 @@ class OxiaMetaStore:
             request = proto.DeleteRequest(
                 key=encode(key), expected_version_id=expected, partition_key=partition_prefix(key)
             )
-            (answer,) = await _answers(client.writes.submit([request], request.ByteSize()))
-            if answer.status != proto.Status.UNEXPECTED_VERSION_ID:
-                return bool(answer.status == proto.Status.OK)
+            (answer,) = await _answers(client.writes.submit(proto.WriteRequest(deletes=[request])))
+            if answer.status != proto.UNEXPECTED_VERSION_ID:
+                return bool(answer.status == proto.OK)
         assert expected is not None
         # Oxia says the same of a key that is not there as of one with another version.
         found = await self._get(key)
@@ -328,7 +333,8 @@ class OxiaMetaStore:
             return
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
         asked: list[ShardClient] = clients.of_partition(partition_of(start, end))
-        await _answers([future for client in asked for future in client.writes.submit([request], request.ByteSize())])
+        calls = [(client, proto.WriteRequest(delete_ranges=[request])) for client in asked]
+        await _answers([future for client, call in calls for future in client.writes.submit(call)])
 
 
 class OxiaReads:
@@ -360,16 +366,29 @@ class OxiaReads:
                 raise result
 
 
-def _put_request(key: str, value: bytes, expected: int | None) -> proto.PutRequest:
-    return proto.PutRequest(
-        key=encode(key), value=value, expected_version_id=expected, partition_key=partition_prefix(key)
+class _Puts:
+    """The part of a `put_many` that goes to one shard."""
+
+    def __init__(self) -> None:
+        self.call = proto.WriteRequest()
+        self.size = 0
+        self.places: list[int] = []
+        """Of its puts among those of all shards."""
+
+
+def _add_put(
+    call: proto.WriteRequest, key: str, value: bytes, expected: int | None, prefix: str | None
+) -> proto.PutRequest:
+    put: proto.PutRequest = call.puts.add(
+        key=encode(key), value=value, expected_version_id=expected, partition_key=prefix
     )
+    return put
 
 
 def _version(answer: proto.PutResponse, key: str, expected: int | None) -> int:
-    if answer.status == proto.Status.OK:
+    if answer.status == proto.OK:
         return answer.version.version_id
-    if answer.status == proto.Status.UNEXPECTED_VERSION_ID and expected is not None:
+    if answer.status == proto.UNEXPECTED_VERSION_ID and expected is not None:
         raise mismatch(key, expected, None)
     raise StoreUnavailable(f"Oxia refused to put {key!r} with the status {answer.status}: nothing was changed")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from grpc.aio import EOF, AioRpcError
@@ -29,42 +29,46 @@ WAITING_BYTES_MAX: Final = 256 << 20
 ECHO_SECONDS: Final = 5.0
 """How long a new stream may take to answer its first write before another one is opened."""
 
-Operation = proto.PutRequest | proto.DeleteRequest | proto.DeleteRangeRequest
-_FIELDS: Final = {proto.PutRequest: "puts", proto.DeleteRequest: "deletes", proto.DeleteRangeRequest: "delete_ranges"}
-_RANKS: Final = {kind: rank for rank, kind in enumerate(_FIELDS)}
-"""Oxia applies all puts of a request first, then the deletes, then the ranges."""
+_KINDS: Final = ("puts", "deletes", "delete_ranges")
+"""The operations of a request, in the order in which Oxia applies them, whatever the order of the calls."""
 
 
 class Request:
     """What goes to the server as one: calls whose operations Oxia applies in the order of the calls."""
 
     def __init__(self, shard: int) -> None:
-        self.message = proto.WriteRequest(shard=shard)
+        self.message = proto.WriteRequest()
         self.size = 0
         self.timer: asyncio.TimerHandle | None = None
+        self._shard = shard
         self._rank = 0
         self._calls: list[tuple[str, int, asyncio.Future[list[Any]]]] = []
 
-    def add(self, operations: Sequence[Operation], size: int) -> asyncio.Future[list[Any]] | None:
-        """The future of these operations, all of one kind; None if they must go into a later request."""
-        kind = type(operations[0])
-        if _RANKS[kind] < self._rank or (self._calls and self.size + size > REQUEST_BYTES_MAX):
+    def add(self, call: proto.WriteRequest, size: int) -> asyncio.Future[list[Any]] | None:
+        """The future of the call's operations, all of one kind; None if they must go into a later request."""
+        kind = _kind(call)
+        rank = _KINDS.index(kind)
+        if rank < self._rank or (self._calls and self.size + size > REQUEST_BYTES_MAX):
             return None
-        self._rank = _RANKS[kind]
+        self._rank = rank
         self.size += size
-        getattr(self.message, _FIELDS[kind]).extend(operations)
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._calls.append((_FIELDS[kind], len(operations), future))
+        self._calls.append((kind, len(getattr(call, kind)), future))
+        if len(self._calls) == 1:
+            self.message = call  # large calls are mostly alone: theirs is not copied
+            self.message.shard = self._shard
+        else:
+            self.message.MergeFrom(call)
         return future
 
     def answer(self, response: proto.WriteResponse) -> None:
         self._stop_timer()
-        answers = {field: list(getattr(response, field)) for field in _FIELDS.values()}
-        positions = dict.fromkeys(answers, 0)
-        for field, count, future in self._calls:
-            first, positions[field] = positions[field], positions[field] + count
+        answers = {kind: list(getattr(response, kind)) for kind in _KINDS}
+        positions = dict.fromkeys(_KINDS, 0)
+        for kind, count, future in self._calls:
+            first, positions[kind] = positions[kind], positions[kind] + count
             if not future.done():
-                future.set_result(answers[field][first : first + count])
+                future.set_result(answers[kind][first : first + count])
 
     def fail(self, error: LlogError) -> None:
         self._stop_timer()
@@ -95,19 +99,23 @@ class Writes:
         self._serving: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def submit(self, operations: Sequence[Operation], size: int) -> list[asyncio.Future[list[Any]]]:
-        """Queue operations of one kind; their answers, in order. More than one future if they do not fit into one
-        request.
+    def submit(self, call: proto.WriteRequest, size: int | None = None) -> list[asyncio.Future[list[Any]]]:
+        """Queue the operations of a call, all of one kind; their answers, in order.
+
+        More than one future if they do not fit into one request. The message belongs to the request from here on.
+        `size` is about its bytes: of a large one a caller had better know, for protobuf encodes it to find out.
         """
         self.shard.check()
+        if size is None:
+            size = call.ByteSize()
         if self._waiting_bytes + size > WAITING_BYTES_MAX and self._waiting:
             raise StoreUnavailable(
                 f"{self._waiting_bytes} bytes wait for Oxia's shard {self.shard.number} already: try again later"
             )
         self._start()
         if size <= REQUEST_BYTES_MAX:
-            return [self._queue(operations, size)]
-        return [self._queue(part, sum(each.ByteSize() for each in part)) for part in _parts(operations)]
+            return [self._queue(call, size)]
+        return [self._queue(part, part.ByteSize()) for part in _parts(call)]
 
     @property
     def is_established(self) -> bool:
@@ -129,7 +137,7 @@ class Writes:
 
     async def echo(self) -> int:
         """Write to the echo key; the version that it got."""
-        (future,) = self.submit([proto.PutRequest(key=ECHO)], len(ECHO))
+        (future,) = self.submit(proto.WriteRequest(puts=[proto.PutRequest(key=ECHO)]))
         (answer,) = await future
         return int(answer.version.version_id)
 
@@ -147,13 +155,13 @@ class Writes:
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
-    def _queue(self, operations: Sequence[Operation], size: int) -> asyncio.Future[list[Any]]:
-        future = self._waiting[-1].add(operations, size) if self._waiting else None
+    def _queue(self, call: proto.WriteRequest, size: int) -> asyncio.Future[list[Any]]:
+        future = self._waiting[-1].add(call, size) if self._waiting else None
         if future is None:
             request = Request(self.shard.number)
             request.timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, request)
             self._waiting.append(request)
-            future = request.add(operations, size)
+            future = request.add(call, size)
             assert future is not None
         self._waiting_bytes += size
         self._wanted.set()
@@ -275,14 +283,18 @@ class Writes:
         )
 
 
-def _parts(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+def _kind(call: proto.WriteRequest) -> str:
+    return next(kind for kind in _KINDS if getattr(call, kind))
+
+
+def _parts(call: proto.WriteRequest) -> Iterator[proto.WriteRequest]:
     """The operations in order, cut where a request would be too large."""
-    part: list[Operation] = []
-    size = 0
-    for operation in operations:
-        if part and size + operation.ByteSize() > REQUEST_BYTES_MAX:
+    kind = _kind(call)
+    part, size = proto.WriteRequest(), 0
+    for operation in getattr(call, kind):
+        if size and size + operation.ByteSize() > REQUEST_BYTES_MAX:
             yield part
-            part, size = [], 0
-        part.append(operation)
+            part, size = proto.WriteRequest(), 0
+        getattr(part, kind).append(operation)
         size += operation.ByteSize()
     yield part

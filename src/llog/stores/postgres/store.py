@@ -17,7 +17,7 @@ from llog.config import Secret
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts, counted_answer
 from llog.stores.diagnosis import Diagnosis
-from llog.stores.meta import Entry, Put, check, check_bounds
+from llog.stores.meta import Entry, Put, check, check_bounds, checked_size
 from llog.stores.postgres.connections import Credentials, Identity, Server
 from llog.stores.postgres.diagnosis import diagnose
 from llog.stores.postgres.reader import Reader
@@ -70,15 +70,14 @@ class PostgresMetaStore:
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         check(key, value)
-        (result,) = await self._write("put", [put(key, value, expected, ephemeral=ephemeral)])
+        (result,) = await self._write("put", [put(key, value, expected, ephemeral=ephemeral)], len(value))
         if isinstance(result, VersionMismatch):
             raise result
         return result
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        for each in puts:
-            check(each.key, each.value)
-        return await self._write("put_many", [put(*each) for each in puts])
+        size = checked_size(puts)
+        return await self._write("put_many", [put(each.key, each.value, each.expected) for each in puts], size)
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
         check(key)
@@ -149,8 +148,7 @@ class PostgresMetaStore:
             )
         return process
 
-    async def _write(self, name: str, operations: list[Operation]) -> list[int | VersionMismatch]:
-        size = sum(len(each.value) for each in operations) if name != "delete_range" else 0
+    async def _write(self, name: str, operations: list[Operation], size: int = 0) -> list[int | VersionMismatch]:
         writing = self._here().writer.write(operations, size)
         results = await counted_answer(self.counts, name, writing, lambda _: size)
         return [outcome(operation, result) for operation, result in zip(operations, results, strict=True)]

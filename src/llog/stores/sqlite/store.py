@@ -20,7 +20,7 @@ from weakref import WeakSet
 from llog.base.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
-from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds
+from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds, checked_size
 from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
 from llog.stores.sqlite.transaction import Transaction
 from llog.stores.sqlite.watches import Watch, Watches
@@ -96,9 +96,7 @@ class SqliteMetaStore:
         return await self._write("put", (key,), len(value), Transaction.put, key, value, expected, ephemeral)
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        for put in puts:
-            check(put.key, put.value)
-        size = sum(len(put.value) for put in puts)
+        size = checked_size(puts)
         return await self._write("put_many", [put.key for put in puts], size, Transaction.put_many, tuple(puts))
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:

@@ -60,9 +60,9 @@ class Transaction:
 
     def put_many(self, puts: Iterable[Put]) -> list[int | VersionMismatch]:
         results: list[int | VersionMismatch] = []
-        for key, value, expected in puts:
+        for put in puts:
             try:
-                results.append(self.put(key, value, expected))
+                results.append(self.put(put.key, put.value, put.expected))
             except VersionMismatch as error:
                 results.append(error)
         return results
