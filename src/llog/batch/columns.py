@@ -77,12 +77,13 @@ def stamped(columns: Columns, append_ms: int) -> Columns:
 
     `InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`.
     """
-    timestamps = columns.timestamps
+    values, keys, timestamps, headers, _ = columns
     if timestamps is not None:
         check_times(timestamps)
         if timestamps.null_count:
             timestamps = None if timestamps.null_count == len(timestamps) else timestamps.fill_null(append_ms)
-    return columns._replace(timestamps=timestamps, append_runs=((columns.count, append_ms),) if columns.count else ())
+    count = len(values)
+    return Columns(values, keys, timestamps, headers, ((count, append_ms),) if count else ())
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
@@ -188,7 +189,11 @@ def timestamp_bounds(columns: Columns) -> tuple[int, int]:
 
 def byte_size(columns: Columns) -> int:
     """Bytes of payload: values, keys and encoded headers, without what a format adds."""
-    return sum(binary_size(array) for array in (columns.values, columns.keys, columns.headers) if array is not None)
+    size = binary_size(columns.values)
+    for array in (columns.keys, columns.headers):
+        if array is not None:
+            size += binary_size(array)
+    return size
 
 
 def binary_size(array: pa.BinaryArray) -> int:

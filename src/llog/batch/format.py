@@ -44,10 +44,13 @@ HEADERS: Final = 4
 RUNS: Final = 8
 NULL_VALUES: Final = 16
 _BINARY: Final = pa.binary()
+_INT64: Final = pa.int64()
 _OFFSETS: Final = np.dtype("<i4")
 _OFFSET: Final = struct.Struct("<i")
 _FLAGS_KNOWN: Final = KEYS | TIMESTAMPS | HEADERS | RUNS | NULL_VALUES
 _HEADER: Final = struct.Struct("<4sIIBBHqq")
+_SUMMED: Final = struct.Struct("<IBBHqq")
+"""The part of the header that the checksum covers."""
 
 
 class Codec(StrEnum):
@@ -77,7 +80,8 @@ def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
 
     Takes stamped, non-empty columns. Raises `RecordTooLarge` beyond `BATCH_BYTES_MAX` before compression.
     """
-    return encode_joined([columns], codec)
+    _check_stamped(columns)
+    return _encode([columns.values], columns, codec)
 
 
 def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[Buffer]:
@@ -85,14 +89,18 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
     together.
     """
     joined = [columns for columns in joined if columns.count]
+    if len(joined) == 1:
+        return encode(joined[0], codec)
     for columns in joined:
         _check_stamped(columns)
     if not joined:
         raise InvalidArgument("a batch has at least one record: there is nothing to encode")
-    values = [columns.values for columns in joined]
-    rest = (
-        joined[0] if len(joined) == 1 else concat([c._replace(values=pa.nulls(c.count, pa.binary())) for c in joined])
-    )
+    rest = concat([c._replace(values=pa.nulls(c.count, pa.binary())) for c in joined])
+    return _encode([columns.values for columns in joined], rest, codec)
+
+
+def _encode(values: Sequence[Any], rest: Columns, codec: Codec) -> list[Buffer]:
+    """The batch of these values, one array after the other, and of all the other columns of `rest`."""
     count = rest.count
     flags = 0
     sections: list[Sequence[Buffer]] = [*_binary_sections(values)]
@@ -109,7 +117,7 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
         flags |= RUNS
         runs = np.array(rest.append_runs, "<i8")
         sections += [[len(runs).to_bytes(8, "little")], [runs.T.tobytes()]]
-    if any(array.null_count for array in values):
+    if [array for array in values if array.null_count]:
         flags |= NULL_VALUES
         sections.append([_bitmap(values)])
 
@@ -133,8 +141,7 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
 
     first_append_ms = rest.append_runs[0][1]
     _, timestamp_max = timestamp_bounds(rest)
-    header = _HEADER.pack(MAGIC, 0, count, _CODEC_NUMBERS[codec], flags, 0, first_append_ms, timestamp_max)
-    parts = [header[8:], *parts]
+    parts = [_SUMMED.pack(count, _CODEC_NUMBERS[codec], flags, 0, first_append_ms, timestamp_max), *parts]
     if size <= JOINED_BYTES_MAX:
         parts = [b"".join(parts)]
     crc = 0
@@ -314,20 +321,22 @@ def _binary_array(
 
 def _check_stamped(columns: Columns) -> None:
     """What `decode` checks on the way back must hold on the way in."""
-    count = columns.count
+    values, keys, timestamps, headers, runs = columns
+    count = len(values)
     if count == 0:
         raise InvalidArgument("a batch has at least one record: there is nothing to encode")
-    covered = sum(run[0] for run in columns.append_runs)
-    if covered != count or any(run[0] < 1 for run in columns.append_runs):
+    covered = sum([length for length, _ in runs])
+    if covered != count or min(runs)[0] < 1:
         raise InvalidArgument(f"append runs cover {covered} of {count} records: stamp them first")
-    if columns.timestamps is not None and columns.timestamps.null_count:
-        raise InvalidArgument(f"{columns.timestamps.null_count} records have no timestamp: stamp them first")
-    for name in ("values", "keys", "timestamps", "headers"):
-        array = getattr(columns, name)
-        if array is None:
-            continue
-        wanted = pa.int64() if name == "timestamps" else pa.binary()
-        if array.type != wanted or len(array) != count:
+    if timestamps is not None and timestamps.null_count:
+        raise InvalidArgument(f"{timestamps.null_count} records have no timestamp: stamp them first")
+    for name, array, wanted in (
+        ("values", values, _BINARY),
+        ("keys", keys, _BINARY),
+        ("timestamps", timestamps, _INT64),
+        ("headers", headers, _BINARY),
+    ):
+        if array is not None and (array.type != wanted or len(array) != count):
             raise InvalidArgument(
                 f"{name} of {count} records are {len(array)} of type {array.type}, not of type {wanted}"
             )

@@ -26,6 +26,7 @@ A directory never has the name of one of ours (`RESERVED`).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -48,17 +49,17 @@ RESERVED: Final = frozenset(
 )
 
 
-class PartitionKeys(msgspec.Struct, frozen=True):
-    """The keys of one partition of a topic's directory."""
+class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
+    """The keys of one partition of a topic's directory. Those that every append needs are worked out once."""
 
     directory: str
     partition: int
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         return f"{ROOT}{self.directory}/partitions/{self.partition:010}/"
 
-    @property
+    @cached_property
     def control(self) -> str:
         return self.prefix + "meta/control"
 

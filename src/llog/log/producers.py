@@ -92,7 +92,10 @@ def find_appended(states: Mapping[str, ProducerState], name: str, sequence: int)
     state = states.get(name)
     if state is None:
         return None
-    return next((appended for appended in state.last if appended.sequence == sequence), None)
+    for appended in state.last:
+        if appended.sequence == sequence:
+            return appended
+    return None
 
 
 def remembered(
