@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -44,6 +45,7 @@ def uuid7(stamp_ms: int, source: random.Random) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+@lru_cache(maxsize=64)  # a flush asks for the one of its blob once for each partition
 def stamp_of(name: str) -> int | None:
     """The stamp in the UUIDv7 at the end of `name`, or None when it ends in no UUIDv7."""
     text = name[-36:]

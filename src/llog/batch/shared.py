@@ -7,7 +7,7 @@ by zeros to 8 bytes. Bodies have no gaps between them and the order of the heade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -62,7 +62,7 @@ _decoder: Final = msgspec.json.Decoder(BlobHeader)
 
 
 def pack(
-    groups: Sequence[tuple[TopicPartition, str, Columns]],
+    groups: Iterable[tuple[TopicPartition, str, Columns]],
     *,
     writer: str,
     created_at_ms: int,

@@ -130,7 +130,7 @@ class Writer:
         controls = [append.lane.last for append in appends]
         blob = WAL + uuid7(stamp_within(now_ms, *controls), self._log.runtime.random())
         parts, bodies = pack(
-            [(append.lane.tp, append.lane.keys.directory, stamped(append.records, now_ms)) for append in appends],
+            ((append.lane.tp, append.lane.keys.directory, stamped(append.records, now_ms)) for append in appends),
             writer=self._name,
             created_at_ms=now_ms,
             codec=self._options.codec,
@@ -209,13 +209,16 @@ class Writer:
         # Those that may go at once do: what has to be put again first is left to the next round.
         going = [append for append in going if append.may_commit()] or await self._upload_again(going)
         puts: list[Put] = []
-        tried: list[_Try] = []
+        tried: list[_Append] = []
+        places: list[int] = []
         size = 0
         for append in going:
-            changed, appended = self._advanced(append)
+            append.changed, append.appended = self._advanced(append)
             entries = index_puts(append.lane.keys, append.control.pending)
-            commit = Put(append.lane.keys.control, encode(changed), append.version)
-            size += len(commit.value) + sum(len(put.value) for put in entries)
+            commit = Put(append.lane.keys.control, encode(append.changed), append.version)
+            size += len(commit.value)
+            for entry in entries:
+                size += len(entry.value)
             if size > COMMIT_BYTES_MAX and tried:
                 break
             try:
@@ -224,17 +227,18 @@ class Writer:
                 append.outcome = error
                 continue
             puts += entries
+            places.append(len(puts))
             puts.append(commit)
-            tried.append(_Try(append, changed, appended, len(puts) - 1))
+            tried.append(append)
         if not tried:
             return
         self.attempts += len(tried)
         try:
             results = await self._log.meta.put_many(puts)
         except LlogError as error:
-            self._fail([each.append for each in tried], error)
+            self._fail(tried, error)
         else:
-            self._settle(tried, results)
+            self._settle(tried, [results[place] for place in places])
 
     async def _refuse(self, refused: Sequence[tuple[_Append, Reads, LlogError]]) -> None:
         """Refuses these, unless the look at their control records was at an old state."""
@@ -247,15 +251,14 @@ class Writer:
         for append, _, verdict in refused:
             append.outcome = append.outcome or verdict
 
-    def _settle(self, tried: Sequence[_Try], results: Sequence[int | VersionMismatch]) -> None:
+    def _settle(self, tried: Sequence[_Append], results: Sequence[int | VersionMismatch]) -> None:
         """Acknowledges each append whose own CAS was won."""
-        for append, changed, appended, place in tried:
-            result = results[place]
+        for append, result in zip(tried, results, strict=True):
             if isinstance(result, VersionMismatch):
                 self._lose(append)
             else:
-                append.lane.know(changed, result)
-                append.outcome = _result(append.lane, appended)
+                append.lane.know(append.changed, result)
+                append.outcome = _result(append.lane, append.appended)
 
     def _lose(self, append: _Append, error: OutcomeUnknown | None = None) -> None:
         append.lane.known = None
@@ -371,11 +374,17 @@ class Writer:
         return changed, appended
 
 
+_NOTHING_KNOWN: Final = Control()
+_NOTHING_APPENDED: Final = Appended(0, 0, 0)
+
+
 class _Append:
     """One group of records on its way into its partition."""
 
     __slots__ = (
+        "appended",
         "attempts",
+        "changed",
         "clock_repairs",
         "columns",
         "control",
@@ -404,8 +413,10 @@ class _Append:
         """Where the records are: each body with its blob."""
         self.clock_repairs = 0
         """Of the partition, as far as the writer knew when it chose the blob's name."""
-        self.control, self.version = Control(), ABSENT
+        self.control, self.version = _NOTHING_KNOWN, ABSENT
         """What the append was judged by last."""
+        self.changed, self.appended = _NOTHING_KNOWN, _NOTHING_APPENDED
+        """What the last attempt was to put in its place, and the offsets that the append has if it did."""
         self.since = 0
         """The partition's next offset before the first attempt: what is remembered below it cannot be this append."""
         self.attempts = 0
@@ -430,16 +441,6 @@ class _Append:
     def may_commit(self) -> bool:
         """Whether no collector can have decided about its blob."""
         return self.columns is None or may_commit(self.control, self.sources[0][0], self.clock_repairs)
-
-
-class _Try(NamedTuple):
-    """An append whose CAS is under way."""
-
-    append: _Append
-    changed: Control
-    appended: Appended
-    place: int
-    """Of the CAS among the puts of the request."""
 
 
 def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:

@@ -172,8 +172,8 @@ def answer_before_the_commit(patch: Patch) -> None:
 def acknowledge_a_lost_commit_because_a_neighbour_won(patch: Patch) -> None:
     shipped = writer.Writer._settle
 
-    def settle(self: writer.Writer, tried: Sequence[writer._Try], results: Sequence[int | VersionMismatch]) -> None:
-        won = [result for each in tried if not isinstance(result := results[each.place], VersionMismatch)]
+    def settle(self: writer.Writer, tried: Sequence[writer._Append], results: Sequence[int | VersionMismatch]) -> None:
+        won = [result for result in results if not isinstance(result, VersionMismatch)]
         shipped(self, tried, [won[0] if won and isinstance(each, VersionMismatch) else each for each in results])
 
     patch.setattr(writer.Writer, "_settle", settle)

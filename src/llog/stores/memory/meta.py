@@ -8,19 +8,24 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
+from typing import Final
 from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
 from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, checked_size, mismatch
 
+_MANY: Final = 100
+"""New keys that are sorted in rather than inserted one by one."""
+
 
 class MemoryMeta:
     """The data that several store objects share."""
 
     def __init__(self) -> None:
-        self._keys: list[str] = []
-        """Sorted. Python orders text by code point, which is the order of its UTF-8 bytes."""
+        self._sorted: list[str] = []
+        self._unsorted: list[str] = []
+        """Keys that were put since somebody last asked for their order."""
         self._entries: dict[str, Entry] = {}
         self._holders: dict[str, int] = {}
         """The session of each ephemeral key."""
@@ -40,9 +45,22 @@ class MemoryMeta:
     def copy(self, wanted: Callable[[str], bool]) -> MemoryMeta:
         """A server that holds the keys that are wanted as they are now, without sessions."""
         copy = MemoryMeta()
-        copy._keys = [key for key in self._keys if wanted(key)]
-        copy._entries = {key: self._entries[key] for key in copy._keys}
+        copy._sorted = [key for key in self._keys if wanted(key)]
+        copy._entries = {key: self._entries[key] for key in copy._sorted}
         return copy
+
+    @property
+    def _keys(self) -> list[str]:
+        """Sorted. Python orders text by code point, which is the order of its UTF-8 bytes."""
+        if self._unsorted:
+            if len(self._unsorted) > _MANY:
+                self._sorted += self._unsorted
+                self._sorted.sort()
+            else:
+                for key in self._unsorted:
+                    insort(self._sorted, key)
+            self._unsorted.clear()
+        return self._sorted
 
     def _open(self) -> int:
         self._sessions_opened += 1
@@ -58,7 +76,7 @@ class MemoryMeta:
     def _put(self, key: str, value: bytes, expected: int | None, session: int | None) -> int:
         self._match(key, expected)
         if key not in self._entries:
-            insort(self._keys, key)
+            self._unsorted.append(key)
         version = self._next_version(key)
         self._entries[key] = Entry(key, value, version)
         self._holders.pop(key, None)
@@ -79,9 +97,11 @@ class MemoryMeta:
         return True
 
     def _match(self, key: str, expected: int | None) -> None:
-        found = self._entries[key].version if key in self._entries else ABSENT
-        if expected is not None and expected != found:
-            raise mismatch(key, expected, found)
+        if expected is not None:
+            entry = self._entries.get(key)
+            found = ABSENT if entry is None else entry.version
+            if expected != found:
+                raise mismatch(key, expected, found)
 
     def _remove(self, key: str) -> None:
         del self._keys[bisect_left(self._keys, key)]
