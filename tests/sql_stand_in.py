@@ -59,7 +59,7 @@ class StandInSession:
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[Result]:
         script = split(sql)
-        return [await self._one(each.sql, params) for each in [*script.pieces, script.rest] if each is not None]
+        return [await self._one(each.sql, params) for each in [*script.statements, script.rest] if each is not None]
 
     async def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> Result:
         self._database.connection.executemany(sql, [list(row) for row in rows])

@@ -38,12 +38,12 @@ class Session:
         self._database = database
         self._topics = database.topics
         self._member = member
-        self._inner: transactions.Session | None = None
+        self._table_session: transactions.TableSession | None = None
         self._lock = asyncio.Lock()
 
     @property
     def in_transaction(self) -> bool:
-        return self._inner is not None and self._inner.in_transaction
+        return self._table_session is not None and self._table_session.in_transaction
 
     async def execute(self, text: str, params: Params = ()) -> list[Result]:
         """Runs the statements one after the other, and stops at the first that fails. Each takes its share of the
@@ -111,8 +111,10 @@ class Session:
     async def insert(self, table: str, data: pa.Table) -> Result:
         """All rows or none, by the names of the columns. Without a schema, the table is in `main`."""
         async with self._lock:
-            held, inner = await self._tables()
-            changed = await self._changing(lambda: held.tables.insert(inner, with_schema(table), data), inner)
+            held, table_session = await self._tables()
+            changed = await self._changing(
+                lambda: held.tables.insert(table_session, with_schema(table), data), table_session
+            )
             held.relay.poke()
             return Result("INSERT", changed=changed)
 
@@ -127,14 +129,14 @@ class Session:
         )
 
     async def close(self) -> None:
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.interrupt()
+        table_session, self._table_session = self._table_session, None
+        if table_session is not None:
+            table_session.interrupt()
             async with self._lock:
-                if inner.in_transaction:
-                    await self._database.threads.run(Use.TRANSACTION, inner.close)
+                if table_session.in_transaction:
+                    await self._database.threads.run(Use.TRANSACTION, table_session.close)
                 else:  # nothing to wait for, so it need not stand in line
-                    await asyncio.to_thread(inner.close)
+                    await asyncio.to_thread(table_session.close)
 
     async def _run(self, statement: sql.Statement, params: Params) -> Result:
         if self.in_transaction and not isinstance(
@@ -185,17 +187,19 @@ class Session:
         if statement.kind == "SELECT":
             return Result("SELECT", await self._select(statement, params))
         extra = await self._extra(statement)
-        held, inner = await self._tables()
+        held, table_session = await self._tables()
         tables = held.tables
         if statement.kind in ("CREATE TABLE", "DROP TABLE"):
-            if inner.in_transaction:
+            if table_session.in_transaction:
                 raise SqlError(f"{statement.kind} cannot be part of a transaction", hint="COMMIT or ROLLBACK first")
             if statement.kind == "DROP TABLE":
                 await self._database.sources()
             do = tables.create if statement.kind == "CREATE TABLE" else tables.drop
-            await self._changing(lambda: do(statement), inner)
+            await self._changing(lambda: do(statement), table_session)
             return Result(statement.kind)
-        done = await self._changing(lambda: tables.execute(inner, statement, params or None, extra), inner)
+        done = await self._changing(
+            lambda: tables.execute(table_session, statement, params or None, extra), table_session
+        )
         held.relay.poke()
         return Result(statement.kind, done.rows, done.count)
 
@@ -205,22 +209,22 @@ class Session:
         if not statement.tables:
             mirror = self._database.loose()
             return await threads.run(Use.QUERY, lambda: mirror.fetch_once(statement.sql, params or None, extra))
-        held, inner = await self._tables()
-        use = Use.TRANSACTION if inner.in_transaction else Use.QUERY
-        return await threads.run(use, lambda: held.tables.select(inner, statement, params or None, extra))
+        held, table_session = await self._tables()
+        use = Use.TRANSACTION if table_session.in_transaction else Use.QUERY
+        return await threads.run(use, lambda: held.tables.select(table_session, statement, params or None, extra))
 
     async def _transaction(self, statement: sql.Begin | sql.Commit | sql.Rollback) -> Result:
-        held, inner = await self._tables()
+        held, table_session = await self._tables()
         tables = held.tables
         match statement:
             case sql.Begin():
-                await self._changing(lambda: tables.begin(inner), inner)
+                await self._changing(lambda: tables.begin(table_session), table_session)
                 return Result("BEGIN")
             case sql.Commit():
-                await self._changing(lambda: tables.commit(inner), inner)
+                await self._changing(lambda: tables.commit(table_session), table_session)
                 held.relay.poke()
                 return Result("COMMIT")
-        await self._changing(lambda: tables.rollback(inner), inner)
+        await self._changing(lambda: tables.rollback(table_session), table_session)
         return Result("ROLLBACK")
 
     async def _drop_topic(self, statement: sql.DropTopic) -> Result:
@@ -254,14 +258,14 @@ class Session:
     async def _system(self, name: str) -> pa.Table:
         return await descriptions.system(self._database, name)
 
-    async def _tables(self) -> tuple[Held, transactions.Session]:
+    async def _tables(self) -> tuple[Held, transactions.TableSession]:
         held = await self._database.held()
-        if self._inner is None:
-            self._inner = held.tables.session(self._member or "without a name")
-        return held, self._inner
+        if self._table_session is None:
+            self._table_session = held.tables.session(self._member or "without a name")
+        return held, self._table_session
 
-    async def _changing(self, work: Callable[[], R], inner: transactions.Session) -> R:
-        use = Use.TRANSACTION if inner.in_transaction else Use.CHANGE
+    async def _changing(self, work: Callable[[], R], table_session: transactions.TableSession) -> R:
+        use = Use.TRANSACTION if table_session.in_transaction else Use.CHANGE
         return await self._database.threads.run(use, work)
 
     async def _prepared(self, text: str) -> tuple[sql.Statement, ...]:

@@ -24,7 +24,7 @@ from llog.cli.main import main
 from llog.cli.sql import output as sql_output
 from llog.cli.sql import shell as sql_shell
 from llog.cli.sql.output import Format, Output
-from llog.cli.sql.script import Piece, split, transactions
+from llog.cli.sql.script import ScriptStatement, split, transactions
 from llog.client import embedded
 from llog.client.sessions import open_session
 from llog.config import Settings
@@ -200,7 +200,7 @@ def test_a_log_that_another_process_has_is_told(llog: Llog, monkeypatch: pytest.
 )
 def test_text_is_split_at_the_semicolons_that_end_statements(text: str, statements: list[str]) -> None:
     script = split(text)
-    assert [each.sql for each in [*script.pieces, script.rest] if each is not None] == statements
+    assert [each.sql for each in [*script.statements, script.rest] if each is not None] == statements
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_text_is_split_at_the_semicolons_that_end_statements(text: str, statemen
 )
 def test_what_is_not_closed_is_not_the_end_of_a_statement(text: str) -> None:
     script = split(text)
-    assert script.pieces == []
+    assert script.statements == []
     assert script.rest is not None
 
 
@@ -233,20 +233,24 @@ def test_text_is_split_where_the_grammar_splits_it(parts: list[str]) -> None:
         elif begin is None:
             begin = token.start
     script = split(text)
-    found = [*script.pieces, *([] if script.rest is None else [script.rest])]
+    found = [*script.statements, *([] if script.rest is None else [script.rest])]
     places = [sum(map(len, text.splitlines(keepends=True)[: each.line - 1])) + each.column - 1 for each in found]
     assert places == expected
 
 
 def test_every_statement_knows_its_place() -> None:
     script = split("a;\n\n  b\nc; d;\n\te")
-    assert [(each.sql, each.line, each.column) for each in script.pieces] == [("a", 1, 1), ("b\nc", 3, 3), ("d", 4, 4)]
-    assert script.rest == Piece("e", 5, 2, "E")
+    assert [(each.sql, each.line, each.column) for each in script.statements] == [
+        ("a", 1, 1),
+        ("b\nc", 3, 3),
+        ("d", 4, 4),
+    ]
+    assert script.rest == ScriptStatement("e", 5, 2, "E")
 
 
 def test_a_transaction_is_joined_with_its_lines_kept() -> None:
     script = split("a;\nbegin;\n\nb\nc;\ncommit; d; BEGIN; e;")
-    joined, held = transactions(script.pieces)
+    joined, held = transactions(script.statements)
     assert [(each.sql, each.line) for each in joined] == [("a", 1), ("begin; \n\nb\nc; \ncommit;", 2), ("d", 6)]
     assert [each.sql for each in held] == ["BEGIN", "e"]
 

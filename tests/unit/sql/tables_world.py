@@ -18,7 +18,7 @@ from llog.engines.rocksdb.logs import RocksLogs, Staged
 from llog.engines.rocksdb.store import RocksStore
 from llog.sql.parse.statements import TableStatement
 from llog.sql.tables.tables import Tables
-from llog.sql.tables.transactions import Executed, Session
+from llog.sql.tables.transactions import Executed, TableSession
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from tests.unit.world import ManualRuntime
 
@@ -101,7 +101,7 @@ class World:
     def create(self, sql: str) -> bool:
         return self.tables.create(statement(sql))
 
-    def run(self, sql: str, params: Any = None, session: Session | None = None, **given: Any) -> Executed:
+    def run(self, sql: str, params: Any = None, session: TableSession | None = None, **given: Any) -> Executed:
         return self.tables.execute(session or self.session, statement(sql, **given), params)
 
     def values(self, table: str, *rows: tuple[Any, ...], columns: tuple[str, ...] = ()) -> Executed:
@@ -116,11 +116,11 @@ class World:
             columns=columns,
         )
 
-    def rows(self, sql: str, params: Any = None, session: Session | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, params: Any = None, session: TableSession | None = None) -> list[tuple[Any, ...]]:
         found = self.select(sql, params, session)
         return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
-    def select(self, sql: str, params: Any = None, session: Session | None = None, **extra: pa.Table) -> pa.Table:
+    def select(self, sql: str, params: Any = None, session: TableSession | None = None, **extra: pa.Table) -> pa.Table:
         return self.tables.select(session or self.session, statement(sql), params, extra)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rich.cells import cell_len
 
 from llog.cli.common import note
-from llog.cli.sql.script import Piece
+from llog.cli.sql.script import ScriptStatement
 from llog.errors import LlogError, SqlError
 from llog.sql.json_values import is_number, json_columns, json_rows, text_of, unique_names
 from llog.sql.result import Result
@@ -187,33 +187,33 @@ def _csv(table: pa.Table) -> None:
 _SHOWN: Final = {Format.TABLE: _table, Format.EXPANDED: _expanded, Format.JSON: _json, Format.CSV: _csv}
 
 
-def place_of(error: LlogError, piece: Piece) -> tuple[int, int | None]:
+def place_of(error: LlogError, statement: ScriptStatement) -> tuple[int, int | None]:
     """Line and column in the text that the statement is from; the statement's own line if the error does not say
     more.
     """
     if not isinstance(error, SqlError) or not error.line:
-        return piece.line, None
+        return statement.line, None
     column = error.column
     if column and error.line == 1:
-        column += piece.column - 1
-    return piece.line + error.line - 1, column or None
+        column += statement.column - 1
+    return statement.line + error.line - 1, column or None
 
 
-def show_place(error: LlogError, piece: Piece, source: str | None) -> None:
+def show_place(error: LlogError, statement: ScriptStatement, source: str | None) -> None:
     """On stderr: the line of the statement that is wrong, and where in it."""
     if isinstance(error, SqlError) and not error.line and error.shown:
         note(error.shown.strip("\n"))  # of what DuckDB was given, whose lines are not those of the text
         return
-    line, column = place_of(error, piece)
-    lines = piece.sql.split("\n")
-    within = min(line - piece.line, len(lines) - 1)
+    line, column = place_of(error, statement)
+    lines = statement.sql.split("\n")
+    within = min(line - statement.line, len(lines) - 1)
     text = lines[within].translate(_HARMLESS | {9: " "})
     front = f"{source}:{line}: " if source else ""
     if not column:
         if source:
             note(f"{front}{text[:_LINE_CHARS_MAX]}")
         return
-    indent = column - 1 - (piece.column - 1 if within == 0 else 0)
+    indent = column - 1 - (statement.column - 1 if within == 0 else 0)
     first = max(0, indent - _LINE_CHARS_MAX // 2)
     note(f"{front}{text[first : first + _LINE_CHARS_MAX]}")
     if indent <= len(text):

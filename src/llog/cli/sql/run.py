@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llog.cli.common import note
 from llog.cli.sql.output import Format, Output, message_of, place_of, show_place
-from llog.cli.sql.script import Piece, split, transactions
+from llog.cli.sql.script import ScriptStatement, split, transactions
 from llog.client.sessions import SqlSession
 from llog.errors import InvalidArgument, LlogError
 from llog.sql.result import Result
@@ -37,18 +37,18 @@ def read(name: str) -> Source:
 def run_scripts(session: SqlSession, sources: Iterable[Source], form: str, *, quiet: bool) -> LlogError | None:
     """The error of the statement that failed, which was shown already."""
     output = Output(Format(form), quiet=quiet)
-    held: list[Piece] = []
+    held: list[ScriptStatement] = []
     for source in sources:
         script = split(source.text)
-        pieces = [*script.pieces, *([] if script.rest is None else [script.rest])]
+        statements = [*script.statements, *([] if script.rest is None else [script.rest])]
         if session.is_remote:
-            pieces, held = transactions(pieces)
-        for piece in pieces:
+            statements, held = transactions(statements)
+        for statement in statements:
             try:
-                for result, ms in timed(session, piece.sql):
+                for result, ms in timed(session, statement.sql):
                     output.show(result, ms)
             except LlogError as error:
-                _show(error, piece, source)
+                _show(error, statement, source)
                 return error
         if held:
             break
@@ -65,9 +65,9 @@ def timed(session: SqlSession, sql: str) -> Iterator[tuple[Result, float]]:
     return ((result, ms) for result in results)
 
 
-def _show(error: LlogError, piece: Piece, source: Source) -> None:
-    show_place(error, piece, source.name)
-    line, column = place_of(error, piece)
+def _show(error: LlogError, statement: ScriptStatement, source: Source) -> None:
+    show_place(error, statement, source.name)
+    line, column = place_of(error, statement)
     where = f"{source.name}, line {line}" if source.name else f"line {line}"
     place = f"{where}, column {column}: " if column else f"{where}: " if source.name else ""
     note(f"llog: {place}{message_of(error)}")

@@ -29,7 +29,7 @@ _BEGINS: Final = ("BEGIN", "START")
 _ENDS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
 
 
-class Piece(NamedTuple):
+class ScriptStatement(NamedTuple):
     """A statement as written, without its semicolon and comments before it, and where it begins, counted from 1."""
 
     sql: str
@@ -40,23 +40,23 @@ class Piece(NamedTuple):
 
 
 class Script(NamedTuple):
-    pieces: list[Piece]
-    rest: Piece | None
+    statements: list[ScriptStatement]
+    rest: ScriptStatement | None
     """What comes after the last semicolon, if it is more than comments."""
 
 
 def split(text: str) -> Script:
-    pieces: list[Piece] = []
+    statements: list[ScriptStatement] = []
     begin: int | None = None
     word = ""
     line, line_start, position = 1, 0, 0
 
-    def piece(start: int, end: int) -> Piece:
+    def statement_between(start: int, end: int) -> ScriptStatement:
         nonlocal line, line_start, position
         line += text.count("\n", position, start)
         line_start = max(line_start, text.rfind("\n", position, start) + 1)
         position = start
-        return Piece(text[start:end].rstrip(), line, start - line_start + 1, word)
+        return ScriptStatement(text[start:end].rstrip(), line, start - line_start + 1, word)
 
     at = 0
     while match := _TOKEN.match(text, at):
@@ -67,14 +67,14 @@ def split(text: str) -> Script:
             close = text.find(match.group(), at)
             at = -1 if close < 0 else close + len(match.group())
         if kind == "open" or at < 0:
-            return Script(pieces, piece(match.start() if begin is None else begin, len(text)))
+            return Script(statements, statement_between(match.start() if begin is None else begin, len(text)))
         if kind == "end":
             if begin is not None:
-                pieces.append(piece(begin, match.start()))
+                statements.append(statement_between(begin, match.start()))
             begin, word = None, ""
         elif begin is None and kind not in ("comment", "block", "space"):
             begin, word = match.start(), match.group().upper()
-    return Script(pieces, None if begin is None else piece(begin, len(text)))
+    return Script(statements, None if begin is None else statement_between(begin, len(text)))
 
 
 def _block_end(text: str, at: int) -> int:
@@ -87,28 +87,28 @@ def _block_end(text: str, at: int) -> int:
     return -1
 
 
-def transactions(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """The pieces with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not
+def transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStatement], list[ScriptStatement]]:
+    """The statements with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not
     ended.
     """
-    joined: list[Piece] = []
-    held: list[Piece] = []
-    for piece in pieces:
-        if held or piece.word in _BEGINS:
-            held.append(piece)
+    joined: list[ScriptStatement] = []
+    held: list[ScriptStatement] = []
+    for statement in statements:
+        if held or statement.word in _BEGINS:
+            held.append(statement)
         else:
-            joined.append(piece)
-        if held and piece.word in _ENDS:
+            joined.append(statement)
+        if held and statement.word in _ENDS:
             joined.append(_joined(held))
             held = []
     return joined, held
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
+def _joined(statements: Sequence[ScriptStatement]) -> ScriptStatement:
     """One text in which every statement is in the line that it was in."""
-    first = pieces[0]
+    first = statements[0]
     text, line = "", first.line
-    for piece in pieces:
-        text += "\n" * (piece.line - line) + piece.sql + "; "
-        line = piece.line + piece.sql.count("\n")
+    for statement in statements:
+        text += "\n" * (statement.line - line) + statement.sql + "; "
+        line = statement.line + statement.sql.count("\n")
     return first._replace(sql=text.rstrip())

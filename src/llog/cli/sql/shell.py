@@ -14,7 +14,7 @@ from typing import Final
 from llog.cli.common import note
 from llog.cli.sql.output import Format, Output, message_of, show_place
 from llog.cli.sql.run import timed
-from llog.cli.sql.script import Piece, split, transactions
+from llog.cli.sql.script import ScriptStatement, split, transactions
 from llog.client.sessions import SqlSession
 from llog.errors import LlogError, MissingExtra
 from llog.sql.result import Names
@@ -99,7 +99,7 @@ class Shell:
         self._session = session
         self._output = output
         self._form = output.form
-        self._held: list[Piece] = []
+        self._held: list[ScriptStatement] = []
         """A transaction for a broker that has begun: it is sent when it is whole."""
 
     @property
@@ -116,13 +116,13 @@ class Shell:
         if _is_meta(text):
             return self._meta(text.split())
         script = split(text)
-        pieces = [*script.pieces, *([] if script.rest is None else [script.rest])]
+        statements = [*script.statements, *([] if script.rest is None else [script.rest])]
         if self._session.is_remote:
-            pieces, self._held = transactions([*self._held, *pieces])
-        for piece in pieces:
-            if not self._run(piece):
+            statements, self._held = transactions([*self._held, *statements])
+        for statement in statements:
+            if not self._run(statement):
                 break
-        if any(piece.word in _SCHEMA_CHANGES for piece in pieces):
+        if any(statement.word in _SCHEMA_CHANGES for statement in statements):
             self._refresh()
         return True
 
@@ -138,24 +138,24 @@ class Shell:
             self._output.form = self._form if is_expanded else Format.EXPANDED
             note(f"one value per line is {'off' if is_expanded else 'on'}")
         elif command in _DESCRIBES and len(names) == 1 and _NAME.fullmatch(names[0].rstrip(";")):
-            self._run(Piece(f"{_DESCRIBES[command]} {names[0].rstrip(';')}", 1, 1, "DESCRIBE"))
+            self._run(ScriptStatement(f"{_DESCRIBES[command]} {names[0].rstrip(';')}", 1, 1, "DESCRIBE"))
         elif command in _SHOWS and not names:
-            self._run(Piece(_SHOWS[command], 1, 1, "SHOW"))
+            self._run(ScriptStatement(_SHOWS[command], 1, 1, "SHOW"))
         else:
             note(
                 HELP if command.lower() in (r"\?", _HELPING) else f"{' '.join(words)} is unknown or incomplete.\n{HELP}"
             )
         return True
 
-    def _run(self, piece: Piece) -> bool:
+    def _run(self, statement: ScriptStatement) -> bool:
         """Whether it went well."""
         try:
-            for result, ms in timed(self._session, piece.sql):
+            for result, ms in timed(self._session, statement.sql):
                 self._output.show(result, ms)
         except KeyboardInterrupt:
             note("cancelled")
         except LlogError as error:
-            show_place(error, piece, None)
+            show_place(error, statement, None)
             note(f"{error.code}: {message_of(error)}")
         else:
             return True

@@ -7,7 +7,7 @@ from typing import Final
 from sqlglot import exp
 
 from llog.errors import SqlError
-from llog.sql.parse.token_stream import Cursor
+from llog.sql.parse.token_stream import TokenStream
 
 _COLUMN: Final = (
     exp.PrimaryKeyColumnConstraint,
@@ -27,23 +27,23 @@ _REFUSED: Final[tuple[tuple[type[exp.Expr], str], ...]] = (
 )
 
 
-def check_create(cursor: Cursor, tree: exp.Create) -> None:
+def check_create(stream: TokenStream, tree: exp.Create) -> None:
     """`SqlError` for anything in the statement that the table would not keep."""
-    first = cursor.tokens[0]
+    first = stream.tokens[0]
     if str(tree.args.get("kind")).upper() != "TABLE":
-        raise cursor.error("only CREATE TABLE and CREATE TOPIC are supported", token=first)
+        raise stream.error("only CREATE TABLE and CREATE TOPIC are supported", token=first)
     for node, message in _REFUSED:
         if tree.find(node) is not None:
-            raise cursor.error(message, token=first)
+            raise stream.error(message, token=first)
     if tree.args.get("replace"):
-        raise cursor.error("OR REPLACE would drop the table's rows", "DROP TABLE IF EXISTS first", first)
+        raise stream.error("OR REPLACE would drop the table's rows", "DROP TABLE IF EXISTS first", first)
     if tree.args.get("expression") is not None:
-        raise cursor.error("CREATE TABLE AS is not supported", "CREATE TABLE with columns, then INSERT … SELECT", first)
+        raise stream.error("CREATE TABLE AS is not supported", "CREATE TABLE with columns, then INSERT … SELECT", first)
     if tree.args.get("properties"):
-        raise cursor.error("tables have no properties here", token=first)
+        raise stream.error("tables have no properties here", token=first)
     schema = tree.this
     if not isinstance(schema, exp.Schema) or not schema.expressions:
-        raise cursor.error("CREATE TABLE needs columns", "CREATE TABLE t (id BIGINT PRIMARY KEY, …)", first)
+        raise stream.error("CREATE TABLE needs columns", "CREATE TABLE t (id BIGINT PRIMARY KEY, …)", first)
     for part in schema.expressions:
         _check_part(part)
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from llog.sql.parse.lexer import Kind
-from llog.sql.parse.token_stream import Cursor
+from llog.sql.parse.token_stream import TokenStream
 
 _WORDS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _DIGITS_MAX: Final = 38
@@ -24,45 +24,45 @@ class PlainInsert(NamedTuple):
     """Nothing follows the rows."""
 
 
-def plain_insert(cursor: Cursor) -> PlainInsert | None:
+def plain_insert(stream: TokenStream) -> PlainInsert | None:
     """None if the statement is anything else than `INSERT INTO t [(columns)] VALUES` and plain rows, or has an
     error.
     """
-    if not cursor.accept("INSERT", "INTO") or not cursor.is_name():
+    if not stream.accept("INSERT", "INTO") or not stream.is_name():
         return None
-    table_at = cursor.at
-    table = cursor.table()
+    table_at = stream.at
+    table = stream.table()
     if table.startswith("system."):
         return None
     columns: list[str] = []
-    if cursor.accept("("):
-        while cursor.is_name():
-            columns.append(cursor.take().value.lower())
-            if not cursor.accept(","):
+    if stream.accept("("):
+        while stream.is_name():
+            columns.append(stream.take().value.lower())
+            if not stream.accept(","):
                 break
-        if not cursor.accept(")"):
+        if not stream.accept(")"):
             return None
-    if not cursor.accept("VALUES"):
+    if not stream.accept("VALUES"):
         return None
-    rows = plain_rows(cursor, len(columns))
-    ends = cursor.token.kind is Kind.END
+    rows = plain_rows(stream, len(columns))
+    ends = stream.token.kind is Kind.END
     return None if rows is None else PlainInsert(table, table_at, tuple(columns), rows, ends)
 
 
-def plain_rows(cursor: Cursor, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
+def plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
     """The rows after VALUES; None if one of them is not plain. All must have `width` values, or as many as the
     first.
     """
     rows: list[tuple[Any, ...]] = []
     symbol = Kind.SYMBOL
     while True:
-        start = cursor.token
-        if not cursor.accept("("):
+        start = stream.token
+        if not stream.accept("("):
             return None
         row: list[Any] = []
         while True:
-            value = _literal(cursor)
-            after = cursor.take()
+            value = _literal(stream)
+            after = stream.take()
             if value is _NOT_PLAIN or after.kind is not symbol or after.value not in ",)":
                 return None
             row.append(value)
@@ -70,30 +70,30 @@ def plain_rows(cursor: Cursor, width: int = 0) -> tuple[tuple[Any, ...], ...] | 
                 break
         width = width or len(row)
         if len(row) != width:
-            raise cursor.error(f"this row has {len(row)} values, and {width} are expected", token=start)
+            raise stream.error(f"this row has {len(row)} values, and {width} are expected", token=start)
         rows.append(tuple(row))
-        if not cursor.accept(","):
+        if not stream.accept(","):
             return tuple(rows)
 
 
 _NOT_PLAIN: Final = object()
 
 
-def _literal(cursor: Cursor) -> Any:
-    token = cursor.take()
+def _literal(stream: TokenStream) -> Any:
+    token = stream.take()
     kind = token.kind
     if kind is Kind.STRING:
-        return _NOT_PLAIN if cursor.token.kind is Kind.STRING else token.value
+        return _NOT_PLAIN if stream.token.kind is Kind.STRING else token.value
     if kind is Kind.PARAMETER:
-        return cursor.parameters[token.start]
+        return stream.parameters[token.start]
     if kind is Kind.NUMBER:
         return _number(token.value, "")
     if kind is Kind.BLOB:
         return bytes.fromhex(token.value)
     if kind is Kind.WORD:
         return _WORDS.get(token.value.upper(), _NOT_PLAIN)
-    if kind is Kind.SYMBOL and token.value in "-+" and cursor.token.kind is Kind.NUMBER:
-        return _number(cursor.take().value, token.value)
+    if kind is Kind.SYMBOL and token.value in "-+" and stream.token.kind is Kind.NUMBER:
+        return _number(stream.take().value, token.value)
     return _NOT_PLAIN
 
 

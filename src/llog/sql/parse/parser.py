@@ -20,7 +20,7 @@ from llog.sql.parse.literals import plain_rows
 from llog.sql.parse.parameters import bind, parameters_of, shares
 from llog.sql.parse.statements import InsertTopic, Statement
 from llog.sql.parse.table_statements import pointed_at, query_statement, table_statement
-from llog.sql.parse.token_stream import Cursor
+from llog.sql.parse.token_stream import TokenStream
 from llog.sql.parse.topic_statements import FIRST_WORDS, own_statement
 
 __all__ = ["bind", "parameters_of", "parse", "prepare", "shares"]
@@ -32,7 +32,7 @@ _KNOWN: Final = (*FIRST_WORDS, *_TABLE_WORDS)
 
 def parse(sql: str) -> list[Statement]:
     """The statements of the text, in order; none if it has only comments."""
-    return [_statement(cursor) for cursor in _cursors(sql)]
+    return [_statement(stream) for stream in _streams(sql)]
 
 
 def prepare(sql: str) -> tuple[Statement, ...]:
@@ -54,10 +54,10 @@ def can_be_placed(error: SqlError) -> bool:
 
 def place_of(sql: str, number: int, said: str) -> ErrorPlace:
     """Of what DuckDB said when the statement of this number (from 0) was run."""
-    cursor = next(islice(_cursors(sql), number, None))
-    if _is_insert_topic(cursor):
-        _into_topic(cursor)
-    return ErrorPlace(cursor.tokens[0].start, pointed_at(cursor, cursor.at, said))
+    stream = next(islice(_streams(sql), number, None))
+    if _is_insert_topic(stream):
+        _into_topic(stream)
+    return ErrorPlace(stream.tokens[0].start, pointed_at(stream, stream.at, said))
 
 
 def placed(sql: str, place: ErrorPlace, error: SqlError) -> SqlError:
@@ -72,7 +72,7 @@ def _prepared(sql: str) -> tuple[Statement, ...]:
     return tuple(parse(sql))
 
 
-def _cursors(sql: str) -> Iterator[Cursor]:
+def _streams(sql: str) -> Iterator[TokenStream]:
     """Of each statement."""
     tokens = tokens_of(sql)
     begin = 0
@@ -80,21 +80,21 @@ def _cursors(sql: str) -> Iterator[Cursor]:
         if token.kind is Kind.END or (token.kind is Kind.SYMBOL and token.value == ";"):
             if number > begin:
                 end = Token(Kind.END, "", token.start, token.start)
-                yield Cursor(sql, [*tokens[begin:number], end])
+                yield TokenStream(sql, [*tokens[begin:number], end])
             begin = number + 1
 
 
-def _statement(cursor: Cursor) -> Statement:
+def _statement(stream: TokenStream) -> Statement:
     try:
-        statement = own_statement(cursor)
+        statement = own_statement(stream)
         if statement is not None:
             return statement
-        first, second = cursor.token, cursor.ahead()
-        if _is_insert_topic(cursor):
-            return _insert_topic(cursor)
+        first, second = stream.token, stream.ahead()
+        if _is_insert_topic(stream):
+            return _insert_topic(stream)
         if first.upper not in _TABLE_WORDS and first.upper != "(" and (first.upper, second.upper) not in _PAIRS:
-            raise _unknown(cursor, first, second)
-        return table_statement(cursor)
+            raise _unknown(stream, first, second)
+        return table_statement(stream)
     except RecursionError:
         raise SqlError("nested too deeply", hint="use WITH for the inner parts") from None
 
@@ -102,50 +102,50 @@ def _statement(cursor: Cursor) -> Statement:
 _PAIRS: Final = (("CREATE", "TABLE"), ("DROP", "TABLE"))
 
 
-def _is_insert_topic(cursor: Cursor) -> bool:
-    return cursor.token.upper == "INSERT" and cursor.ahead(2).upper == "TOPIC" and cursor.is_name(3)
+def _is_insert_topic(stream: TokenStream) -> bool:
+    return stream.token.upper == "INSERT" and stream.ahead(2).upper == "TOPIC" and stream.is_name(3)
 
 
-def _into_topic(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
+def _into_topic(stream: TokenStream) -> tuple[str, tuple[str, ...]]:
     """The topic and the columns; the query is next."""
-    if cursor.ahead().upper != "INTO":
-        raise cursor.error("expected INSERT INTO TOPIC", token=cursor.ahead())
-    cursor.at += 3
-    topic = cursor.topic()
+    if stream.ahead().upper != "INTO":
+        raise stream.error("expected INSERT INTO TOPIC", token=stream.ahead())
+    stream.at += 3
+    topic = stream.topic()
     columns: list[str] = []
-    if cursor.token.upper == "(" and cursor.ahead().upper not in ("SELECT", "WITH", "VALUES", "FROM", "("):
-        cursor.take()
+    if stream.token.upper == "(" and stream.ahead().upper not in ("SELECT", "WITH", "VALUES", "FROM", "("):
+        stream.take()
         while True:
-            token = cursor.token
-            columns.append(cursor.name("the name of a column").lower())
+            token = stream.token
+            columns.append(stream.name("the name of a column").lower())
             if columns[-1] in columns[:-1]:
-                raise cursor.error(f"the column {columns[-1]!r} is named twice", token=token)
-            if not cursor.accept(","):
+                raise stream.error(f"the column {columns[-1]!r} is named twice", token=token)
+            if not stream.accept(","):
                 break
-        cursor.expect(")")
+        stream.expect(")")
     return topic, tuple(columns)
 
 
-def _insert_topic(cursor: Cursor) -> InsertTopic:
-    topic, columns = _into_topic(cursor)
-    first = cursor.at
-    if cursor.token.upper not in ("VALUES", "SELECT", "WITH", "FROM", "("):
-        raise cursor.expected("VALUES or a query", ("VALUES", "SELECT"))
-    rows = plain_rows(cursor, len(columns)) if cursor.accept("VALUES") else None
-    ends = cursor.token.kind is Kind.END
-    select = query_statement(cursor, first, rows if ends else None)
+def _insert_topic(stream: TokenStream) -> InsertTopic:
+    topic, columns = _into_topic(stream)
+    first = stream.at
+    if stream.token.upper not in ("VALUES", "SELECT", "WITH", "FROM", "("):
+        raise stream.expected("VALUES or a query", ("VALUES", "SELECT"))
+    rows = plain_rows(stream, len(columns)) if stream.accept("VALUES") else None
+    ends = stream.token.kind is Kind.END
+    select = query_statement(stream, first, rows if ends else None)
     return InsertTopic(topic=topic, columns=columns, select=select)
 
 
-def _unknown(cursor: Cursor, first: Token, second: Token) -> SqlError:
+def _unknown(stream: TokenStream, first: Token, second: Token) -> SqlError:
     if first.upper in ("CREATE", "DROP", "ALTER", "CLEAR"):
         what = f"{first.upper} {second.upper}".strip()
         known = {"CREATE": ("TABLE", "TOPIC"), "DROP": ("TABLE", "TOPIC")}.get(first.upper, ("TOPIC",))
         hint = did_you_mean(second.upper, known) or f"write {' or '.join(f'{first.upper} {w}' for w in known)}"
         if what == "CREATE SCHEMA":
             hint = "a schema is there with its first table: CREATE TABLE schema.name (…)"
-        return cursor.error(f"{what[:80]} is not supported", hint, second)
+        return stream.error(f"{what[:80]} is not supported", hint, second)
     hint = did_you_mean(first.upper, _KNOWN) or f"statements begin with {', '.join(_KNOWN)}"
-    return cursor.error(
-        f"{cursor.sql[first.start : first.end][:40]!r} begins no statement that is supported", hint, first
+    return stream.error(
+        f"{stream.sql[first.start : first.end][:40]!r} begins no statement that is supported", hint, first
     )

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from llog.sql.parse.lexer import Kind, outside_brackets, tokens_of
 from llog.sql.parse.statements import Parameter
-from llog.sql.parse.token_stream import Cursor
+from llog.sql.parse.token_stream import TokenStream
 
 _ENDS_FROM: Final = frozenset(
     {
@@ -54,33 +54,38 @@ def place_text(parameter: Parameter) -> str:
 
 
 def render(
-    cursor: Cursor, pieces: Mapping[int, str], first: int = 0, stop: int | None = None, *, for_sqlglot: bool = False
+    stream: TokenStream,
+    replacements: Mapping[int, str],
+    first: int = 0,
+    stop: int | None = None,
+    *,
+    for_sqlglot: bool = False,
 ) -> Rendered:
-    """The tokens from `first` up to `stop`, or to the end; `pieces` stand in place of the tokens of these numbers."""
+    """The text of the tokens from `first` up to `stop`, with `replacements` in place of the tokens of those numbers."""
     parts: list[str] = []
     starts: dict[int, int] = {}
-    length, sql = 0, cursor.sql
-    last_end = cursor.tokens[first].start
-    for number in range(first, len(cursor.tokens) - 1 if stop is None else stop):
-        token = cursor.tokens[number]
+    length, sql = 0, stream.sql
+    last_end = stream.tokens[first].start
+    for number in range(first, len(stream.tokens) - 1 if stop is None else stop):
+        token = stream.tokens[number]
         if token.start > last_end and parts:
             gap = "\n" if "\n" in sql[last_end : token.start] else " "
             parts.append(gap)
             length += 1
         last_end = token.end
-        piece = pieces.get(number)
-        if piece is None:
+        text = replacements.get(number)
+        if text is None:
             if token.kind is Kind.PARAMETER:
-                piece = _PARAMETER if for_sqlglot else place_text(cursor.parameters[token.start])
+                text = _PARAMETER if for_sqlglot else place_text(stream.parameters[token.start])
                 if not sql[token.end : token.end + 1].isspace():
-                    piece += " "  # sqlglot takes `$1,$` for the beginning of a string
+                    text += " "  # sqlglot takes `$1,$` for the beginning of a string
             elif for_sqlglot and token.kind in (Kind.STRING, Kind.BLOB):
-                piece = _STRING
+                text = _STRING
             else:
-                piece = sql[token.start : token.end]
+                text = sql[token.start : token.end]
         starts[length] = number
-        parts.append(piece)
-        length += len(piece)
+        parts.append(text)
+        length += len(text)
     return Rendered("".join(parts), starts)
 
 
@@ -113,8 +118,8 @@ def separate(text: str, table: str) -> Iterator[str]:
 class Names:
     """Names that the statement does not use itself."""
 
-    def __init__(self, cursor: Cursor) -> None:
-        self._used = {token.value.lower() for token in cursor.tokens if token.kind in (Kind.WORD, Kind.NAME)}
+    def __init__(self, stream: TokenStream) -> None:
+        self._used = {token.value.lower() for token in stream.tokens if token.kind in (Kind.WORD, Kind.NAME)}
 
     def unused(self, wanted: str) -> str:
         name = wanted
@@ -124,11 +129,11 @@ class Names:
         return name
 
 
-def offset_pieces(cursor: Cursor, first: int) -> dict[int, str]:
+def offset_replacements(stream: TokenStream, first: int) -> dict[int, str]:
     """OFFSET in quotes where no clause can begin: it is a column of every topic, and DuckDB takes the bare word for a
     keyword.
     """
-    tokens = cursor.tokens
+    tokens = stream.tokens
     return {
         number: quoted("offset")
         for number in range(first + 1, len(tokens))
@@ -136,37 +141,37 @@ def offset_pieces(cursor: Cursor, first: int) -> dict[int, str]:
     }
 
 
-def topic_pieces(cursor: Cursor, names: Names, first: int) -> tuple[dict[int, str], dict[str, str]]:
-    """(pieces, name of the table → topic) for every `TOPIC x` after FROM, JOIN or a comma of a FROM clause.
+def topic_replacements(stream: TokenStream, names: Names, first: int) -> tuple[dict[int, str], dict[str, str]]:
+    """(replacements, name of the table → topic) for every `TOPIC x` after FROM, JOIN or a comma of a FROM clause.
 
     TOPIC is a keyword there only if a name follows: `FROM topic` and `FROM topic AS t` are a table. A topic without an
     alias gets the last part of its name as one.
     """
-    pieces: dict[int, str] = {}
+    replacements: dict[int, str] = {}
     topics: dict[str, str] = {}
     in_from = [False]
     expects_table = False
-    deletes = cursor.tokens[first].upper == "DELETE"
-    cursor.at = first
-    while cursor.token.kind is not Kind.END:
-        number, word = cursor.at, cursor.token.upper
-        if expects_table and word == "TOPIC" and cursor.is_name(1):
+    deletes = stream.tokens[first].upper == "DELETE"
+    stream.at = first
+    while stream.token.kind is not Kind.END:
+        number, word = stream.at, stream.token.upper
+        if expects_table and word == "TOPIC" and stream.is_name(1):
             if deletes and len(in_from) == 1 and number == first + 2:
-                raise cursor.error("records of a topic cannot be deleted one by one", "CLEAR TOPIC removes all of them")
-            cursor.take()
-            topic = cursor.topic()
-            aliased = cursor.token.upper == "AS" or cursor.is_name()
+                raise stream.error("records of a topic cannot be deleted one by one", "CLEAR TOPIC removes all of them")
+            stream.take()
+            topic = stream.topic()
+            aliased = stream.token.upper == "AS" or stream.is_name()
             name = names.unused(f"topic_{len(topics) + 1}")
             topics[name] = topic
-            pieces[number] = name if aliased else f"{name} AS {quoted(topic.rpartition('.')[2])}"
-            pieces.update(dict.fromkeys(range(number + 1, cursor.at), ""))
+            replacements[number] = name if aliased else f"{name} AS {quoted(topic.rpartition('.')[2])}"
+            replacements.update(dict.fromkeys(range(number + 1, stream.at), ""))
             expects_table = False
             continue
-        cursor.take()
+        stream.take()
         if word == "FROM" or word == "JOIN" or (word == "USING" and deletes):
-            before = cursor.tokens[number - 1].upper if number > first else ""
+            before = stream.tokens[number - 1].upper if number > first else ""
             expects_table = (
-                word != "FROM" or before != "DISTINCT" or cursor.tokens[number - 2].upper not in ("IS", "NOT")
+                word != "FROM" or before != "DISTINCT" or stream.tokens[number - 2].upper not in ("IS", "NOT")
             )
             in_from[-1] = in_from[-1] or expects_table
         elif word == ",":
@@ -180,4 +185,4 @@ def topic_pieces(cursor: Cursor, names: Names, first: int) -> tuple[dict[int, st
             expects_table = False
             if word in _ENDS_FROM:
                 in_from[-1] = False
-    return pieces, topics
+    return replacements, topics

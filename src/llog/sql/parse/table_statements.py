@@ -22,9 +22,17 @@ from llog.sql.parse.clauses import did_you_mean
 from llog.sql.parse.create_table import check_create
 from llog.sql.parse.lexer import Kind, Token
 from llog.sql.parse.literals import plain_insert
-from llog.sql.parse.renderer import BEFORE_COLUMN, Names, Rendered, full_name, offset_pieces, render, topic_pieces
+from llog.sql.parse.renderer import (
+    BEFORE_COLUMN,
+    Names,
+    Rendered,
+    full_name,
+    offset_replacements,
+    render,
+    topic_replacements,
+)
 from llog.sql.parse.statements import TableStatement
-from llog.sql.parse.token_stream import RESERVED, Cursor, table_name
+from llog.sql.parse.token_stream import RESERVED, TokenStream, table_name
 
 SQLGLOT_TOKENS_MAX: Final = 250_000
 """What is not plain values goes through sqlglot: about 10 µs a token."""
@@ -68,46 +76,46 @@ _duckdb: Any = None
 
 
 class Found(NamedTuple):
-    """What sqlglot saw, and the pieces that make DuckDB's text of it."""
+    """What sqlglot saw, and the replacements that make DuckDB's text of it."""
 
     tree: exp.Expr
     rendered: Rendered
-    pieces: dict[int, str]
+    replacements: dict[int, str]
     tables: tuple[str, ...]
     target: str | None
     topics: dict[str, str]
     system: dict[str, str]
 
 
-def table_statement(cursor: Cursor) -> TableStatement:
+def table_statement(stream: TokenStream) -> TableStatement:
     """The statement whose tokens these are; `SqlError` if it is none of those that tables know."""
-    places = _places(cursor)
-    plain = plain_insert(cursor)
-    if plain is not None and any(start > cursor.token.start for start in cursor.parameters):
+    places = _places(stream)
+    plain = plain_insert(stream)
+    if plain is not None and any(start > stream.token.start for start in stream.parameters):
         plain = None  # rows of several runs cannot be joined: each has its own values beside them
     if plain is not None and plain.ends:
         at = plain.table_at
-        qualify = {} if cursor.tokens[at + 1].upper == "." else {at: _main(cursor, at)}
+        qualify = {} if stream.tokens[at + 1].upper == "." else {at: _main(stream, at)}
         return TableStatement(
             kind="INSERT",
-            sql=render(cursor, qualify).text,
+            sql=render(stream, qualify).text,
             target=plain.table,
             tables=(plain.table,),
             columns=plain.columns,
             values=plain.values,
             parameters=places,
         )
-    found = find(cursor, 0)
-    kind, if_exists = _kind(cursor, found.tree)
+    found = find(stream, 0)
+    kind, if_exists = _kind(stream, found.tree)
     if kind in ("CREATE TABLE", "DROP TABLE") and places:
         raise SqlError(f"{kind} cannot have parameters", hint="write the values")
     tree = found.tree
     if isinstance(tree, exp.TruncateTable):
         sql = "DELETE FROM " + full_name(found.target or "")
     else:
-        rendered = render(cursor, found.pieces)
+        rendered = render(stream, found.replacements)
         sql = rendered.text
-        _check_with_duckdb(sql, kind, places, cursor, rendered)
+        _check_with_duckdb(sql, kind, places, stream, rendered)
     schema = tree.this if isinstance(tree, exp.Insert) else None
     columns = tuple(c.name.lower() for c in schema.expressions) if isinstance(schema, exp.Schema) else ()
     return TableStatement(
@@ -127,18 +135,18 @@ def table_statement(cursor: Cursor) -> TableStatement:
     )
 
 
-def query_statement(cursor: Cursor, first: int, rows: tuple[tuple[Any, ...], ...] | None) -> TableStatement:
+def query_statement(stream: TokenStream, first: int, rows: tuple[tuple[Any, ...], ...] | None) -> TableStatement:
     """The query that begins at this token; with `rows`, it is VALUES and they are known to be plain."""
     if rows is not None:
-        sql = render(cursor, {}, first).text
-        return TableStatement(kind="SELECT", sql=sql, values=rows, parameters=_places(cursor))
-    found = find(cursor, first)
+        sql = render(stream, {}, first).text
+        return TableStatement(kind="SELECT", sql=sql, values=rows, parameters=_places(stream))
+    found = find(stream, first)
     if not _is_query(found.tree):
-        raise cursor.error("expected VALUES or a query", token=cursor.tokens[first])
-    places = _places(cursor)
-    rendered = render(cursor, found.pieces, first)
+        raise stream.error("expected VALUES or a query", token=stream.tokens[first])
+    places = _places(stream)
+    rendered = render(stream, found.replacements, first)
     sql = rendered.text
-    _check_with_duckdb(sql, "SELECT", places, cursor, rendered)
+    _check_with_duckdb(sql, "SELECT", places, stream, rendered)
     return TableStatement(
         kind="SELECT", sql=sql, tables=found.tables, topics=found.topics, system=found.system, parameters=places
     )
@@ -171,41 +179,41 @@ def check_expression(text: str, clause: str, several: bool) -> None:
         raise SqlError(f"{clause}: {text[:200]!r} cannot have subqueries")
 
 
-def find(cursor: Cursor, first: int) -> Found:
+def find(stream: TokenStream, first: int) -> Found:
     """Parses the tokens from `first` on, and finds what is read and written."""
-    if len(cursor.tokens) - first > SQLGLOT_TOKENS_MAX:
-        raise cursor.error(
+    if len(stream.tokens) - first > SQLGLOT_TOKENS_MAX:
+        raise stream.error(
             f"more than {SQLGLOT_TOKENS_MAX:,} tokens that are not plain values",
             "send rows as parameters",
-            cursor.tokens[first],
+            stream.tokens[first],
         )
-    names = Names(cursor)
-    pieces, topics = topic_pieces(cursor, names, first)
-    pieces = offset_pieces(cursor, first) | pieces
-    rendered = render(cursor, pieces, first, for_sqlglot=True)
-    tree = _parsed(cursor, rendered)
+    names = Names(stream)
+    replacements, topics = topic_replacements(stream, names, first)
+    replacements = offset_replacements(stream, first) | replacements
+    rendered = render(stream, replacements, first, for_sqlglot=True)
+    tree = _parsed(stream, rendered)
     target_node = _target(tree)
     for node in tree.find_all(*_CHANGES):
         if node is not tree:
-            raise cursor.error(
-                "a change inside of another statement", "run it as a statement of its own", cursor.tokens[first]
+            raise stream.error(
+                "a change inside of another statement", "run it as a statement of its own", stream.tokens[first]
             )
     if isinstance(tree, exp.Create):
-        check_create(cursor, tree)
+        check_create(stream, tree)
     tables: dict[str, None] = {}
     system: dict[str, str] = {}
     target: str | None = None
     for node in tree.find_all(exp.Table):
         number = rendered.starts.get(node.this.meta.get("start", -1)) if node.this else None
         if number is None:
-            raise cursor.error("a table that cannot be told by name", token=cursor.tokens[first])
-        token = cursor.tokens[number]
+            raise stream.error("a table that cannot be told by name", token=stream.tokens[first])
+        token = stream.tokens[number]
         if not isinstance(node.this, exp.Identifier):
-            _check_function(cursor, number, node)
+            _check_function(stream, number, node)
             continue
         name, schema = node.name.lower(), node.db.lower()
         if token.kind is Kind.STRING or node.catalog:
-            raise cursor.error(
+            raise stream.error(
                 "only tables and topics of this log can be read", "write a table's name, schema.name", token
             )
         if (name in topics and not schema) or (node is not target_node and not schema and _is_cte(node, name)):
@@ -213,41 +221,41 @@ def find(cursor: Cursor, first: int) -> Found:
         if schema == "system":
             if node is target_node or name not in SYSTEM_TABLES:
                 known = ", ".join(f"system.{known}" for known in SYSTEM_TABLES)
-                raise cursor.error(
+                raise stream.error(
                     f"system.{name} cannot be {'changed' if node is target_node else 'read'}; there are {known}",
                     token=token,
                 )
             stands = names.unused(f"system_{name}")
             system[stands] = name
-            pieces[number - 2], pieces[number - 1] = stands, ""
-            pieces[number] = "" if node.alias else f" AS {name}"
+            replacements[number - 2], replacements[number - 1] = stands, ""
+            replacements[number] = "" if node.alias else f" AS {name}"
             continue
         if schema in _FOREIGN_SCHEMAS:
-            raise cursor.error(
+            raise stream.error(
                 f"the schema {schema!r} is not for tables", "SHOW TABLES and DESCRIBE say what there is", token
             )
-        full = table_name(cursor, [schema, name] if schema else [name], token)
+        full = table_name(stream, [schema, name] if schema else [name], token)
         tables[full] = None
         if not schema:
-            pieces[number] = _main(cursor, number)
+            replacements[number] = _main(stream, number)
         if node is target_node:
             target = full
-    return Found(tree, rendered, pieces, tuple(tables), target, topics, system)
+    return Found(tree, rendered, replacements, tuple(tables), target, topics, system)
 
 
-def _parsed(cursor: Cursor, rendered: Rendered) -> exp.Expr:
+def _parsed(stream: TokenStream, rendered: Rendered) -> exp.Expr:
     try:
         trees = [tree for tree in sqlglot.parse(rendered.text, dialect="duckdb") if tree is not None]
     except RecursionError:
         raise SqlError("nested too deeply", hint="use WITH for the inner parts") from None
     except SqlglotError as error:
-        raise _at_token(cursor, rendered, error) from None
+        raise _at_token(stream, rendered, error) from None
     if len(trees) != 1:
-        raise cursor.error("expected one statement")
+        raise stream.error("expected one statement")
     return trees[0]
 
 
-def _at_token(cursor: Cursor, rendered: Rendered, error: SqlglotError) -> SqlError:
+def _at_token(stream: TokenStream, rendered: Rendered, error: SqlglotError) -> SqlError:
     details: list[dict[str, Any]] = getattr(error, "errors", [])
     message = str(details[0].get("description") or "not understood") if details else "not understood"
     if message.startswith("Required keyword"):  # it names its own classes
@@ -255,11 +263,11 @@ def _at_token(cursor: Cursor, rendered: Rendered, error: SqlglotError) -> SqlErr
     message = message.partition(" but got <Token")[0]
     lines = rendered.text.split("\n")
     line, column = (details[0].get("line") or 1, details[0].get("col") or 0) if details else (1, 0)
-    token = _token_at(cursor, rendered, lines, line - 1, column - 1)
-    return cursor.error(message.rstrip("."), _hint_at(cursor, token), token)
+    token = _token_at(stream, rendered, lines, line - 1, column - 1)
+    return stream.error(message.rstrip("."), _hint_at(stream, token), token)
 
 
-def _kind(cursor: Cursor, tree: exp.Expr) -> tuple[str, bool]:
+def _kind(stream: TokenStream, tree: exp.Expr) -> tuple[str, bool]:
     if isinstance(tree, exp.Create):
         return "CREATE TABLE", bool(tree.args.get("exists"))
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "TABLE":
@@ -274,7 +282,7 @@ def _kind(cursor: Cursor, tree: exp.Expr) -> tuple[str, bool]:
             return kind, False
     if _is_query(tree):
         return "SELECT", False
-    raise cursor.error("this statement is not supported", token=cursor.tokens[0])
+    raise stream.error("this statement is not supported", token=stream.tokens[0])
 
 
 def _is_query(tree: exp.Expr) -> bool:
@@ -318,15 +326,19 @@ def _is_cte(table: exp.Expr, name: str) -> bool:
     return False
 
 
-def _check_function(cursor: Cursor, number: int, node: exp.Table) -> None:
-    token = cursor.tokens[number]
+def _check_function(stream: TokenStream, number: int, node: exp.Table) -> None:
+    token = stream.tokens[number]
     if token.value.lower() not in TABLE_FUNCTIONS or node.db:
         known = ", ".join(sorted(TABLE_FUNCTIONS))
-        raise cursor.error(f"{token.value[:80]} cannot stand in FROM; functions that can are {known}", token=token)
+        raise stream.error(f"{token.value[:80]} cannot stand in FROM; functions that can are {known}", token=token)
 
 
 def _check_with_duckdb(
-    sql: str, kind: str, places: tuple[int | str, ...], cursor: Cursor | None = None, rendered: Rendered | None = None
+    sql: str,
+    kind: str,
+    places: tuple[int | str, ...],
+    stream: TokenStream | None = None,
+    rendered: Rendered | None = None,
 ) -> None:
     global _duckdb
     with _parsing:
@@ -335,7 +347,7 @@ def _check_with_duckdb(
         try:
             statements = _duckdb.extract_statements(sql)
         except duckdb.Error as error:
-            raise _from_duckdb(str(error), cursor, rendered) from None
+            raise _from_duckdb(str(error), stream, rendered) from None
     names = {str(place + 1) if isinstance(place, int) else place.lower() for place in places}
     if len(statements) != 1 or statements[0].type.name != _DUCKDB_KINDS.get(kind, kind):
         raise SqlError("the statement can be read in two ways", hint="put names in double quotes")
@@ -343,31 +355,31 @@ def _check_with_duckdb(
         raise SqlError("the parameters can be read in two ways", hint="write them as $1, $2 or $name")
 
 
-def pointed_at(cursor: Cursor, first: int, said: str) -> int | None:
+def pointed_at(stream: TokenStream, first: int, said: str) -> int | None:
     """Where in the text that was written DuckDB's error about the statement from token `first` on points; None if it
     points elsewhere.
     """
     column = _COLUMN.search(said)
     if column is not None:
-        return next((token.start for token in cursor.tokens if token.value.lower() == column[1].lower()), None)
+        return next((token.start for token in stream.tokens if token.value.lower() == column[1].lower()), None)
     try:
-        found = find(cursor, first)
+        found = find(stream, first)
     except SqlError:
         return None
-    token = _pointed_at(said, cursor, render(cursor, found.pieces, first))
+    token = _pointed_at(said, stream, render(stream, found.replacements, first))
     return None if token is None else token.start
 
 
-def _from_duckdb(said: str, cursor: Cursor | None, rendered: Rendered | None) -> SqlError:
+def _from_duckdb(said: str, stream: TokenStream | None, rendered: Rendered | None) -> SqlError:
     """DuckDB's error, at the token that it points at in the text it was given."""
     message = "DuckDB does not understand it: " + said.partition("\n")[0].removeprefix("Parser Error: ")[:300]
-    token = None if cursor is None or rendered is None else _pointed_at(said, cursor, rendered)
-    if cursor is None or token is None:
+    token = None if stream is None or rendered is None else _pointed_at(said, stream, rendered)
+    if stream is None or token is None:
         return SqlError(message)
-    return cursor.error(message, _hint_at(cursor, token), token)
+    return stream.error(message, _hint_at(stream, token), token)
 
 
-def _pointed_at(said: str, cursor: Cursor, rendered: Rendered) -> Token | None:
+def _pointed_at(said: str, stream: TokenStream, rendered: Rendered) -> Token | None:
     """The token below which DuckDB, which shows a part of a line, has put its caret."""
     shown = _SHOWN.search(said)
     lines = rendered.text.split("\n")
@@ -379,34 +391,34 @@ def _pointed_at(said: str, cursor: Cursor, rendered: Rendered) -> Token | None:
     if begin < 0:
         return None
     indent = len(shown[1]) + len(shown[3]) - len(text)
-    return _token_at(cursor, rendered, lines, line, begin + len(shown[4]) - indent)
+    return _token_at(stream, rendered, lines, line, begin + len(shown[4]) - indent)
 
 
-def _hint_at(cursor: Cursor, token: Token) -> str:
+def _hint_at(stream: TokenStream, token: Token) -> str:
     """A misspelt keyword is read as an alias, and what follows is the error; a keyword where a name can stand is no
     name.
     """
-    number = cursor.tokens.index(token)
-    for near in cursor.tokens[max(number - 1, 0) : number + 1]:
+    number = stream.tokens.index(token)
+    for near in stream.tokens[max(number - 1, 0) : number + 1]:
         hint = "" if near.upper in _KEYWORDS else did_you_mean(near.upper, _KEYWORDS)
         if hint:
             return hint
-    is_name = number > 0 and token.upper in RESERVED and cursor.tokens[number - 1].upper in (*BEFORE_COLUMN, "TABLE")
+    is_name = number > 0 and token.upper in RESERVED and stream.tokens[number - 1].upper in (*BEFORE_COLUMN, "TABLE")
     return f"{token.value} is a keyword: as a name, it needs double quotes" if is_name else ""
 
 
-def _token_at(cursor: Cursor, rendered: Rendered, lines: list[str], line: int, column: int) -> Token:
+def _token_at(stream: TokenStream, rendered: Rendered, lines: list[str], line: int, column: int) -> Token:
     position = sum(len(text) + 1 for text in lines[:line]) + max(column, 0)
-    return cursor.tokens[max((number for start, number in rendered.starts.items() if start <= position), default=0)]
+    return stream.tokens[max((number for start, number in rendered.starts.items() if start <= position), default=0)]
 
 
-def _places(cursor: Cursor) -> tuple[int | str, ...]:
-    return tuple(dict.fromkeys(parameter.place for parameter in cursor.parameters.values()))
+def _places(stream: TokenStream) -> tuple[int | str, ...]:
+    return tuple(dict.fromkeys(parameter.place for parameter in stream.parameters.values()))
 
 
-def _main(cursor: Cursor, number: int) -> str:
-    token = cursor.tokens[number]
-    return "main." + cursor.sql[token.start : token.end]
+def _main(stream: TokenStream, number: int) -> str:
+    token = stream.tokens[number]
+    return "main." + stream.sql[token.start : token.end]
 
 
 def _first_line(error: BaseException) -> str:

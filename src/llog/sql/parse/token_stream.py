@@ -81,7 +81,7 @@ RESERVED: Final = frozenset(
 """Words that are no names where a topic's name or an alias may stand."""
 
 
-class Cursor:
+class TokenStream:
     """`sql` is the whole text; `tokens` those of one statement, an END last."""
 
     def __init__(self, sql: str, tokens: Sequence[Token]) -> None:
@@ -230,10 +230,10 @@ class Cursor:
                 return found
 
 
-def table_name(cursor: Cursor, parts: Sequence[str], token: Token) -> str:
+def table_name(stream: TokenStream, parts: Sequence[str], token: Token) -> str:
     for part in parts:
         if not part.isprintable() or any(c in "./" for c in part) or len(part.encode()) > 200:
-            raise cursor.error(f"{part[:80]!r} cannot name a table: no '.', no '/', at most 200 bytes", token=token)
+            raise stream.error(f"{part[:80]!r} cannot name a table: no '.', no '/', at most 200 bytes", token=token)
     return ".".join([*([] if len(parts) > 1 else ["main"]), *parts]).lower()
 
 

@@ -26,12 +26,12 @@ from llog.sql.tables.expressions import Expressions
 from llog.sql.tables.mirror import Mirror
 from llog.sql.tables.plans import Plan, planned
 from llog.sql.tables.rows import Cells
-from llog.sql.tables.transactions import Executed, Place, Session, Transaction, WriterLock
+from llog.sql.tables.transactions import Executed, TableSession, Transaction, TransactionContext, WriterLock
 from llog.sql.tables.values import Columns, Defaults, from_arrow, from_values
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from llog.sql.workers.engine import Params
 
-__all__ = ["Column", "DuckDBOptions", "Executed", "Session", "TableDefinition", "Tables"]
+__all__ = ["Column", "DuckDBOptions", "Executed", "TableDefinition", "TableSession", "Tables"]
 
 
 class Tables:
@@ -55,14 +55,14 @@ class Tables:
         self.evaluator = Expressions(self._mirror, self._tables.definition)
         self.router = Router(store, runtime, self.evaluator) if router is None else router
         self._lock = WriterLock(runtime, lock_timeout_s)
-        self._place = Place(self._tables, self._mirror, logs, self.router, self._lock, plan)
+        self._context = TransactionContext(self._tables, self._mirror, logs, self.router, self._lock, plan)
         self._defaults = Defaults(runtime, self._mirror.fetch_once)
 
     def close(self) -> None:
         self._mirror.close()
 
-    def session(self, name: str = "") -> Session:
-        return Session(self._mirror, name)
+    def session(self, name: str = "") -> TableSession:
+        return TableSession(self._mirror, name)
 
     def definitions(self) -> dict[str, TableDefinition]:
         """By name."""
@@ -110,22 +110,22 @@ class Tables:
         """`SqlError` unless the expressions can be asked of every row of the table."""
         self.evaluator.check(table, where, partition_by)
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: TableSession) -> None:
         """`TransactionConflict` if another transaction does not end in time."""
         if session.transaction is not None:
             raise SqlError("a transaction is open already", hint="COMMIT or ROLLBACK first")
-        Transaction(self._place, session)
+        Transaction(self._context, session)
 
-    def commit(self, session: Session) -> None:
+    def commit(self, session: TableSession) -> None:
         """`TransactionFailed`, and nothing is kept, if one of the statements has failed."""
         self._open(session).commit()
 
-    def rollback(self, session: Session) -> None:
+    def rollback(self, session: TableSession) -> None:
         self._open(session).roll_back()
 
     def select(
         self,
-        session: Session,
+        session: TableSession,
         statement: TableStatement,
         params: Params = None,
         extra: Mapping[str, pa.Table] | None = None,
@@ -140,7 +140,7 @@ class Tables:
 
     def execute(
         self,
-        session: Session,
+        session: TableSession,
         statement: TableStatement,
         params: Params = None,
         extra: Mapping[str, pa.Table] | None = None,
@@ -155,7 +155,7 @@ class Tables:
                     columns = from_values(definition, statement.columns, statement.values)
                     if columns is not None:
                         return Executed(self._append(definition, columns), None)
-        transaction = Transaction(self._place, session)
+        transaction = Transaction(self._context, session)
         try:
             done = transaction.execute(statement, params, extra or {})
         except BaseException:
@@ -164,7 +164,7 @@ class Tables:
         transaction.commit()
         return done
 
-    def insert(self, session: Session, table: str, rows: pa.Table) -> int:
+    def insert(self, session: TableSession, table: str, rows: pa.Table) -> int:
         """Arrow columns, by name; those that are missing get their defaults. Casts never lose anything."""
         transaction = session.transaction
         if transaction is not None:
@@ -216,7 +216,7 @@ class Tables:
             self._mirror.tell(definition, values if few else rows)
         return len(keys)
 
-    def _open(self, session: Session) -> Transaction:
+    def _open(self, session: TableSession) -> Transaction:
         if session.transaction is None:
             raise SqlError("no transaction is open", hint="BEGIN one first")
         return session.transaction

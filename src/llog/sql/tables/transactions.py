@@ -63,10 +63,10 @@ class WriterLock:
         self._lock.release()
 
     def held(self, name: str) -> AbstractContextManager[None]:
-        return _Turn(self, name)
+        return _HeldLock(self, name)
 
 
-class _Turn:
+class _HeldLock:
     """Not made of a generator: every INSERT takes one."""
 
     def __init__(self, lock: WriterLock, name: str) -> None:
@@ -80,7 +80,7 @@ class _Turn:
         self._lock.give_up()
 
 
-class Session:
+class TableSession:
     """One caller's cursor and transaction. Used by one thread at a time; only `interrupt` may come from another."""
 
     def __init__(self, mirror: Mirror, name: str) -> None:
@@ -128,7 +128,7 @@ class Session:
             self._cursor = None
 
 
-class Place(NamedTuple):
+class TransactionContext(NamedTuple):
     """What a transaction works on."""
 
     tables: TableStore
@@ -143,9 +143,9 @@ class Place(NamedTuple):
 class Transaction:
     """Begins with the writer's lock, and gives it up at its end, however it ends."""
 
-    def __init__(self, place: Place, session: Session) -> None:
-        place.lock.take(session.name)
-        self._place = place
+    def __init__(self, context: TransactionContext, session: TableSession) -> None:
+        context.lock.take(session.name)
+        self._context = context
         self._session = session
         self._cursor: EngineCursor | None = None
         self._tick = 0
@@ -169,25 +169,25 @@ class Transaction:
 
     def select(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> pa.Table:
         with self._step():
-            cursor = self._ready(map(self._place.tables.definition, statement.tables))
-            return self._place.mirror.fetch(cursor, statement.sql, params, extra)
+            cursor = self._ready(map(self._context.tables.definition, statement.tables))
+            return self._context.mirror.fetch(cursor, statement.sql, params, extra)
 
     def execute(self, statement: TableStatement, params: Params, extra: Mapping[str, pa.Table]) -> Executed:
         with self._step():
-            definition = self._place.tables.definition(statement.target or "")
-            plan = self._place.plan(statement)
+            definition = self._context.tables.definition(statement.target or "")
+            plan = self._context.plan(statement)
             for name in plan.changed:
                 if name in (each.lower() for each in definition.primary_key):
                     raise SqlError(
                         f"column {name!r} is in the primary key of table {definition.name!r}, which cannot be updated",
                         hint="DELETE the row and INSERT it anew",
                     )
-            read = map(self._place.tables.definition, statement.tables)
+            read = map(self._context.tables.definition, statement.tables)
             cursor = self._ready({each.number: each for each in (definition, *read)}.values())
             changed, returned = 0, []
-            with self._place.mirror.registered(cursor, extra):
+            with self._context.mirror.registered(cursor, extra):
                 for sql, values in self._steps(cursor, definition, statement, plan, params):
-                    rows = self._place.mirror.fetch(cursor, sql, values)
+                    rows = self._context.mirror.fetch(cursor, sql, values)
                     rows = rows.rename_columns(definition.codec.names).cast(definition.codec.schema)
                     self._record(definition, _OPS[statement.kind], rows, may_exist=statement.conflict)
                     changed += rows.num_rows
@@ -219,11 +219,11 @@ class Transaction:
             for each in definition.columns
         )
         key = ", ".join(map(quoted, definition.primary_key))
-        with self._place.mirror.explained():
+        with self._context.mirror.explained():
             cursor.do(f"CREATE TEMPORARY TABLE {STAGED} ({columns})")
             for sql, values in spread(staging.fill, statement.values, share(params, staging.fill.parameters)):
                 cursor.do(sql, values)
-        numbered = self._place.mirror.fetch(
+        numbered = self._context.mirror.fetch(
             cursor, f"SELECT rowid, lag(rowid) OVER (PARTITION BY {key} ORDER BY rowid) FROM {STAGED} ORDER BY rowid"
         )
         rows, before = (column.to_pylist() for column in numbered.columns)
@@ -232,31 +232,31 @@ class Transaction:
         head, tail = staging.apply
         for first, last in runs(rows, before):
             yield f"{head}{first} AND {last}{tail}", share(params, staging.parameters)
-        with self._place.mirror.explained():
+        with self._context.mirror.explained():
             cursor.do(f"DROP TABLE {STAGED}")
 
     def _returned(self, cursor: EngineCursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
         source = rows_as(definition, "llog_returned", plan.alias)
         sql = f"SELECT {plan.returning} FROM {source}"
-        return self._place.mirror.fetch(cursor, sql, tables={"llog_returned": rows})
+        return self._context.mirror.fetch(cursor, sql, tables={"llog_returned": rows})
 
     def insert(self, definition: TableDefinition, rows: pa.Table) -> None:
         """Whole rows of the table."""
         with self._step():
             cursor = self._ready([definition])
-            with self._place.mirror.explained():
-                self._place.mirror.insert(cursor, definition, rows)
+            with self._context.mirror.explained():
+                self._context.mirror.insert(cursor, definition, rows)
             self._record(definition, Op.INSERT, rows, may_exist=False)
 
     def _ready(self, definitions: Iterable[TableDefinition]) -> EngineCursor:
         """A cursor in the DuckDB transaction, which sees these tables and what was changed so far."""
-        mirror, wanted = self._place.mirror, list(definitions)
+        mirror, wanted = self._context.mirror, list(definitions)
         mirror.replace_ended()
         if self._cursor is not None and all(mirror.sees(each, self._tick) for each in wanted):
             return self._cursor
         if self._cursor is not None:
             roll_back(self._cursor)
-        waiting = self._place.tables.definitions_in(mirror.waiting())
+        waiting = self._context.tables.definitions_in(mirror.waiting())
         self._generation = mirror.generation
         self._cursor = cursor = self._session.ready([*wanted, *self._touched.values(), *waiting])
         self._tick = mirror.tick
@@ -269,10 +269,10 @@ class Transaction:
     def _replay(self, cursor: EngineCursor, definition: TableDefinition) -> None:
         """Brings what was changed so far into a new DuckDB transaction."""
         mine = {key: row for key, row in self._writes.items() if key.startswith(definition.prefix)}
-        old = [row for row in self._place.tables.rows(list(mine)) if row is not None]
+        old = [row for row in self._context.tables.rows(list(mine)) if row is not None]
         codec = definition.codec
         kept = codec.decode([row for row in mine.values() if row is not None], definition.name)
-        self._place.mirror.put(cursor, definition, kept, codec.decode(old, definition.name))
+        self._context.mirror.put(cursor, definition, kept, codec.decode(old, definition.name))
 
     def _record(self, definition: TableDefinition, op: Op, rows: pa.Table, *, may_exist: bool) -> None:
         if rows.num_rows == 0:
@@ -281,10 +281,10 @@ class Transaction:
         changes: list[Change]
         if op is Op.UPDATE:
             old = None
-            if self._place.router.needs_old(definition.name):
+            if self._context.router.needs_old(definition.name):
                 current = [row for row in self._current(keys) if row is not None]
                 if len(current) < len(keys):
-                    self._place.mirror.reset()
+                    self._context.mirror.reset()
                     raise SqlError(
                         f"DuckDB had rows of table {definition.name!r} that are gone; it was loaded anew",
                         hint="try again",
@@ -299,12 +299,11 @@ class Transaction:
             self._writes.update(dict.fromkeys(keys))
         else:
             self._writes.update(zip(keys, values, strict=True))
-        if len(self._writes) > self._place.mirror.options.max_rows:
-            raise ResultTooLarge(
-                f"the transaction changes more than {self._place.mirror.options.max_rows} rows: change fewer at a time"
-            )
+        rows_max = self._context.mirror.options.max_rows
+        if len(self._writes) > rows_max:
+            raise ResultTooLarge(f"the transaction changes more than {rows_max} rows: change fewer at a time")
         self._touched[definition.number] = definition
-        self._changes += (each for each in changes if self._place.router.has_routes(definition.name, each.op))
+        self._changes += (each for each in changes if self._context.router.has_routes(definition.name, each.op))
 
     def _told_apart(self, definition: TableDefinition, rows: pa.Table, current: list[bytes | None]) -> list[Change]:
         """An upsert as insertions and updates."""
@@ -320,7 +319,7 @@ class Transaction:
 
     def _current(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Rows as this transaction sees them."""
-        stored = iter(self._place.tables.rows([key for key in keys if key not in self._writes]))
+        stored = iter(self._context.tables.rows([key for key in keys if key not in self._writes]))
         return [self._writes[key] if key in self._writes else next(stored) for key in keys]
 
     def commit(self) -> None:
@@ -328,14 +327,14 @@ class Transaction:
             if self.failed:
                 raise TransactionFailed("a statement of this transaction has failed: nothing of it was kept")
             if self._writes:
-                with self._place.logs.staged() as staged:
+                with self._context.logs.staged() as staged:
                     for key, row in self._writes.items():
                         if row is None:
                             staged.changes.delete(ROWS, key)
                         else:
                             staged.changes.put(ROWS, key, row)
                     if self._changes:
-                        self._place.router.add(staged, self._changes)
+                        self._context.router.add(staged, self._changes)
                     staged.commit(sync=True)
         except BaseException:
             self.roll_back()
@@ -344,12 +343,12 @@ class Transaction:
             if self._cursor is not None:
                 self._cursor.end("COMMIT")
         except BaseException as error:
-            self._place.mirror.reset()
+            self._context.mirror.reset()
             if not isinstance(error, duckdb.Error):
                 raise
         else:
-            if self._writes and self._generation != self._place.mirror.generation:
-                self._place.mirror.reset()
+            if self._writes and self._generation != self._context.mirror.generation:
+                self._context.mirror.reset()
         finally:
             self._end()
 
@@ -364,4 +363,4 @@ class Transaction:
     def _end(self) -> None:
         if self._session.transaction is self:
             self._session.transaction = None
-            self._place.lock.give_up()
+            self._context.lock.give_up()
