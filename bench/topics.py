@@ -128,7 +128,7 @@ def _compared(report: Report, measure: str, pairs: list[tuple[float, float]], ro
 
 
 async def consumes(database: Database, report: Report, rounds: int) -> None:
-    consuming = database.topics.consuming
+    consuming = database.consuming
 
     async def consume(group: str) -> float:
         call = ConsumeCall(

@@ -404,7 +404,7 @@ def _completed(text: str) -> list[str]:
 
 def test_names_and_keywords_are_completed_and_text_is_not() -> None:
     assert _completed("SELECT * FROM chat.") == ["chat.messages", "chat.users"]
-    assert _completed("CONSUME FROM app") == ["app.events"]
+    assert _completed("CONSUME FROM app") == ["app.events", "appended"]
     assert _completed("CONSUME FROM app.events GROUP 'a") == ["ai"]
     assert _completed("SELECT * FROM chat.users WHERE em") == ["email"]
     assert _completed("SELECT * FROM chat.users WHERE te") == []

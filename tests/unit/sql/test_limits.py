@@ -182,7 +182,7 @@ async def test_a_process_that_dies_fails_what_it_ran_and_is_replaced(tmp_path: P
         await until(lambda: len(workers() - others) == 1)
         [worker] = workers() - others
         os.kill(worker, signal.SIGKILL)
-        mirror = (await world.database.held()).tables._mirror
+        mirror = (await world.database.require_tables()).tables._mirror
         await until(lambda: mirror._engine.has_ended)
         assert await world.rows("SELECT * FROM t") == [(1, "a")]
     await until(lambda: workers() == others)

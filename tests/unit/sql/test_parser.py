@@ -9,31 +9,16 @@ from hypothesis import strategies as st
 
 from llog.cdc.events import Op
 from llog.errors import SqlError
-from llog.sql.parse.parser import bind, parameters_of, parse, prepare, shares
-from llog.sql.parse.statements import (
-    Ack,
-    AddSource,
-    Begin,
-    ClearTopic,
-    Commit,
-    Consume,
-    CreateTopic,
-    Describe,
-    DropSource,
-    DropTopic,
-    InsertTopic,
-    Parameter,
-    ResetGroup,
-    Rollback,
-    SettleOutbox,
-    SetTopic,
-    Show,
-    Shown,
-    StartAt,
-    StartKind,
-    Statement,
-    TableStatement,
-)
+from llog.sql.commands.groups import Ack, Consume, ResetGroup
+from llog.sql.commands.insert_topic import InsertTopic
+from llog.sql.commands.outbox import SettleOutbox
+from llog.sql.commands.show import Describe, Listing, Show
+from llog.sql.commands.sources import AddSource, DropSource
+from llog.sql.commands.topics import ClearTopic, CreateTopic, DropTopic, SetTopic
+from llog.sql.commands.transactions import Begin, Commit, Rollback
+from llog.sql.parse.parameters import bind, parameters_of, shares
+from llog.sql.parse.statements import Parameter, StartAt, StartKind, Statement, TableStatement
+from llog.sql.parser import parse, prepare
 
 T = "app.new_messages"
 
@@ -127,8 +112,8 @@ OTHERS: list[tuple[str, Statement]] = [
     ),
     ('DROP TOPIC IF EXISTS "a-b"', DropTopic(topic="a-b", if_exists=True)),
     ("CLEAR TOPIC Ns.T", ClearTopic(topic="Ns.T")),
-    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 2 AS MISSING", SettleOutbox(topic="t", partition=2, appended=False)),
-    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 0 AS APPENDED", SettleOutbox(topic="t", partition=0, appended=True)),
+    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 2 AS MISSING", SettleOutbox(topic="t", partition=2, is_appended=False)),
+    ("ALTER TOPIC t SETTLE OUTBOX PARTITION 0 AS APPENDED", SettleOutbox(topic="t", partition=0, is_appended=True)),
     ("ALTER TOPIC t SET (retention_seconds = NULL)", SetTopic(topic="t", options={"retention_seconds": None})),
     ("ALTER TOPIC t DROP SOURCE m", DropSource(topic="t", table="main.m")),
     (
@@ -168,8 +153,8 @@ OTHERS: list[tuple[str, Statement]] = [
         ResetGroup(group="g", topic="t", partition=1, start=StartAt(StartKind.OFFSET, 4)),
     ),
     ("RESET CONSUMER GROUP 'g' ON t TO LATEST", ResetGroup(group="g", topic="t", start=StartAt(StartKind.LATEST))),
-    ("SHOW CONSUMER GROUPS", Show(what=Shown.GROUPS)),
-    ("SHOW PARTITIONS", Show(what=Shown.PARTITIONS)),
+    ("SHOW CONSUMER GROUPS", Show(what=Listing.GROUPS)),
+    ("SHOW PARTITIONS", Show(what=Listing.PARTITIONS)),
     ("DESC a.b", Describe(name="a.b")),
     ("DESCRIBE TOPIC a.B", Describe(name="a.B", is_topic=True)),
     ("DESCRIBE TABLE M", Describe(name="main.m")),

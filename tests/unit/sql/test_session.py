@@ -175,7 +175,7 @@ async def test_a_long_text_leaves_the_loop_to_others(session: Session) -> None:
             turns += 1
 
     beside = asyncio.ensure_future(others())
-    prepared = await session._prepared(text)
+    prepared = await session._prepare(text)
     await cancelled(beside)
     assert len(prepared) == 1
     assert turns > 10
@@ -464,7 +464,7 @@ async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
     database: Database, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await session.execute("CREATE TOPIC x")
-    tables = (await database.held()).tables
+    tables = (await database.require_tables()).tables
     checked, loop, dropping = tables.check_route, asyncio.get_running_loop(), list[asyncio.Future[Any]]()
 
     def slowly(*given: Any) -> None:
@@ -517,7 +517,7 @@ async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: 
 
 async def test_events_that_nobody_can_tell_of_are_shown_and_settled(database: Database, session: Session) -> None:
     await session.execute("CREATE TOPIC x WITH (engine = 'object'); ALTER TOPIC x ADD SOURCE t ON INSERT")
-    held = await database.held()
+    held = await database.require_tables()
     producer = Producer(id=f"outbox/{await held.relay._store.name()}", sequence=0, since=1)
     records = [Record(payload=b"of another life")]
     await database.appender.append([Group(topic="x", partition=0, records=records, producer=producer)])

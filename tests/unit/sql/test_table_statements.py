@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llog.errors import SqlError
-from llog.sql.parse.parser import bind, parse
-from llog.sql.parse.statements import CreateTopic, Parameter, TableStatement
+from llog.sql.commands.topics import CreateTopic
+from llog.sql.parse.parameters import bind
+from llog.sql.parse.statements import Parameter, TableStatement
+from llog.sql.parser import parse
 
 
 def one(sql: str) -> TableStatement:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from llog.sql.commands.transactions import BEGIN, COMMIT, ROLLBACK
+
 _TOKEN: Final = re.compile(
     r"""
       (?P<quoted>  \b[eE]'[^'\\]*+(?:(?:''|\\.)[^'\\]*+)*+' | '[^']*+(?:''[^']*+)*+' | "[^"]*+(?:""[^"]*+)*+" )
@@ -25,8 +27,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BLOCK: Final = re.compile(r"/\*|\*/")
-_BEGINS: Final = ("BEGIN", "START")
-_ENDS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
+_ENDS: Final = (*COMMIT.begins, *ROLLBACK.begins)
 
 
 class ScriptStatement(NamedTuple):
@@ -94,7 +95,7 @@ def transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStat
     joined: list[ScriptStatement] = []
     held: list[ScriptStatement] = []
     for statement in statements:
-        if held or statement.word in _BEGINS:
+        if held or statement.word in BEGIN.begins:
             held.append(statement)
         else:
             joined.append(statement)

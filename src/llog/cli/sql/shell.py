@@ -17,6 +17,7 @@ from llog.cli.sql.run import timed
 from llog.cli.sql.script import ScriptStatement, split, transactions
 from llog.client.sessions import SqlSession
 from llog.errors import LlogError, MissingExtra
+from llog.sql.commands.registry import COMMANDS, keywords
 from llog.sql.result import Names
 
 try:
@@ -47,19 +48,11 @@ _DESCRIBES: Final = {r"\d": "DESCRIBE", r"\dt": "DESCRIBE TOPIC"}
 _LEAVING: Final = ("exit", "quit")
 _HELPING: Final = "help"
 _NAME: Final = re.compile(r'[\w."-]+')
-_KEYWORDS: Final = tuple(
-    re.findall(
-        r"\w+",
-        """
-        ACK ADD AFTER ALTER AND AS ASC BEGIN BETWEEN BIGINT BLOB BOOLEAN BY CASE CLEAR COMMIT CONSUME CONSUMER COUNT CREATE DATE DEFAULT
-        DELETE DESC DESCRIBE DISTINCT DOUBLE DROP EARLIEST ELSE END EXISTS FROM FULL GROUP GROUPS HAVING IF IN INNER INSERT INTEGER INTO
-        IS JOIN JSON KEY LATEST LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER OUTBOX PARTITION PARTITIONS PRIMARY RESET RETURNING RIGHT
-        ROLLBACK ROUTES SELECT SET SETTLE SHOW SOURCE TABLE TABLES THEN TIMESTAMP TO TOPIC TOPICS UNION UPDATE UPTO USING VALUES VARCHAR
-        WAIT WHEN WHERE WITH
-        """,  # noqa: E501
-    )
+_KEYWORDS: Final = keywords()
+_NAME_CHANGES: Final = frozenset(
+    begin.split()[0] for command in COMMANDS if command.changes_names for begin in command.begins
 )
-_SCHEMA_CHANGES: Final = ("CREATE", "DROP", "ALTER", "CONSUME", "RESET")
+"""First words of statements after which other names can be completed."""
 
 
 def run(session: SqlSession, form: str, *, where: str) -> None:
@@ -122,7 +115,7 @@ class Shell:
         for statement in statements:
             if not self._run(statement):
                 break
-        if any(statement.word in _SCHEMA_CHANGES for statement in statements):
+        if any(statement.word in _NAME_CHANGES for statement in statements):
             self._refresh()
         return True
 

@@ -12,79 +12,54 @@ from typing import Any, Final
 import msgspec
 
 from llog.errors import InvalidArgument, SqlError
-from llog.sql.parse.clauses import CLAUSES, CONSUME_OPTIONS, SOURCE_OPTIONS, TOPIC_OPTIONS, Check
+from llog.sql.parse.clauses import CLAUSES, Check
 from llog.sql.parse.renderer import place_text
-from llog.sql.parse.statements import (
-    Ack,
-    AddSource,
-    Consume,
-    CreateTopic,
-    InsertTopic,
-    Parameter,
-    SetTopic,
-    StartAt,
-    Statement,
-    TableStatement,
-)
+from llog.sql.parse.statements import Parameter, StartAt, Statement, TableStatement
 from llog.sql.wire import from_numpy, is_numpy
 
 Params = Sequence[Any] | Mapping[str, Any]
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime})
 """What most parameters are, and goes on as it is."""
-_FIELDS: Final = {
-    "group": "GROUP",
-    "member": "MEMBER",
-    "partition": "PARTITION",
-    "partitions": "PARTITIONS",
-    "limit": "LIMIT",
-    "wait": "WAIT",
-}
-_OPTIONS: Final[dict[type, Mapping[str, Check]]] = {
-    CreateTopic: TOPIC_OPTIONS,
-    SetTopic: TOPIC_OPTIONS,
-    AddSource: SOURCE_OPTIONS,
-    Consume: CONSUME_OPTIONS,
-}
 
 
 def parameters_of(statement: Statement) -> tuple[int | str, ...]:
     """The places of the statement's parameters, each once."""
     if isinstance(statement, TableStatement):
         return statement.parameters
-    if isinstance(statement, InsertTopic):
-        return statement.select.parameters
     found: dict[int | str, None] = {}
     _collect([getattr(statement, name) for name in statement.__struct_fields__], found)
     return tuple(found)
 
 
 def bind(statement: Statement, params: Params | None = None) -> Statement:
-    """The statement with the values in place; a table statement keeps its placeholders, for DuckDB, and its `values`
-    are filled.
+    """Returns the statement with the values in place of its parameters.
 
-    `SqlError` if there are too few or too many, or one does not fit its clause.
+    A field is checked as the clause of its name is, `options` by the statement's `OPTIONS`. The text of a table
+    statement keeps its placeholders, for DuckDB; its `values` are filled. `SqlError` if there are too few or too many
+    values, or one does not fit its clause.
     """
     given = _given(parameters_of(statement), params)
     if not given:
         return statement
     if isinstance(statement, TableStatement):
         return _filled(statement, given)
-    if isinstance(statement, InsertTopic):
-        return msgspec.structs.replace(statement, select=_filled(statement.select, given))
     changed: dict[str, Any] = {}
     for name in statement.__struct_fields__:
         value = getattr(statement, name)
         if isinstance(value, Parameter):
-            changed[name] = _value(value, given, _FIELDS[name], CLAUSES[_FIELDS[name]])
+            clause = name.upper()
+            changed[name] = _value(value, given, clause, CLAUSES[clause])
         elif isinstance(value, StartAt) and isinstance(value.value, Parameter):
             clause = value.kind.name
             changed[name] = StartAt(value.kind, _value(value.value, given, clause, CLAUSES[clause]))
+        elif isinstance(value, TableStatement):
+            changed[name] = _filled(value, given)
         elif name == "options":
-            checks = _OPTIONS[type(statement)]
+            checks: Mapping[str, Check] = statement.OPTIONS  # type: ignore[attr-defined]  # goes with `options`
             changed[name] = {option: _value(v, given, option, checks[option]) for option, v in value.items()}
-    if isinstance(statement, Ack):
-        changed["upto"] = _upto(statement, given)
+        elif name == "upto":
+            changed[name] = _upto(value, given)
     return msgspec.structs.replace(statement, **changed)
 
 
@@ -182,9 +157,9 @@ def _value(value: Any, given: Mapping[int | str, Any], clause: str, check: Check
         raise SqlError(f"{clause} ({place_text(value)}): {error}") from None
 
 
-def _upto(statement: Ack, given: Mapping[int | str, Any]) -> tuple[tuple[int | None, int], ...]:
+def _upto(upto: Sequence[tuple[Any, Any]], given: Mapping[int | str, Any]) -> tuple[tuple[int | None, int], ...]:
     found: dict[int | None, int] = {}
-    for partition, offset in statement.upto:
+    for partition, offset in upto:
         at = _value(partition, given, "PARTITION", CLAUSES["PARTITION"])
         if at in found:
             raise SqlError(f"PARTITION: {at} is named twice")
@@ -207,6 +182,8 @@ def _collect(value: Any, found: dict[int | str, None]) -> None:
         found[value.place] = None
     elif isinstance(value, StartAt):
         _collect(value.value, found)
+    elif isinstance(value, TableStatement):
+        found.update(dict.fromkeys(value.parameters))
     elif isinstance(value, dict):
         _collect(list(value.values()), found)
     elif isinstance(value, list | tuple):

@@ -98,6 +98,11 @@ def full_name(table: str) -> str:
     return ".".join(map(quoted, table.split(".")))
 
 
+def with_schema(table: str) -> str:
+    """A table's full name, `schema.name`: without a schema, it is in `main`."""
+    return table if "." in table else f"main.{table}"
+
+
 def separate(text: str, table: str) -> Iterator[str]:
     """Each of several expressions, without the schema where it stands before the table's name."""
     tokens = tokens_of(text)

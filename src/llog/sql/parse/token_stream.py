@@ -1,10 +1,9 @@
-"""A walk over the tokens of one statement: what a recursive-descent parser asks, and errors that say where and what was
-expected.
-"""
+"""The tokens of one statement, for a recursive-descent parser: it takes them one by one, and errors name the token."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from llog.errors import InvalidArgument, SqlError
@@ -15,68 +14,15 @@ from llog.sql.parse.statements import Parameter
 
 PARAMETERS_MAX: Final = 65_535
 RESERVED: Final = frozenset(
-    {
-        "ALL",
-        "AND",
-        "ANTI",
-        "ANY",
-        "AS",
-        "ASC",
-        "ASOF",
-        "AT",
-        "BY",
-        "CASE",
-        "CROSS",
-        "DEFAULT",
-        "DELETE",
-        "DESC",
-        "DISTINCT",
-        "DO",
-        "ELSE",
-        "END",
-        "EXCEPT",
-        "FETCH",
-        "FOR",
-        "FROM",
-        "FULL",
-        "GROUP",
-        "HAVING",
-        "IN",
-        "INNER",
-        "INSERT",
-        "INTERSECT",
-        "INTO",
-        "IS",
-        "JOIN",
-        "LATERAL",
-        "LEFT",
-        "LIMIT",
-        "NATURAL",
-        "NOT",
-        "OFFSET",
-        "ON",
-        "OR",
-        "ORDER",
-        "PIVOT",
-        "POSITIONAL",
-        "QUALIFY",
-        "RETURNING",
-        "RIGHT",
-        "SELECT",
-        "SEMI",
-        "SET",
-        "TABLESAMPLE",
-        "THEN",
-        "UNION",
-        "UNPIVOT",
-        "UPDATE",
-        "USING",
-        "VALUES",
-        "WHEN",
-        "WHERE",
-        "WINDOW",
-        "WITH",
-    }
+    re.findall(
+        r"\w+",
+        """
+        ALL AND ANTI ANY AS ASC ASOF AT BY CASE CROSS DEFAULT DELETE DESC DISTINCT DO ELSE END EXCEPT FETCH FOR
+        FROM FULL GROUP HAVING IN INNER INSERT INTERSECT INTO IS JOIN LATERAL LEFT LIMIT NATURAL NOT OFFSET ON
+        OR ORDER PIVOT POSITIONAL QUALIFY RETURNING RIGHT SELECT SEMI SET TABLESAMPLE THEN UNION UNPIVOT UPDATE
+        USING VALUES WHEN WHERE WINDOW WITH
+        """,
+    )
 )
 """Words that are no names where a topic's name or an alias may stand."""
 
@@ -126,6 +72,10 @@ class TokenStream:
         for word in words:
             if not self.accept(word):
                 raise self.expected(word, (word,))
+
+    def skip_to_end(self) -> None:
+        """For statements whose tokens another parser has read."""
+        self.at = len(self.tokens) - 1
 
     def end(self, known: Collection[str] = ()) -> None:
         if self.token.kind is not Kind.END:
@@ -209,6 +159,22 @@ class TokenStream:
         if token.kind is Kind.WORD:
             raise self.expected(f"the value of {name}", hint="put text in single quotes")
         return self.checked(name, self.scalar(f"the value of {name}"), CLAUSES[name], token)
+
+    def clauses(self, readers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+        """Reads clauses up to the end, in any order and each at most once, and returns their values by keyword.
+
+        A reader is called with its keyword, which has been read.
+        """
+        values: dict[str, Any] = {}
+        while self.token.kind is not Kind.END:
+            keyword = self.token.upper
+            if keyword not in readers:
+                raise self.expected(f"{', '.join(readers)} or the end", tuple(readers))
+            if keyword in values:
+                raise self.error(f"{keyword} is given twice")
+            self.take()
+            values[keyword] = readers[keyword](keyword)
+        return values
 
     def options(self, known: Mapping[str, Check]) -> dict[str, Any]:
         """`(name = value, …)`."""

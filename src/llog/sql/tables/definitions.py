@@ -62,11 +62,6 @@ class TableDefinition(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.name.rpartition(".")[2]
 
 
-def with_schema(name: str) -> str:
-    """A table's name as definitions have it: without a schema, it is in `main`."""
-    return name if "." in name else f"main.{name}"
-
-
 def check_definition(definition: TableDefinition) -> TableDefinition:
     """`SqlError` if rows of such a table could not be stored or named."""
     what = f"table {definition.name!r}"

@@ -19,7 +19,7 @@ from importlib.abc import MetaPathFinder
 from typing import Final, NoReturn
 
 SOCKETS_MAX: Final = 64
-_PARSERS: Final = ("llog.sql.tables.plans", "llog.sql.parse.parser", "sqlglot.dialects.duckdb")
+_PARSERS: Final = ("llog.sql.tables.plans", "llog.sql.parser", "sqlglot.dialects.duckdb")
 """Loaded last one first, while there is nothing else to do: DuckDB does not need them."""
 
 
