@@ -13,9 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from llog.errors import DataLoss, StoreUnavailable
 from llog.model import TopicPartition
-from llog.spark import broker_client
-from llog.spark.broker_source import BrokerTask, read_broker_task
-from llog.spark.offsets import Range
+from llog.spark import broker_log
+from llog.spark.broker_log import BrokerTask
+from llog.spark.options import read_options
+from llog.spark.source import run_read
+from llog.spark.source_log import Range
 from tests.broker.test_process import Running, running
 from tests.spark.conftest import message_of
 
@@ -113,7 +115,7 @@ def test_what_is_gone_when_a_task_comes_for_it_is_a_loss(broker: Running, happen
     create(broker, "t")
     produce(broker, "t", 0, "a", "b")
     address = str(broker.client.base_url).rstrip("/")
-    topic = broker_client.run(address, "test", lambda log: log.get("t"))
+    topic = run_read(read_options(options(broker, subscribe="t"), streaming=False), lambda log: log.topic("t"))
     stop = 9 if happens == "a smaller log" else 3
     task = BrokerTask(address, [(topic, Range(TopicPartition("t", 0), 1, stop))])
     if happens != "a smaller log":
@@ -121,16 +123,21 @@ def test_what_is_gone_when_a_task_comes_for_it_is_a_loss(broker: Running, happen
     if happens == "creation again":
         create(broker, "t")
         produce(broker, "t", 0, "c", "d")
+    strict, lenient = (
+        read_options(options(broker, subscribe="t", failOnDataLoss=fails), streaming=False)
+        for fails in ("true", "false")
+    )
     with pytest.raises(DataLoss, match="Set failOnDataLoss=false"):
-        list(read_broker_task(task, ("value",), client_name="test", fail_on_data_loss=True))
-    found = list(read_broker_task(task, ("value",), client_name="test", fail_on_data_loss=False))
+        list(task.read(strict, ("value",)))
+    found = list(task.read(lenient, ("value",)))
     assert [batch["value"].to_pylist() for batch in found] == ([[b"a", b"b"]] if happens == "a smaller log" else [])
 
 
 def test_a_broker_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_client, "_ATTEMPTS", 2)
+    monkeypatch.setattr(broker_log, "_ATTEMPTS", 2)
+    given = read_options({"broker": "http://127.0.0.1:9", "subscribe": "t"}, streaming=False)
     with pytest.raises(StoreUnavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
-        broker_client.run("http://127.0.0.1:9", "test", lambda log: log.topics())
+        run_read(given, lambda log: log.topics())
 
 
 @pytest.mark.parametrize("address", ["localhost:8080", "ftp://host", "http://user:secret@host", "http://"])

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.spark.offsets import Range
 from llog.spark.planner import locate
+from llog.spark.source_log import Range
 
 Offsets = dict[TopicPartition, int]
 

@@ -2,82 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from llog.engines.object.reader import Reader
 from llog.engines.port import Bounds
-from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound, WrongEngine
-from llog.log.catalog import OBJECT, Catalog
-from llog.log.log import Log
+from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
 from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.spark.broker_client import BrokerLog
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
+from llog.spark.source_log import Range, SourceLog
 
 logger = logging.getLogger("llog.spark")
 
-Opened = Log | BrokerLog
-"""The log itself, or a broker that answers for it."""
 
-
-class Range(NamedTuple):
-    """Offsets [start, stop) of one partition."""
-
-    tp: TopicPartition
-    start: int
-    stop: int
-
-
-async def selected_topics(log: Opened, selection: Selection) -> dict[str, Topic]:
-    """The topics that are to be read. Named ones must exist; a pattern may match none yet."""
+async def selected_topics(log: SourceLog, selection: Selection) -> dict[str, Topic]:
+    """Return the topics that are to be read. Named ones must exist; a pattern may match none yet."""
     if selection.pattern is not None:
         return await remaining_topics(log, selection)
-    catalog = _catalog(log)
-    return _readable(log, {name: await catalog.get(name) for name in _names(selection)})
+    return _readable(log, {name: await log.topic(name) for name in _names(selection)})
 
 
-async def remaining_topics(log: Opened, selection: Selection) -> dict[str, Topic]:
-    """Those of the selected topics that exist now: some may have been deleted since reading began."""
+async def remaining_topics(log: SourceLog, selection: Selection) -> dict[str, Topic]:
+    """Return those of the selected topics that exist now: some may have been deleted since reading began."""
     if selection.pattern is None:
         return await existing_topics(log, _names(selection))
     pattern = re.compile(selection.pattern)
-    topics = await _catalog(log).topics()
-    return _readable(log, {topic.name: topic for topic in topics if pattern.fullmatch(topic.name)})
+    topics = {topic.name: topic for topic in await log.topics() if pattern.fullmatch(topic.name)}
+    return _readable(log, topics)
 
 
-async def existing_topics(log: Opened, names: Sequence[str]) -> dict[str, Topic]:
-    catalog = _catalog(log)
+async def existing_topics(log: SourceLog, names: Sequence[str]) -> dict[str, Topic]:
     found = {}
     for name in names:
         try:
-            found[name] = await catalog.get(name)
+            found[name] = await log.topic(name)
         except TopicNotFound:
             continue
     return _readable(log, found)
 
 
-def _catalog(log: Opened) -> Catalog | BrokerLog:
-    return log if isinstance(log, BrokerLog) else Catalog(log)
-
-
-def _readable(log: Opened, topics: dict[str, Topic]) -> dict[str, Topic]:
-    """These topics; `WrongEngine` if the records of one are not in the blob store, where tasks would look for them."""
+def _readable(log: SourceLog, topics: dict[str, Topic]) -> dict[str, Topic]:
     for topic in topics.values():
-        if topic.engine != OBJECT and not isinstance(log, BrokerLog):
-            raise WrongEngine(
-                f"topic {topic.name!r} is of engine {topic.engine!r}: its records are files of one machine. Give "
-                "the option broker "
-                "with the address of the broker that runs there, such as http://host:8080"
-            )
+        log.check_readable(topic)
     return topics
 
 
+async def check_unchanged(find: Callable[[str], Awaitable[Topic]], topics: Mapping[str, Topic]) -> None:
+    """Raise `DataLoss` if one of these topics was deleted, or deleted and created again, since it was looked up."""
+    for name, topic in topics.items():
+        try:
+            is_same = (await find(name)).incarnation == topic.incarnation
+        except TopicNotFound:
+            is_same = False
+        if not is_same:
+            raise DataLoss(f"topic {name!r} was deleted while its read was planned: start the read again")
+
+
 def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> list[TopicPartition]:
-    """The partitions of these topics that are read."""
+    """Return the partitions of these topics that are read."""
     if selection.assigned:
         assigned = [tp for tp in selection.assigned if tp.topic in topics]
         for tp in assigned:
@@ -90,22 +73,14 @@ def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> li
     return [TopicPartition(topic.name, p) for topic in topics.values() for p in range(topic.partitions)]
 
 
-async def read_bounds(log: Opened, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-    if isinstance(log, BrokerLog):
-        return await log.all_bounds(partitions)
-    reader = Reader(log)
-    return dict(zip(partitions, await asyncio.gather(*map(reader.bounds, partitions)), strict=True))
-
-
 async def resolve_position(
-    log: Opened, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
+    log: SourceLog, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
 ) -> dict[TopicPartition, int]:
-    """The offset of every partition; explicit ones are not held against the bounds here.
+    """Return the offset of every partition. Explicit offsets are not compared with the bounds here.
 
     Offsets begin at 1: an explicit 0, where Kafka's begin, means the same record.
     """
     _check_listed(position, bounds)
-    reader = log if isinstance(log, BrokerLog) else Reader(log)
     found = {}
     for tp, (log_start, next_offset) in bounds.items():
         wanted = position.offsets.get(str(tp), position.everywhere)
@@ -114,9 +89,9 @@ async def resolve_position(
             continue
         time_ms = position.timestamps.get(str(tp), position.timestamp_ms)
         if position.ago_ms is not None:
-            time_ms = log.runtime.now_ms() - position.ago_ms
+            time_ms = log.now_ms() - position.ago_ms
         assert time_ms is not None
-        found[tp] = await reader.offset_for_time(tp, time_ms)
+        found[tp] = await log.offset_for_time(tp, time_ms)
         missing = found[tp] >= next_offset and is_start and position.ago_ms is None
         if missing and not position.latest_if_missing:
             raise InvalidArgument(
@@ -127,7 +102,7 @@ async def resolve_position(
 
 
 def _check_listed(position: Position, bounds: Mapping[TopicPartition, Bounds]) -> None:
-    """Offsets or times by partition must name exactly the partitions that are read, as with Kafka."""
+    """Raise unless offsets or times by partition name exactly the partitions that are read, as with Kafka."""
     listed = set(position.offsets or position.timestamps)
     if not listed:
         return
@@ -141,7 +116,7 @@ def _check_listed(position: Position, bounds: Mapping[TopicPartition, Bounds]) -
 
 
 def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> Range:
-    """The part of it that exists. What does not is lost (`lose`)."""
+    """Return the part of a range that exists. The rest is lost (`lose`)."""
     tp, start, stop = wanted
     if start < bounds.log_start_offset:
         gone = min(bounds.log_start_offset, stop) - start
@@ -161,7 +136,7 @@ def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> 
 
 
 def lose(what: str, *, fail: bool) -> None:
-    """Raises `DataLoss`, or logs what a read without `failOnDataLoss` goes on without."""
+    """Raise `DataLoss`, or log what a read without `failOnDataLoss` goes on without."""
     if fail:
         raise DataLoss(f"{what}. Set failOnDataLoss=false to go on without them")
     logger.warning("llog skipped: %s", what)

@@ -23,7 +23,7 @@ from llog.loading import load_settings
 from llog.locations import superseded
 from llog.log.opening import addresses
 from llog.model import TopicPartition, check_topic_name
-from llog.spark.broker_client import check_broker
+from llog.transport import check_url
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ def read_options(
         trigger_delay_ms_max=_quantity(given, "maxTriggerDelay", parse_duration_ms) or 15 * 60_000,
         bytes_per_trigger_max=_size(given, "maxBytesPerTrigger"),
         group=_name(given, "groupIdForCommit", check_group_name),
-        broker=_name(given, "broker", check_broker),
+        broker=_name(given, "broker", check_url),
     )
 
 
@@ -337,5 +337,5 @@ def _name(given: Mapping[str, str], name: str, check: Callable[[str], str]) -> s
 def _checked(name: str, value: str, check: Callable[[str], T]) -> T:
     try:
         return check(value)
-    except InvalidArgument as error:
+    except (InvalidArgument, ConfigurationError) as error:
         raise ConfigurationError(f"option {name}: {error}") from error

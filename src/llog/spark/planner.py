@@ -7,6 +7,7 @@ than there are extents is an extent cut.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,13 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
+from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import Snapshot, take_snapshot
 from llog.engines.port import Bounds
-from llog.errors import DataLoss, OffsetOutOfRange
+from llog.errors import OffsetOutOfRange
+from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.spark.offsets import Range, existing_topics, within_bounds
+from llog.spark.offsets import check_unchanged, within_bounds
+from llog.spark.source_log import Range
 
 PACKED_BYTES_MAX = 64 << 20
 """Small runs are put together up to this size."""
@@ -58,7 +62,7 @@ async def plan_tasks(
     min_tasks: int,
     fail_on_data_loss: bool,
 ) -> list[ReadTask]:
-    """The tasks for these ranges, which the caller has pinned."""
+    """Return the tasks for these ranges, which the caller has pinned."""
     reads = await log.meta.begin_reads()
     runs: list[Run] = []
     for wanted in ranges:
@@ -66,10 +70,7 @@ async def plan_tasks(
         if start < stop:
             runs += _cut(snapshot, topics[tp.topic], start, stop, task_bytes_max)
     # Looked up by name: only an incarnation that is still the same afterwards says that all of it is of one topic.
-    now = await existing_topics(log, sorted(topics))
-    for name, topic in topics.items():
-        if name not in now or now[name].incarnation != topic.incarnation:
-            raise DataLoss(f"topic {name!r} was deleted while its read was planned: start the read again")
+    await check_unchanged(Catalog(log).get, topics)
     await reads.confirm()
     runs = _split(runs, min_tasks)
     packed = _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
@@ -77,8 +78,13 @@ async def plan_tasks(
     return [ReadTask(group, pin) for group in packed or [[]]]
 
 
+async def read_bounds(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    reader = Reader(log)
+    return dict(zip(partitions, await asyncio.gather(*map(reader.bounds, partitions)), strict=True))
+
+
 async def locate(log: Log, wanted: Range, *, fail_on_data_loss: bool) -> tuple[Range, Snapshot]:
-    """Where the records lie, and which of them are there: retention may have gone on since the bounds were read."""
+    """Return where the records lie, and which of them exist: retention may have gone on since the bounds were read."""
     while True:
         try:
             return wanted, await take_snapshot(log, *wanted)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -15,18 +15,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from llog.api import portal
 from llog.config import Settings
-from llog.log.log import Log
 from llog.log.opening import require_log
-from llog.log.pins import pin, release
 from llog.log.records import Topic
-from llog.spark import broker_client
-from llog.spark.broker_source import BrokerTask, plan_broker_tasks, read_broker_task
-from llog.spark.fetcher import PIN_LEASE_MS, fetch_runs
+from llog.spark.broker_log import BrokerLog, broker_client
 from llog.spark.offsets import (
-    Opened,
-    Range,
-    read_bounds,
     remaining_topics,
     resolve_position,
     selected_partitions,
@@ -34,9 +28,10 @@ from llog.spark.offsets import (
     within_bounds,
 )
 from llog.spark.options import ReadOptions, read_options, write_options
-from llog.spark.planner import ReadTask, plan_tasks
-from llog.spark.process import iterate, run
-from llog.spark.schema import chosen_columns, source_schema, to_arrow
+from llog.spark.process import run, run_patiently
+from llog.spark.schema import chosen_columns, source_schema
+from llog.spark.source_log import Range, SourceLog, SourceTask
+from llog.spark.stored_log import StoredLog
 
 T = TypeVar("T")
 
@@ -83,37 +78,21 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._columns = chosen_columns(schema)
 
-    def partitions(self) -> list[ReadTask] | list[BrokerTask]:
+    def partitions(self) -> Sequence[SourceTask]:
         return run_read(self._options, self._plan)
 
-    async def _plan(self, log: Opened) -> list[ReadTask] | list[BrokerTask]:
-        options = self._options
-        topics = await selected_topics(log, options.selection)
-        if not isinstance(log, Log):
-            ranges = await self._ranges(log, topics)
-            return await plan_broker_tasks(log, ranges, topics, min_tasks=options.min_partitions)
-        pinned = await pin(log, "spark batch read", PIN_LEASE_MS)
+    async def _plan(self, log: SourceLog) -> Sequence[SourceTask]:
+        topics = await selected_topics(log, self._options.selection)
+        pin = await log.pin("spark batch read")
         try:
-            return await self._plan_pinned(log, topics, pinned)
+            return await log.plan(await self._ranges(log, topics), topics, self._options, pin=pin)
         except BaseException:
-            await release(log, pinned)
+            await log.release(pin)
             raise
 
-    async def _plan_pinned(self, log: Log, topics: dict[str, Topic], pinned: str) -> list[ReadTask]:
+    async def _ranges(self, log: SourceLog, topics: dict[str, Topic]) -> list[Range]:
         options = self._options
-        return await plan_tasks(
-            log,
-            await self._ranges(log, topics),
-            topics,
-            pin=pinned,
-            task_bytes_max=options.partition_bytes_max,
-            min_tasks=options.min_partitions,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
-
-    async def _ranges(self, log: Opened, topics: dict[str, Topic]) -> list[Range]:
-        options = self._options
-        bounds = await read_bounds(log, selected_partitions(options.selection, topics))
+        bounds = await log.bounds(selected_partitions(options.selection, topics))
         starts = await resolve_position(log, options.start, bounds, is_start=True)
         ends = await resolve_position(log, options.end, bounds, is_start=False)
         return [
@@ -121,34 +100,24 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
             for tp in bounds
         ]
 
-    def read(self, partition: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
-        return read_task(self._options, self._columns, partition)
+    def read(self, partition: SourceTask) -> Iterator[pa.RecordBatch]:
+        return partition.read(self._options, self._columns)
 
 
-def run_read(options: ReadOptions, use: Callable[[Opened], Awaitable[T]]) -> T:
-    """The result of `use` on the log, which must be there, or on the broker that the options name."""
+def run_read(options: ReadOptions, use: Callable[[SourceLog], Coroutine[Any, Any, T]], *, patiently: bool = False) -> T:
+    """Return the result of `use` on the broker that the options name, or on the log's stores, which must exist.
+
+    `patiently` tries again for some seconds if a store fails, as a broker's client always does.
+    """
+    settings = options.settings
     if options.broker is not None:
-        return broker_client.run(options.broker, options.settings.client_name, use)
-    require_log(options.settings)
-    return run(options.settings, use, reads_only=True)
+        return portal.run(use(BrokerLog(broker_client(options.broker, settings.client_name))))
+    require_log(settings)
+    run_stored = run_patiently if patiently else run
+    return run_stored(settings, lambda log: use(StoredLog(log)), reads_only=True)
 
 
-def read_task(options: ReadOptions, columns: tuple[str, ...], task: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
-    """The Arrow batches of one task."""
-    if isinstance(task, BrokerTask):
-        name = options.settings.client_name
-        yield from read_broker_task(task, columns, client_name=name, fail_on_data_loss=options.fail_on_data_loss)
-        return
-    batches = iterate(
-        options.settings,
-        lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=options.fail_on_data_loss),
-        reads_only=True,
-    )
-    for planned, batch in batches:
-        yield to_arrow(batch, columns, planned.topic.timestamp_type)
-
-
-async def _check_selection(log: Opened, options: ReadOptions) -> None:
-    """Raises if a topic or partition that is named is not there, unless the read is to go on without."""
+async def _check_selection(log: SourceLog, options: ReadOptions) -> None:
+    """Raise if a named topic or partition does not exist, unless the read is to go on without it."""
     look_up = selected_topics if options.fail_on_data_loss else remaining_topics
     selected_partitions(options.selection, await look_up(log, options.selection))

@@ -7,7 +7,7 @@ created again from one whose records are gone by retention.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,27 +28,16 @@ from llog.engines.port import Bounds
 from llog.errors import (
     InvalidArgument,
     LlogError,
-    OffsetOutOfRange,
     PartitionNotInitialized,
     TopicNotFound,
 )
-from llog.groups.groups import Groups
-from llog.log.log import Log
-from llog.log.opening import require_log
-from llog.log.pins import pin, release
 from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.spark import broker_client
-from llog.spark.broker_source import BrokerTask, plan_broker_tasks
-from llog.spark.fetcher import PIN_LEASE_MS
-from llog.spark.limits import cut_by_bytes, cut_by_records
+from llog.spark.limits import cut_by_records
 from llog.spark.offsets import (
-    Opened,
-    Range,
     existing_topics,
     logger,
     lose,
-    read_bounds,
     remaining_topics,
     resolve_position,
     selected_partitions,
@@ -56,16 +45,15 @@ from llog.spark.offsets import (
     within_bounds,
 )
 from llog.spark.options import ReadOptions, read_options
-from llog.spark.planner import ReadTask, plan_tasks
-from llog.spark.process import run_patiently
 from llog.spark.schema import chosen_columns
-from llog.spark.source import read_task
+from llog.spark.source import run_read
+from llog.spark.source_log import Range, SourceLog, SourceTask
 
 T = TypeVar("T")
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a stream is: the next offset it wants of every partition it knows."""
+class StreamPosition(msgspec.Struct, frozen=True):
+    """How far a stream has come: the next offset of every partition that it knows."""
 
     offsets: dict[TopicPartition, int]
     incarnations: dict[str, int]
@@ -77,7 +65,7 @@ class Place(msgspec.Struct, frozen=True):
         return {"incarnations": dict(sorted(self.incarnations.items())), "offsets": offsets}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Place:
+    def from_json(value: Mapping[str, Any]) -> StreamPosition:
         if value.keys() != {"incarnations", "offsets"}:
             raise InvalidArgument(
                 f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read "
@@ -89,7 +77,7 @@ class Place(msgspec.Struct, frozen=True):
             for topic, partitions in value["offsets"].items()
             for partition, offset in partitions.items()
         }
-        return Place(offsets, {topic: int(number) for topic, number in value["incarnations"].items()})
+        return StreamPosition(offsets, {topic: int(number) for topic, number in value["incarnations"].items()})
 
 
 class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -103,7 +91,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             self._columns = chosen_columns(schema)
         except LlogError as error:
             self._checked = error
-        self._initial: Place | None = None
+        self._initial: StreamPosition | None = None
         self._target: dict[TopicPartition, int] | None = None
         self._last_advance = time.monotonic()
         self._pin: str | None = None
@@ -135,7 +123,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = Place.from_json(start)
+        place = StreamPosition.from_json(start)
         limited = not isinstance(limit, ReadAllAvailable)
         return self._run(lambda log: self._advance(log, place, limited=limited)).to_json()
 
@@ -148,59 +136,46 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._run(self._end).offsets
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask] | list[BrokerTask]:
-        first, last = Place.from_json(start), Place.from_json(end)
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[SourceTask]:
+        first, last = StreamPosition.from_json(start), StreamPosition.from_json(end)
         return self._run(lambda log: self._plan(log, first, last))
 
     def commit(self, end: dict[str, Any]) -> None:
         group = self._options.group
         if group is None:
             return
-        place = Place.from_json(end)
-
-        async def publish(log: Opened) -> None:
-            assert isinstance(log, Log)  # a group is not for a read through a broker
-            groups = Groups(log)
-            for tp, offset in place.offsets.items():
-                try:
-                    await groups.commit(group, tp, offset)
-                except (TopicNotFound, PartitionNotInitialized, OffsetOutOfRange):
-                    continue  # deleted since
+        place = StreamPosition.from_json(end)
 
         try:
-            self._run(publish)
+            self._run(lambda log: log.commit(group, place.offsets))
         except LlogError as error:
             logger.warning("llog could not publish the progress of group %s: %s", group, error)
 
-    def read(self, partition: ReadTask | BrokerTask) -> Iterator[pa.RecordBatch]:
-        return read_task(self._options, self._columns, partition)
+    def read(self, partition: SourceTask) -> Iterator[pa.RecordBatch]:
+        return partition.read(self._options, self._columns)
 
     # --- how it is answered
 
-    def _run(self, use: Callable[[Opened], Awaitable[T]]) -> T:
-        options = self._options
-        if options.broker is not None:
-            return broker_client.run(options.broker, options.settings.client_name, use)
-        require_log(options.settings)
-        return run_patiently(options.settings, use, reads_only=True)
+    def _run(self, use: Callable[[SourceLog], Coroutine[Any, Any, T]]) -> T:
+        return run_read(self._options, use, patiently=True)
 
-    async def _start(self, log: Opened) -> Place:
+    async def _start(self, log: SourceLog) -> StreamPosition:
         options = self._options
         topics = await selected_topics(log, options.selection)
-        bounds = await read_bounds(log, selected_partitions(options.selection, topics))
+        bounds = await log.bounds(selected_partitions(options.selection, topics))
         starts = await resolve_position(log, options.start, bounds, is_start=True)
         for tp, offset in starts.items():
             if offset > bounds[tp].next_offset:
                 raise InvalidArgument(
                     f"the stream is to start at offset {offset} of {tp}, beyond its end {bounds[tp].next_offset}"
                 )
-        return Place(starts, _incarnations(topics))
+        return StreamPosition(starts, _incarnations(topics))
 
-    async def _end(self, log: Opened) -> Place:
-        topics, bounds = await self._current(log, Place({}, {}))
-        return Place({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
+    async def _end(self, log: SourceLog) -> StreamPosition:
+        topics, bounds = await self._current(log, StreamPosition({}, {}))
+        return StreamPosition({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
 
-    async def _advance(self, log: Opened, place: Place, *, limited: bool) -> Place:
+    async def _advance(self, log: SourceLog, place: StreamPosition, *, limited: bool) -> StreamPosition:
         """How far the next batch may go from `place`."""
         topics, current = await self._current(log, place)
         starts, ends = {}, {}
@@ -221,9 +196,11 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             ends = await self._limited(log, starts, ends)
         if any(ends[tp] > starts[tp] for tp in ends):
             self._last_advance = time.monotonic()
-        return Place(ends, _incarnations(topics))
+        return StreamPosition(ends, _incarnations(topics))
 
-    async def _current(self, log: Opened, place: Place) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
+    async def _current(
+        self, log: SourceLog, place: StreamPosition
+    ) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
         """The topics that are read now and their bounds; one that is deleted between the two looks is looked for
         again.
         """
@@ -231,12 +208,12 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         while True:
             topics = await self._topics(log, place)
             try:
-                return topics, await read_bounds(log, selected_partitions(selection, topics))
+                return topics, await log.bounds(selected_partitions(selection, topics))
             except (TopicNotFound, PartitionNotInitialized):
                 if await remaining_topics(log, selection) == topics:
                     raise
 
-    async def _topics(self, log: Opened, place: Place) -> dict[str, Topic]:
+    async def _topics(self, log: SourceLog, place: StreamPosition) -> dict[str, Topic]:
         """The topics that are read now; one that is gone or another than before is a loss."""
         topics = await remaining_topics(log, self._options.selection)
         for name, incarnation in place.incarnations.items():
@@ -250,7 +227,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         lose(what, fail=self._options.fail_on_data_loss)
 
     async def _limited(
-        self, log: Opened, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
+        self, log: SourceLog, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         options = self._options
         available = sum(ends[tp] - starts[tp] for tp in ends)
@@ -266,37 +243,25 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if options.offsets_per_trigger_max is not None:
             ends = cut_by_records(starts, ends, options.offsets_per_trigger_max)
         if options.bytes_per_trigger_max is not None:
-            assert isinstance(log, Log)  # the option is not for a read through a broker
-            ends = await cut_by_bytes(
-                log, starts, ends, options.bytes_per_trigger_max, fail_on_data_loss=options.fail_on_data_loss
+            ends = await log.cut_by_bytes(
+                starts, ends, options.bytes_per_trigger_max, fail_on_data_loss=options.fail_on_data_loss
             )
         return ends
 
-    async def _plan(self, log: Opened, first: Place, last: Place) -> list[ReadTask] | list[BrokerTask]:
-        options = self._options
-        if not isinstance(log, Log):
-            ranges, topics = await self._ranges(log, first, last)
-            return await plan_broker_tasks(log, ranges, topics, min_tasks=options.min_partitions)
-        pinned = await pin(log, "spark stream", PIN_LEASE_MS)
-        if self._pin is not None:
-            await release(log, self._pin)
-        self._pin = pinned
+    async def _plan(self, log: SourceLog, first: StreamPosition, last: StreamPosition) -> Sequence[SourceTask]:
+        pin = await log.pin("spark stream")
+        await log.release(self._pin)
+        self._pin = pin
         ranges, topics = await self._ranges(log, first, last)
-        return await plan_tasks(
-            log,
-            ranges,
-            topics,
-            pin=pinned,
-            task_bytes_max=options.partition_bytes_max,
-            min_tasks=options.min_partitions,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+        return await log.plan(ranges, topics, self._options, pin=pin)
 
-    async def _ranges(self, log: Opened, first: Place, last: Place) -> tuple[list[Range], dict[str, Topic]]:
+    async def _ranges(
+        self, log: SourceLog, first: StreamPosition, last: StreamPosition
+    ) -> tuple[list[Range], dict[str, Topic]]:
         """What is to be read of which topics."""
         topics = await existing_topics(log, sorted(last.incarnations))
         topics = {name: topic for name, topic in topics.items() if topic.incarnation == last.incarnations[name]}
-        current = await read_bounds(log, [tp for tp in last.offsets if tp.topic in topics])
+        current = await log.bounds([tp for tp in last.offsets if tp.topic in topics])
         ranges: list[Range] = []
         for tp, stop in last.offsets.items():
             topic = topics.get(tp.topic)

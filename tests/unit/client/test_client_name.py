@@ -22,7 +22,8 @@ from llog.client.remote.groups import RemoteGroups
 from llog.config import Settings
 from llog.errors import ConfigurationError, LogOwned
 from llog.groups.requests import ConsumeCall
-from llog.spark import broker_client
+from llog.spark.options import read_options
+from llog.spark.source import run_read
 from tests.unit.client.backends import Place, remote
 
 NAME = "worker-7"
@@ -45,7 +46,9 @@ def test_consumers_sql_and_groups_carry_the_name_of_the_process(place: Place) ->
 
 
 def test_spark_carries_the_name_that_its_settings_have(place: Place) -> None:
-    broker_client.run(place.url, "job-1", lambda log: log.topics())
+    settings = Settings(client_identifier="job-1")
+    options = read_options({"broker": place.url, "subscribe": "t"}, streaming=False, settings=settings)
+    run_read(options, lambda log: log.topics())
     assert place.user_agents == ["job-1"]
 
 

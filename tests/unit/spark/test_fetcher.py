@@ -13,8 +13,8 @@ from llog.engines.object.writer import Writer
 from llog.errors import DataLoss
 from llog.log.pins import alive_pins, pin
 from llog.spark.fetcher import PIN_LEASE_MS, fetch_runs
-from llog.spark.offsets import Range
 from llog.spark.planner import Run, plan_tasks
+from llog.spark.source_log import Range
 from tests.unit.world import TP, World
 
 

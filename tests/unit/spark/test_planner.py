@@ -14,9 +14,11 @@ from llog.errors import ConfigurationError, DataLoss, InvalidArgument
 from llog.log.records import Topic
 from llog.model import TopicPartition
 from llog.spark.limits import cut_by_bytes, cut_by_records
-from llog.spark.offsets import Range, read_bounds, resolve_position, selected_partitions, selected_topics, within_bounds
+from llog.spark.offsets import resolve_position, selected_partitions, selected_topics, within_bounds
 from llog.spark.options import EARLIEST, LATEST, Position, Selection
-from llog.spark.planner import ReadTask, plan_tasks
+from llog.spark.planner import ReadTask, plan_tasks, read_bounds
+from llog.spark.source_log import Range
+from llog.spark.stored_log import StoredLog
 from tests.unit.world import START_MS, TP, World
 
 OTHER = TopicPartition(TP.topic, 1)
@@ -118,7 +120,7 @@ async def test_positions_by_offset_by_time_and_by_rule(world: World) -> None:
     bounds = await read_bounds(world.log, [TP, OTHER])
 
     async def resolved(position: Position, *, start: bool = True) -> list[int]:
-        return list((await resolve_position(world.log, position, bounds, is_start=start)).values())
+        return list((await resolve_position(StoredLog(world.log), position, bounds, is_start=start)).values())
 
     assert await resolved(Position(everywhere=EARLIEST)) == [1, 1]
     assert await resolved(Position(everywhere=LATEST)) == [4, 1]
@@ -136,12 +138,12 @@ async def test_positions_by_offset_by_time_and_by_rule(world: World) -> None:
 
 async def test_which_partitions_are_read(world: World) -> None:
     await world.catalog.create("other", 1)
-    found = await selected_topics(world.log, Selection(pattern="o.*r"))
+    found = await selected_topics(StoredLog(world.log), Selection(pattern="o.*r"))
     assert selected_partitions(Selection(pattern="o.*r"), found) == [TopicPartition("other", 0)]
-    assert await selected_topics(world.log, Selection(pattern="none")) == {}
+    assert await selected_topics(StoredLog(world.log), Selection(pattern="none")) == {}
     assigned = Selection(assigned=(OTHER, TopicPartition(TP.topic, 4)))
     with pytest.raises(ConfigurationError, match="partition 4 of topic 'orders', which has 4"):
-        selected_partitions(assigned, await selected_topics(world.log, assigned))
+        selected_partitions(assigned, await selected_topics(StoredLog(world.log), assigned))
     assert selected_partitions(assigned, dict[str, Topic]()) == []
 
 

@@ -20,9 +20,10 @@ from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.pins import alive_pins
 from llog.model import TopicPartition
-from llog.spark import stream as stream_module
-from llog.spark.offsets import read_bounds
+from llog.spark import stored_log
+from llog.spark.planner import read_bounds
 from llog.spark.schema import source_schema
+from llog.spark.stored_log import StoredTask
 from llog.spark.stream import LlogStreamReader
 from tests.spark.logs import LogOnDisk
 
@@ -221,6 +222,7 @@ def test_a_stream_holds_one_pin_at_a_time(disk: LogOnDisk) -> None:
     for _ in range(3):
         [task] = stream.partitions(start, end)
         [(pin_id, record)] = disk.do(alive_pins)
+        assert isinstance(task, StoredTask)
         assert (task.pin, record.owner) == (pin_id, "spark stream")
 
 
@@ -263,11 +265,11 @@ def test_a_topic_that_is_deleted_while_it_is_looked_at_is_a_loss_and_nothing_els
     start = reading.initialOffset()
 
     async def deleted_first(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        monkeypatch.setattr(stream_module, "read_bounds", read_bounds)
+        monkeypatch.setattr(stored_log, "read_bounds", read_bounds)
         await Catalog(log).delete("b")
         return await read_bounds(log, partitions)
 
-    monkeypatch.setattr(stream_module, "read_bounds", deleted_first)
+    monkeypatch.setattr(stored_log, "read_bounds", deleted_first)
     if fails == "true":
         with pytest.raises(DataLoss, match="'b' was deleted while it was read"):
             advance(reading, start)

@@ -27,9 +27,10 @@ from llog.model import FIRST_OFFSET, TopicPartition
 from llog.spark.fetcher import PIN_LEASE_MS
 from llog.spark.jobs.tasks import run_tasks
 from llog.spark.limits import cut_by_bytes
-from llog.spark.offsets import Range, logger, read_bounds
-from llog.spark.planner import ReadTask, plan_tasks
+from llog.spark.offsets import logger
+from llog.spark.planner import ReadTask, plan_tasks, read_bounds
 from llog.spark.process import run
+from llog.spark.source_log import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
