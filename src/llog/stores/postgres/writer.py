@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import asyncpg
+import msgspec
 
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
 from llog.stores.meta import mismatch
@@ -43,7 +44,7 @@ _REPEATABLE: Final = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 _REPEATS_MAX: Final = 3
 
 
-class Operation(NamedTuple):
+class Operation(msgspec.Struct, frozen=True, gc=False):
     kind: int
     key: bytes = b""
     value: bytes = b""
@@ -226,7 +227,10 @@ class Writer:
         self._is_replicated = True
         if renew:
             self._beat_at = loop.time() + self._beat_seconds / 4  # unless it goes well
-        kinds, keys, values, expected = zip(*operations, strict=True) if operations else ((), (), (), ())
+        kinds = [each.kind for each in operations]
+        keys = [each.key for each in operations]
+        values = [each.value for each in operations]
+        expected = [each.expected for each in operations]
         try:
             async with asyncio.timeout_at(deadline):
                 session, results = await statement.fetchrow(
