@@ -25,6 +25,7 @@ from llog.cli.main import main
 from llog.config import Settings
 from llog.engines.object.collector import CollectorOptions, partitions, references
 from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.sink import SinkUploader
 from llog.engines.object.verify import verify
@@ -160,7 +161,7 @@ def test_a_damaged_slice_is_told_and_the_other_partitions_are_compacted(
         for tp in tps:
             for number in range(4):
                 await append(log, [tp], f"{number}")
-        [lost] = [name async for name in references(log, [await Catalog(log).partition(tps[0])])][1:2]
+        [lost] = [name async for name in references(log, [await find_keys(log, tps[0])])][1:2]
         await log.blobs.delete_many([lost])
 
     on(log_settings, fill)
@@ -279,7 +280,7 @@ def test_what_could_fill_a_gap_is_kept_and_told(spark: SparkSession, log_setting
         for tp in tps:
             for number in range(3):
                 await append(log, [tp], f"{number}")
-        keys = await Catalog(log).partition(tps[33])
+        keys = await find_keys(log, tps[33])
         await log.meta.delete(keys.entry(2))
         ancient = [WAL + uuid7(1_000_000_000_000 + number, log.runtime.random()) for number in range(5)]
         await asyncio.gather(*(log.blobs.put(name, [b"garbage"]) for name in ancient))
@@ -349,7 +350,7 @@ def test_a_step_that_fails_is_told_in_one_line_and_the_others_go_on(
         catalog = Catalog(log)
         await catalog.create("bounded", 2, retention_bytes=0)
         await append(log, [TopicPartition("bounded", 0)], "first")
-        keys = await catalog.partition(TopicPartition("bounded", 1))
+        keys = await find_keys(log, TopicPartition("bounded", 1))
         await log.meta.put(keys.control, b"not a control record")
         return keys.control
 

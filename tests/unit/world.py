@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Piece, Reader
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group
@@ -308,7 +309,7 @@ class World:
         return found
 
     async def keys(self, tp: TopicPartition = TP) -> PartitionKeys:
-        return await self.catalog.partition(tp)
+        return await find_keys(self.log, tp)
 
     async def control(self, tp: TopicPartition = TP) -> Control:
         _, control = await self.reader.control(tp)

@@ -22,11 +22,10 @@ from llog.errors import (
     TopicExists,
     TopicNotFound,
     VersionMismatch,
-    WrongEngine,
     WrongStore,
 )
 from llog.log.engine import Engine, engine_of
-from llog.log.keys import GROUPS, TOPICS, PartitionKeys, directory_name, group_prefix, topic_key
+from llog.log.keys import GROUPS, TOPICS, directory_name, group_prefix, topic_key
 from llog.log.log import Log
 from llog.log.records import (
     DELETE_RETENTION_MS,
@@ -124,12 +123,6 @@ class Catalog:
             except LlogError as error:
                 found[name] = error
         return found
-
-    async def partition(self, tp: TopicPartition) -> PartitionKeys:
-        """The keys of a partition that the catalog names; `WrongEngine` if it has none, being of another engine than
-        `object`.
-        """
-        return keys_in(await self.get(tp.topic), tp.partition)
 
     async def directory(self, tp: TopicPartition) -> str:
         """The directory of the partition's topic, of whichever engine: another one once the topic was created again."""
@@ -246,18 +239,6 @@ def _topic_in(name: str, entry: Entry | None) -> Topic:
             f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
         )
     return topic
-
-
-def keys_in(topic: Topic, partition: int) -> PartitionKeys:
-    """The keys of a partition of this topic, which must be one of engine `object`."""
-    check_partition(topic, partition)
-    if topic.engine != OBJECT:
-        raise WrongEngine(
-            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its "
-            "records are files of one "
-            "machine, to be read and written there by `llog`, or from anywhere through the broker that runs there"
-        )
-    return PartitionKeys(topic.directory, partition)
 
 
 def check_partition(topic: Topic, partition: int) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from llog.cdc import relay
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.repair.clock import find_clock_damage, repair_clock
 from llog.engines.registry import all_engines
@@ -359,7 +360,7 @@ class World:
         await _until_quiet(lambda: _collected(collector))
         reader = Reader(log)
         for tp in partitions:
-            keys = await Catalog(log).partition(tp)
+            keys = await find_keys(log, tp)
             self.history.check_partition(keys.prefix)
             await self._check_readable(reader, tp, keys)
         marks = [name for name in self._blobs.names if name.startswith(LOG_ID)]

@@ -13,6 +13,7 @@ import pytest
 from llog.cdc.events import Op, PayloadMode, headers_of
 from llog.cdc.outbox import Cut, Entry, OutboxStore, OutboxWriter, RocksOutbox
 from llog.cdc.relay import Relay, RelayOptions, topic_of
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.retention import trim
 from llog.engines.port import Group, WriterOptions
 from llog.engines.rocksdb.store import RocksStore
@@ -289,7 +290,7 @@ async def test_an_event_that_comes_while_its_partition_is_found_empty_is_moved()
 
 async def test_one_partition_that_cannot_be_reached_does_not_hold_up_the_others(scene: Scene) -> None:
     other = TopicPartition(TP.topic, 1)
-    keys = await scene.world.catalog.partition(TP)
+    keys = await find_keys(scene.world.log, TP)
 
     class Down(Faults):
         async def before(self, operation: str, key: str) -> None:
@@ -425,7 +426,7 @@ async def test_events_of_a_deleted_topic_are_dropped_and_do_not_go_to_its_succes
 
 
 async def test_events_of_a_partition_that_is_missing_though_its_topic_is_not_wait(scene: Scene) -> None:
-    keys = await scene.world.catalog.partition(TP)
+    keys = await find_keys(scene.world.log, TP)
     control = await scene.world.meta.get(keys.control)
     assert control is not None
     await scene.world.meta.delete(keys.control)

@@ -17,6 +17,7 @@ from llog.engines.disk.directories import remove_directories
 from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.object import fencing
 from llog.engines.object.compaction.compactor import lagging
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.port import AppendResult, Group
@@ -161,7 +162,7 @@ async def test_what_works_on_object_topics_only_says_so(log: Log) -> None:
         lambda: Reader(log).bounds(ON_DISK),
         lambda: take_snapshot(log, ON_DISK, 1, 1),
         lambda: fencing.fence(log, ON_DISK),
-        lambda: Catalog(log).partition(ON_DISK),
+        lambda: find_keys(log, ON_DISK),
     ]
     for call in refused:
         with pytest.raises(WrongEngine, match="broker"):

@@ -34,6 +34,7 @@ import msgspec
 
 from llog.engines.object.clocks import Window, is_put, raised, window
 from llog.engines.object.gaps import Coverage, Gap, Gaps, without_trimmed
+from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import pending_pieces
 from llog.errors import VersionMismatch
 from llog.log.catalog import OBJECT, Catalog
@@ -402,7 +403,7 @@ async def alive_pin_ids(log: Log, run: Window) -> frozenset[str]:
 
 async def sweep(log: Log, tp: TopicPartition) -> int:
     """Deletes index entries that a stalled writer left where nobody needs them; returns how many."""
-    return await sweep_partition(log, await Catalog(log).partition(tp))
+    return await sweep_partition(log, await find_keys(log, tp))
 
 
 async def sweep_partition(log: Log, keys: PartitionKeys) -> int:

@@ -7,8 +7,8 @@ import msgspec
 from llog.batch.format import HEADER_BYTES, BatchHeader, peek
 from llog.batch.shared import MAGIC as SHARED_MAGIC
 from llog.batch.shared import PREFIX_BYTES, BlobHeader, header_length, unpack_header
+from llog.engines.object.partition_keys import find_keys
 from llog.errors import BlobNotFound, InvalidArgument, PartitionNotInitialized
-from llog.log.catalog import Catalog
 from llog.log.engine import Description
 from llog.log.keys import end_offset_of
 from llog.log.log import Log
@@ -57,7 +57,7 @@ async def describe_partition(
     """Up to `max_entries` index entries that end at `from_offset` or above, and everything else that is stored."""
     if max_entries < 1:
         raise InvalidArgument(f"max_entries must be 1 or more: {max_entries}")
-    keys = await Catalog(log).partition(tp)
+    keys = await find_keys(log, tp)
     control = await log.meta.get(keys.control)
     if control is None:
         raise PartitionNotInitialized(f"partition {tp} has no control record")

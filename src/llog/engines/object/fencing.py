@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from llog.engines.object.partition_keys import find_keys
 from llog.errors import OutcomeUnknown, PartitionNotInitialized, VersionMismatch
-from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Control, LogState, decode, encode
 from llog.model import TopicPartition
@@ -26,7 +26,7 @@ async def unfence(log: Log, tp: TopicPartition) -> None:
 
 
 async def _change_state(log: Log, tp: TopicPartition, state: LogState) -> None:
-    keys = await Catalog(log).partition(tp)
+    keys = await find_keys(log, tp)
     while True:
         reads = await log.meta.begin_reads()
         found = await log.meta.get(keys.control)

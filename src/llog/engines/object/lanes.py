@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from llog.engines.object.clocks import AHEAD_MS, is_near_ceiling, present_ms, raised
+from llog.engines.object.partition_keys import keys_in
 from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, PartitionNotInitialized
-from llog.log.catalog import Catalog, keys_in
+from llog.log.catalog import Catalog
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Control, decode, encode

@@ -16,6 +16,7 @@ from llog.batch.codecs import decoder
 from llog.batch.columns import Columns, append_times, effective_timestamps, slice_columns
 from llog.batch.format import ENCODING
 from llog.batch.joined import positions
+from llog.engines.object.partition_keys import keys_in
 from llog.engines.port import Batch, Bounds, Look
 from llog.engines.reading import iter_from, read_offset, with_times_of
 from llog.errors import (
@@ -26,7 +27,7 @@ from llog.errors import (
     OffsetOutOfRange,
     PartitionNotInitialized,
 )
-from llog.log.catalog import Catalog, keys_in
+from llog.log.catalog import Catalog
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.records import Control, IndexEntry, LogState, Topic, decode

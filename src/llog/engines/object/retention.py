@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from llog.engines.object.partition_keys import find_keys, keys_in
 from llog.engines.object.reader import Piece, pending_pieces
 from llog.engines.port import RetentionResult
 from llog.errors import (
@@ -45,9 +46,8 @@ async def retain(
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
         if value is not None and value < 0:
             raise InvalidArgument(f"{name} must not be negative: {value}")
-    catalog = Catalog(log)
-    keys = await catalog.partition(tp)
-    by = (await catalog.get(tp.topic)).timestamp_type
+    topic = await Catalog(log).get(tp.topic)
+    keys, by = keys_in(topic, tp.partition), topic.timestamp_type
     control, _ = await _control(log, tp, keys)
     excess = None
     if retention_bytes is not None:
@@ -71,7 +71,7 @@ async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionRes
     """Removes every record below `before_offset`, exactly and at once. `OffsetOutOfRange` beyond the next offset."""
     if before_offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
-    keys = await Catalog(log).partition(tp)
+    keys = await find_keys(log, tp)
 
     async def reaching() -> Control:
         control, _ = await _control(log, tp, keys)

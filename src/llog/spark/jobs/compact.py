@@ -20,8 +20,8 @@ from llog.base.units import format_size
 from llog.config import Settings
 from llog.engines.object.compaction.compactor import Compactor, Lagging, lagging
 from llog.engines.object.compaction.plan import CompactorOptions, read_cursor
+from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
-from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.opening import compactor_options
 from llog.log.records import Control, IndexEntry, Kind, decode
@@ -194,7 +194,7 @@ async def _shares(log: Log, *, options: CompactorOptions, found: Sequence[Laggin
 
 async def _share(log: Log, options: CompactorOptions, found: Lagging) -> Share | None:
     """None if there are too few entries for a run: most partitions of a busy log, most of the time."""
-    keys = await Catalog(log).partition(found.tp)
+    keys = await find_keys(log, found.tp)
     cursor, _ = await read_cursor(log, found.tp, keys)
     record = await log.meta.get(keys.control)
     pending = decode(Control, record.value, record.key).pending if record else None

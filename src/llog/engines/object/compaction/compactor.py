@@ -16,6 +16,7 @@ import msgspec
 
 from llog.engines.object.compaction.job import Again, Done, Job, Slice, begin, fetch, finish
 from llog.engines.object.compaction.plan import INDEX_PAGE, CompactorOptions, Plan, choose
+from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError, VersionMismatch
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import PartitionKeys
@@ -107,12 +108,11 @@ class Compactor:
     def __init__(self, log: Log, options: CompactorOptions | None = None) -> None:
         self._log = log
         self._options = options or CompactorOptions()
-        self._catalog = Catalog(log)
 
     async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionResult:
         """One run of one partition, resumed or new. `force` compacts the newest append and a single entry, too."""
         task = _Task(tp)
-        await self._alone(task, await self._catalog.partition(tp), force)
+        await self._alone(task, await find_keys(self._log, tp), force)
         return task.result
 
     async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
@@ -146,7 +146,7 @@ class Compactor:
 
     async def lag(self, tp: TopicPartition) -> Lag:
         """How much waits for compaction, told from the control record, the cursor and one page of the index."""
-        keys = await self._catalog.partition(tp)
+        keys = await find_keys(self._log, tp)
         found = await _lag_of(self._log, tp, keys)
         if found is None or found.offsets == 0:
             return Lag(topic=tp.topic, partition=tp.partition, offsets=0, entries=0, bytes=0)
@@ -207,7 +207,7 @@ class Compactor:
         await self._each([task for task in wave if task.claim is not None], self._release)
 
     async def _choose(self, task: _Task, claim: bool) -> None:
-        task.keys = await self._catalog.partition(task.tp)
+        task.keys = await find_keys(self._log, task.tp)
         if claim:
             task.claim = await _claim(self._log, task.keys, self._options.holder)
             if task.claim is None:
