@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from llog.base.secret import Secret as Secret
 from llog.base.units import format_duration_ms, format_size
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.locations import (
     NO_BLOBS,
-    OXIA_NAMESPACE,
-    OXIA_SCHEMES,
     blobs_url,
     checked_prefix,
     meta_url,
-    normal_url,
     parse_address,
-    shown,
 )
 from llog.model import PARTITIONS_MAX, check_topic_name
+from llog.stores.addresses import shown
+from llog.stores.oxia.adapter import OXIA_NAMESPACE
+from llog.stores.registry import meta_adapter, settings_prefixes
 
 PREFIX: Final = "LLOG_"
 # Examples for people, of which some are within the bounds of every setting.
@@ -40,17 +40,6 @@ _FOR_SERVICE: Final = (
     "No command of this version starts that service; the upkeep beside a broker looks at all partitions."
 )
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}")
-
-
-class Secret(msgspec.Struct, frozen=True):
-    """Text that must not be shown: neither `repr` nor `str` does."""
-
-    value: str
-
-    def __repr__(self) -> str:
-        return "Secret('***')"
-
-    __str__ = __repr__
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -633,22 +622,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         directory = Path(self.data_dir).absolute()
         url = meta_url(self.meta, self.oxia_service_address, self.oxia_namespace, directory)
         meta = parse_address("meta", url)
-        is_local = meta.scheme in ("sqlite", "memory")
+        adapter = meta_adapter(meta.scheme)
         prefix = checked_prefix(self.root_prefix)
         complete = {
             "data_dir": str(directory),
             "meta": url,
-            "blobs": blobs_url(self.blobs, self.s3_bucket, directory, is_local=is_local),
+            "blobs": blobs_url(self.blobs, self.s3_bucket, directory, is_local=adapter.is_local),
             "root_prefix": prefix,
             "role": "both" if self.role == "all" else self.role,
         }
         for field, given in (("segments_dir", self.segments_dir), ("rocksdb_dir", self.rocksdb_dir)):
             if given is not None:
                 complete[field] = str(Path(given).absolute())
-            elif meta.scheme == "sqlite":
-                complete[field] = str(Path(meta.path).parent / prefix / field.removesuffix("_dir"))
+            elif (beside := adapter.directory(meta)) is not None:
+                complete[field] = str(beside / prefix / field.removesuffix("_dir"))
         if self.keyed is not None:
-            complete["keyed"] = normal_url("keyed", self.keyed)
+            complete["keyed"] = parse_address("keyed", self.keyed).url
         for field in ("postgres_password_file", "oxia_token_file", "oxia_ca_file"):
             if (given := getattr(self, field)) is not None:
                 complete[field] = str(Path(given).absolute())
@@ -667,7 +656,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.oxia_token is not None and self.oxia_token_file is not None:
             raise ConfigurationError("LLOG_OXIA_TOKEN and LLOG_OXIA_TOKEN_FILE are both set: unset one of them")
-        if self.oxia_session_timeout_ms is not None and meta.scheme not in OXIA_SCHEMES:
+        if self.oxia_session_timeout_ms is not None and not self.uses_oxia:
             raise ConfigurationError(
                 f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {shown(url)}: set LLOG_SESSION_TIMEOUT_MS "
                 "instead"
@@ -720,20 +709,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uses_postgres(self) -> bool:
         """Whether the metadata store is a PostgreSQL database."""
-        return self.meta.startswith("postgresql://")
+        return self._reads_settings("postgres_")
 
     @property
     def uses_oxia(self) -> bool:
         """Whether the metadata store is Oxia."""
-        return self.meta.partition("://")[0] in OXIA_SCHEMES
+        return self._reads_settings("oxia_")
+
+    def _reads_settings(self, prefix: str) -> bool:
+        return meta_adapter(self.meta.partition("://")[0]).settings_prefix == prefix
 
     def as_environment(self) -> dict[str, str]:
         """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them.
 
         Credentials that no store needs are left out.
         """
-        used = {"s3_": self.uses_s3, "postgres_": self.uses_postgres, "oxia_": self.uses_oxia}
-        unused = tuple(prefix for prefix, is_used in used.items() if not is_used)
+        unused = tuple(prefix for prefix in settings_prefixes() if not self._reads_settings(prefix))
+        if not self.uses_s3:
+            unused += ("s3_",)
         values = {
             setting: getattr(self, setting.field)
             for setting in SETTINGS.values()

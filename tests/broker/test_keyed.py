@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from devtools.servers.weed import S3Server
+from llog.base.secret import Secret
 from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.keyed.messages import ScanQuery
 from llog.broker.keyed.pages import scan_page
 from llog.broker.keyed.tail import TAILS_MAX
-from llog.config import Secret
 from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, freshness
 from llog.keyed.model import KEY_BYTES_MAX
 from llog.log.opening import opened_log

@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 
 from devtools.servers.postgres import PostgresServer
-from llog.base.addresses import PostgresAddress
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 
 Open = Callable[[], PostgresMetaStore]
 

@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from devtools.servers.oxia import OxiaMissing, OxiaServer, oxia_server
 from devtools.servers.postgres import PostgresServer
-from llog.base.addresses import PostgresAddress
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import (
@@ -35,8 +34,9 @@ from llog.stores.meta import (
     scan,
     scan_keys,
 )
-from llog.stores.oxia import OxiaMetaStore
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 from llog.stores.sqlite.store import SqliteMetaStore
 
 SESSION_TIMEOUT_MS = 1000
@@ -81,7 +81,7 @@ class MemoryAdapter:
 _HOLDER = """
 import asyncio, sys
 from llog.stores.sqlite.store import SqliteMetaStore
-from llog.stores.oxia import OxiaMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
 async def main():
     store = SqliteMetaStore.open(sys.argv[1], session_timeout_ms=int(sys.argv[3]))
     await store.put(sys.argv[2], b"held", ephemeral=True)
@@ -104,8 +104,8 @@ class SqliteAdapter:
 
 _POSTGRES_HOLDER = """
 import asyncio, sys
-from llog.base.addresses import PostgresAddress
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 async def main():
     url, password, timeout = sys.argv[1], sys.argv[2], int(sys.argv[4])
     store = PostgresMetaStore(PostgresAddress.parse(url), password=password, session_timeout_ms=timeout)
@@ -118,7 +118,7 @@ asyncio.run(main())
 
 _OXIA_HOLDER = """
 import asyncio, sys
-from llog.stores.oxia import OxiaMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
 async def main():
     store = OxiaMetaStore(sys.argv[1].split(","), sys.argv[2], session_timeout_ms=int(sys.argv[4]))
     await store.put(sys.argv[3], b"held", ephemeral=True)

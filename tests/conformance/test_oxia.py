@@ -17,7 +17,7 @@ from devtools.servers.oxia import OxiaMissing, OxiaServer, oxia_cluster, oxia_se
 from llog.cli.main import main
 from llog.errors import OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.stores.meta import ABSENT
-from llog.stores.oxia import OxiaMetaStore
+from llog.stores.oxia.store import OxiaMetaStore
 
 LIMIT_S = 120
 """More than any failover takes on a slow machine."""

@@ -17,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 
 from devtools.servers.postgres import PostgresServer
-from llog.base.addresses import PostgresAddress
 from llog.cli.doctor import Finding, examine
 from llog.cli.main import main
 from llog.config import Secret, Settings
@@ -27,7 +26,8 @@ from llog.log.catalog import Catalog
 from llog.log.opening import open_log, opened_log
 from llog.stores.diagnosis import clock
 from llog.stores.meta import ABSENT, Put
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 from llog.stores.postgres.watches import Watches
 from llog.stores.postgres.writer import NOTICE_BYTES_MAX, NOTICES_MAX, _touched, delete_range, put
 from tests.conformance.conftest import Open
@@ -60,8 +60,8 @@ async def test_writers_of_opposite_key_orders_wait_for_one_another_and_do_not_de
 _INCREMENT = """
 import asyncio, sys
 from llog.errors import VersionMismatch
-from llog.base.addresses import PostgresAddress
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 async def main():
     store = PostgresMetaStore(PostgresAddress.parse(sys.argv[1]), password=sys.argv[2])
     done = 0
@@ -180,8 +180,8 @@ def test_notices_name_the_keys_or_none_if_there_are_too_many() -> None:
 
 _FORK = """
 import asyncio, os, sys
-from llog.base.addresses import PostgresAddress
-from llog.stores.postgres import PostgresMetaStore
+from llog.stores.postgres.address import PostgresAddress
+from llog.stores.postgres.store import PostgresMetaStore
 store = PostgresMetaStore(PostgresAddress.parse(sys.argv[1]), password=sys.argv[2])
 
 async def child():

@@ -17,7 +17,7 @@ from llog.config import Settings
 from llog.errors import ConfigurationError, LlogError, LogNotFound, LogOwned, StoreUnavailable, WrongStore
 from llog.keyed.slate import Place, make_log_directory
 from llog.loading import load_settings
-from llog.locations import normal_url
+from llog.locations import parse_address
 from llog.log.opening import opened_owners
 from llog.log.owners import Owners, keyed_of
 from llog.runtime import Runtime
@@ -76,7 +76,7 @@ async def own(
     `ConfigurationError` if there are none. `take_over` is for those who know better: SlateDB then fences the other
     writer.
     """
-    what = keyed_of(normal_url("keyed", place.url))
+    what = keyed_of(parse_address("keyed", place.url).url)
     named = f"the keyed log at {place.url}"
     if place.directory is not None:
         return await _own_directory(place, place.directory, what, named, owners, take_over=take_over)

@@ -83,7 +83,7 @@ def locate(url: str, settings: Settings | None) -> Place:
     """`ConfigurationError` if the address is none of memory://, file:// and s3://. Nothing is contacted."""
     variable = SETTINGS["blobs"].variable
     try:
-        scheme, authority, path = parse_address("blobs", url)
+        scheme, authority, path, _ = parse_address("blobs", url)
     except ConfigurationError as error:
         raise ConfigurationError(str(error).replace(variable, "the address of the keyed log")) from error
     if scheme == "memory":

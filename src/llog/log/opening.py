@@ -1,19 +1,16 @@
-"""From settings to an open log: the one place that knows which adapter an address means."""
+"""From settings to an open log: both stores opened, and what the settings say about engines and upkeep."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from llog.base.addresses import PostgresAddress
 from llog.batch.format import Codec
-from llog.config import SETTINGS, Secret, Settings
+from llog.config import SETTINGS, Settings
 from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.engines.object.collector import CollectorOptions
@@ -22,26 +19,18 @@ from llog.engines.port import WriterOptions
 from llog.engines.registry import all_engines
 from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
-from llog.locations import NO_BLOBS, OXIA_SCHEMES, Address, parse_address
+from llog.locations import NO_BLOBS, parse_address
 from llog.log.engine import Engine
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, check_format, tie_together
 from llog.log.owners import Owners
 from llog.runtime import Runtime, SystemRuntime
+from llog.stores.addresses import Address
 from llog.stores.blobs import BlobStore
 from llog.stores.blobs_by_uri import BlobsByUri
 from llog.stores.meta import MetaStore
 from llog.stores.prefixed import PrefixedMetaStore
-
-if TYPE_CHECKING:
-    from llog.stores.memory.blobs import MemoryBlobs
-    from llog.stores.memory.meta import MemoryMeta
-    from llog.stores.oxia import OxiaMetaStore
-    from llog.stores.postgres import PostgresMetaStore
-
-# Stores in memory live as long as the process, so that whoever opens the same name there meets the same log.
-_memory_meta: dict[str, MemoryMeta] = {}
-_memory_blobs: dict[str, MemoryBlobs] = {}
+from llog.stores.registry import BLOBS, blob_adapter, meta_adapter
 
 
 async def open_log(
@@ -69,7 +58,11 @@ async def open_log(
         meta = await _open_meta(meta_address, settings)
     try:
         with _blaming("blobs", settings.blobs):
-            blobs = _open_blobs(blobs_address, settings) if blobs_address else _blobs_by_uri(settings)
+            blobs = (
+                blob_adapter(blobs_address.scheme).open(blobs_address, settings)
+                if blobs_address
+                else _blobs_by_uri(settings)
+            )
         runtime = runtime or SystemRuntime()
         owners = Owners(
             meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
@@ -134,26 +127,11 @@ async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -
 def log_exists(settings: Settings) -> bool:
     """Whether there is such a log already; opening it would make one otherwise. May block for a moment."""
     meta, _ = addresses(settings)
-    log_id = f"{settings.root_prefix}/{LOG_ID}".lstrip("/")
-    if meta.scheme in OXIA_SCHEMES:
-        with _blaming("meta", settings.meta):
-            return _oxia(meta, settings).has_key(log_id)
-    if meta.scheme == "sqlite" and not Path(meta.path).exists():
-        return False
-    with _blaming("meta", settings.meta), ThreadPoolExecutor(1) as thread:
-        # In a thread of its own, for the caller may be running an event loop.
-        if meta.scheme == "postgresql":
-            return thread.submit(asyncio.run, _postgres(settings).has_key(log_id)).result()
-        return not settings.root_prefix or thread.submit(asyncio.run, _has_log_id(meta, settings)).result()
-
-
-async def _has_log_id(address: Address, settings: Settings) -> bool:
-    """Whether the store, which is there, has a log with this prefix among others."""
-    meta = await _open_meta(address, settings)
-    try:
-        return await meta.get(LOG_ID) is not None
-    finally:
-        await meta.close()
+    adapter = meta_adapter(meta.scheme)
+    if adapter.is_local and not settings.root_prefix:
+        return adapter.exists(meta)
+    with _blaming("meta", settings.meta):
+        return adapter.has_key(meta, settings, f"{settings.root_prefix}/{LOG_ID}".lstrip("/"))
 
 
 def require_log(settings: Settings) -> None:
@@ -207,7 +185,7 @@ def addresses(settings: Settings) -> tuple[Address, Address | None]:
     meta = parse_address("meta", settings.meta)
     if settings.blobs == NO_BLOBS:
         return meta, None
-    blobs = _below(parse_address("blobs", settings.blobs), settings.root_prefix)
+    blobs = parse_address("blobs", settings.blobs).below(settings.root_prefix)
     if (meta.scheme == "memory") != (blobs.scheme == "memory"):
         raise ConfigurationError(
             f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process "
@@ -217,106 +195,17 @@ def addresses(settings: Settings) -> tuple[Address, Address | None]:
     return meta, blobs
 
 
-def _below(address: Address, prefix: str) -> Address:
-    if not prefix:
-        return address
-    if address.scheme == "memory":
-        return address._replace(authority=f"{address.authority}/{prefix}")
-    return address._replace(path=f"{address.path}/{prefix}" if address.path else prefix)
-
-
 async def _open_meta(address: Address, settings: Settings) -> MetaStore:
-    store = await _open_whole_meta(address, settings)
+    store = await meta_adapter(address.scheme).open(address, settings)
     return PrefixedMetaStore(store, settings.root_prefix + "/") if settings.root_prefix else store
-
-
-async def _open_whole_meta(address: Address, settings: Settings) -> MetaStore:
-    if address.scheme == "memory":
-        from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
-
-        return MemoryMetaStore(_memory_meta.setdefault(address.authority, MemoryMeta()))
-    if address.scheme == "postgresql":
-        store = _postgres(settings)
-        await store.open()
-        return store
-    if address.scheme in OXIA_SCHEMES:
-        return await _oxia(address, settings).connected()
-    from llog.stores.sqlite.store import SqliteMetaStore
-
-    return await asyncio.to_thread(
-        SqliteMetaStore.open, Path(address.path), session_timeout_ms=settings.store_session_timeout_ms
-    )
-
-
-def _postgres(settings: Settings) -> PostgresMetaStore:
-    try:
-        from llog.stores.postgres import PostgresMetaStore
-    except ImportError as error:
-        raise ConfigurationError(f"PostgreSQL needs {error.name}: pip install 'leaderless-log[postgres]'") from error
-    return PostgresMetaStore(
-        PostgresAddress.parse(settings.meta),
-        password=_revealed(settings.postgres_password),
-        password_file=settings.postgres_password_file,
-        client_name=settings.client_name,
-        session_timeout_ms=settings.store_session_timeout_ms,
-    )
-
-
-def _oxia(address: Address, settings: Settings) -> OxiaMetaStore:
-    try:
-        from llog.stores.oxia import OxiaMetaStore, Security
-    except ImportError as error:
-        raise ConfigurationError(f"Oxia needs {error.name}: pip install 'leaderless-log[oxia]'") from error
-    return OxiaMetaStore(
-        address.authority.split(","),
-        address.path,
-        session_timeout_ms=settings.store_session_timeout_ms,
-        identity=settings.client_name,
-        security=Security(
-            tls=address.scheme == "oxias",
-            ca_file=settings.oxia_ca_file,
-            token=_revealed(settings.oxia_token),
-            token_file=settings.oxia_token_file,
-        ),
-    )
-
-
-def _open_blobs(address: Address, settings: Settings) -> BlobStore:
-    if address.scheme == "memory":
-        from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
-
-        return MemoryBlobStore(
-            _memory_blobs.setdefault(address.authority, MemoryBlobs()), uri=f"memory://{address.authority}"
-        )
-    if address.scheme == "file":
-        from llog.stores.files.blobs import FileBlobStore
-
-        return FileBlobStore(Path(address.path))
-    from llog.stores.object.answers import Limits
-    from llog.stores.object.blobs import ObjectBlobStore
-
-    limits = Limits(user_agent=settings.client_name)
-    if address.scheme == "gs":
-        return ObjectBlobStore.gcs(address.authority, address.path, limits=limits)
-    if address.scheme == "az":
-        return ObjectBlobStore.azure(address.authority, address.path, limits=limits)
-    return ObjectBlobStore.s3(
-        address.authority,
-        address.path,
-        endpoint=settings.s3_endpoint_url,
-        region=settings.s3_region_name,
-        access_key_id=settings.s3_access_key_id,
-        secret_access_key=_revealed(settings.s3_secret_access_key),
-        session_token=_revealed(settings.s3_session_token),
-        limits=limits,
-    )
 
 
 def _blobs_by_uri(settings: Settings) -> BlobsByUri:
     def open_bucket(url: str) -> BlobStore:
-        if url.partition("://")[0] not in ("s3", "gs", "az"):
+        scheme = url.partition("://")[0]
+        if scheme not in BLOBS or not (adapter := blob_adapter(scheme)).in_bucket:
             raise ConfigurationError(f"the metadata names blobs in {url}, which is no store that llog knows")
-        return _open_blobs(parse_address("blobs", url), settings)
+        return adapter.open(parse_address("blobs", url), settings)
 
     return BlobsByUri(open_bucket)
 
@@ -329,10 +218,6 @@ def _engines(settings: Settings, runtime: Runtime, owners: Owners) -> dict[str, 
     if settings.rocksdb_dir is not None:
         rocks = OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
     return all_engines(segments, rocks)
-
-
-def _revealed(secret: Secret | None) -> str | None:
-    return None if secret is None else secret.value
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 import asyncpg
 import msgspec
 
-from llog.base.addresses import PostgresAddress
-from llog.config import Secret
+from llog.base.secret import Secret
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable, StoreUnreachable, WrongStore
+from llog.stores.postgres.address import PostgresAddress
 from llog.stores.postgres.schema import FORMAT, creation
 
 OPERATION_SECONDS: Final = 10.0

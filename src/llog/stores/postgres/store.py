@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakSet
 
-from llog.base.addresses import PostgresAddress
-from llog.config import Secret
+from llog.base.secret import Secret
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts, counted_answer
 from llog.stores.diagnosis import Diagnosis
 from llog.stores.meta import Entry, Put, check, check_bounds, checked_size
+from llog.stores.postgres.address import PostgresAddress
 from llog.stores.postgres.connections import Credentials, Identity, Server
 from llog.stores.postgres.diagnosis import diagnose
 from llog.stores.postgres.reader import Reader

@@ -22,12 +22,14 @@ from llog.errors import (
     WrongStore,
 )
 from llog.stores.meta import ABSENT, Put, after
-from llog.stores.oxia import OxiaMetaStore, Security, channels, client, diagnosis
+from llog.stores.oxia import channels, client, diagnosis
 from llog.stores.oxia import store as store_module
+from llog.stores.oxia.channels import Security
 from llog.stores.oxia.client import ShardClient
 from llog.stores.oxia.cluster import Shard
 from llog.stores.oxia.keys import SORTING_PROBE
 from llog.stores.oxia.proto import client_pb2 as proto
+from llog.stores.oxia.store import OxiaMetaStore
 from tests.unit.stores.oxia.certificate import CERTIFICATE, KEY
 from tests.unit.stores.oxia.fake import FakeOxia, FakeShard, fake_oxia
 

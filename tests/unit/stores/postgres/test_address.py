@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llog.base.addresses import PostgresAddress
+from llog.stores.postgres.address import PostgresAddress
 
 
 @pytest.mark.parametrize(
