@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from llog.batch.columns import Columns
+from llog.config.loading import load_settings
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import LlogError
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.opening import opened_log

@@ -27,10 +27,10 @@ from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, P
 from devtools.servers.oxia import oxia_server
 from devtools.servers.postgres import postgres_server
 from devtools.servers.weed import ServerError
+from llog.config.loading import load_settings
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import LlogError
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.opening import opened_log

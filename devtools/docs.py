@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llog import errors
 from llog.config import SETTINGS, Secret, Setting
-from llog.loading import CONFIG_FILE, CONFIG_VARIABLE
+from llog.config.loading import CONFIG_FILE, CONFIG_VARIABLE
 from llog.sql.commands.command import Section, Usage
 from llog.sql.commands.registry import COMMANDS
 
@@ -22,7 +22,7 @@ def configuration() -> str:
     rows = [_row(setting) for setting in SETTINGS.values()]
     return f"""# Configuration
 
-Generated from `src/llog/config.py` by `make docs`; do not edit.
+Generated from `src/llog/config/` by `make docs`; do not edit.
 
 A setting comes from the first of these that has it:
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from llog.api.leaderless import SharedAppendGroup as SharedAppendGroup
     from llog.client.connection import connect as connect
     from llog.config import Settings as Settings
+    from llog.config.loading import load_settings as load_settings
     from llog.errors import *  # noqa: F403
     from llog.history.checker import check_history as check_history
     from llog.history.recorder import HistoryRecorder as HistoryRecorder
-    from llog.loading import load_settings as load_settings
     from llog.model import Record as Record
     from llog.model import TopicPartition as TopicPartition
 
@@ -32,7 +32,7 @@ _HOMES = {
     "LeaderlessLogWriter": "llog.api.leaderless",
     "SharedAppendGroup": "llog.api.leaderless",
     "Settings": "llog.config",
-    "load_settings": "llog.loading",
+    "load_settings": "llog.config.loading",
     "Record": "llog.model",
     "TopicPartition": "llog.model",
 }

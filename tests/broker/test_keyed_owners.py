@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from devtools.servers.weed import S3Server
+from llog.config.loading import load_settings
 from llog.errors import ConfigurationError, LogOwned, WriterFenced, WrongStore
 from llog.keyed import StorageConfig, SyncKeyedLog
 from llog.keyed.slate import locate, open_database
-from llog.loading import load_settings
 from tests.broker.test_owners import address, forwarded, until
 from tests.broker.test_process import LIMIT_S, LLOG, Running, running
 

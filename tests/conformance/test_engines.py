@@ -399,7 +399,7 @@ async def test_a_wait_is_woken_by_an_append(world: World) -> None:
 
 _OTHER = """
 import asyncio, sys
-from llog.loading import load_settings
+from llog.config.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
 from llog.log.opening import opened_log

@@ -10,13 +10,13 @@ import pytest
 from devtools.servers.weed import S3Server
 from llog.cli.doctor import examine
 from llog.config import Secret, Settings
+from llog.config.loading import load_settings
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import ConfigurationError, LlogError
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.opening import open_log, opened_log
 from llog.model import Record, TopicPartition

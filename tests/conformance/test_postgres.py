@@ -20,8 +20,8 @@ from devtools.servers.postgres import PostgresServer
 from llog.cli.doctor import Finding, examine
 from llog.cli.main import main
 from llog.config import Secret, Settings
+from llog.config.loading import load_settings
 from llog.errors import ConfigurationError, StoreUnavailable, VersionMismatch
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.opening import open_log, opened_log
 from llog.stores.diagnosis import clock

@@ -22,7 +22,7 @@ from devtools.docs import example_environment
 from devtools.servers.oxia import OxiaServer
 from devtools.servers.postgres import PostgresServer
 from devtools.servers.weed import S3Server
-from llog.loading import load_settings
+from llog.config.loading import load_settings
 from llog.log.opening import opened_log
 
 LLOG = [sys.executable, "-m", "llog.cli.main"]

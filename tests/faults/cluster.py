@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from devtools.servers.leash import leashed, signal_command
 from devtools.servers.weed import S3Server
 from llog.config import Settings
-from llog.loading import load_settings
+from llog.config.loading import load_settings
 
 LIMIT_S = 300
 """Nothing here takes nearly as long, unless it hangs."""

@@ -12,12 +12,12 @@ import os
 import sys
 from pathlib import Path
 
+from llog.config.loading import load_settings
 from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import LlogError
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorder import HistoryRecorder
-from llog.loading import load_settings
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition

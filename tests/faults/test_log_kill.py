@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.routing import EngineReader
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedReader
 from llog.history.recorder import HistoryRecorder
-from llog.loading import load_settings
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.opening import opened_log
 from llog.model import TopicPartition

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from llog.config.loading import load_settings
 from llog.engines.object.collector import Collector
 from llog.engines.object.compaction.compactor import Compactor, lagging
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
-from llog.loading import load_settings
 from llog.log.log import Log
 from llog.log.opening import collector_options, compactor_options, opened_log
 

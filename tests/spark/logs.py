@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llog.batch.columns import records_of
+from llog.config.loading import load_settings
 from llog.engines.object.collector import CollectionResult, Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
@@ -15,7 +16,6 @@ from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import LlogError
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.findings import Problem
 from llog.log.log import Log

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from devtools.servers.weed import S3Server
 from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.engines.object.retention import trim
-from llog.loading import load_settings
 from llog.model import Record, TimestampType, TopicPartition
 from llog.runtime import SystemRuntime
 from llog.spark import register

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from devtools import docs
 from llog.base.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
 from llog.config import SETTINGS, Secret, Settings
+from llog.config.loading import load_settings
+from llog.config.locations import NO_BLOBS
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.loading import load_settings
-from llog.locations import NO_BLOBS
 
 
 @pytest.fixture(autouse=True)

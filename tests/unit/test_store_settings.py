@@ -10,9 +10,9 @@ import pytest
 
 from devtools import docs
 from llog.config import Settings, parse_targets
+from llog.config.loading import load_settings
+from llog.config.locations import NO_BLOBS
 from llog.errors import ConfigurationError
-from llog.loading import load_settings
-from llog.locations import NO_BLOBS
 from llog.spark.options import read_options
 
 OXIA = {"LLOG_OXIA_SERVICE_ADDRESS": "127.0.0.1:6648"}
@@ -60,7 +60,11 @@ def test_all_27_names_are_accepted_and_carried_to_other_processes() -> None:
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_the_example_is_sourced_as_it_is_and_with_every_line_in_force(tmp_path: Path, shell: str) -> None:
-    load = [sys.executable, "-c", "from llog.loading import load_settings; print(load_settings().as_environment())"]
+    load = [
+        sys.executable,
+        "-c",
+        "from llog.config.loading import load_settings; print(load_settings().as_environment())",
+    ]
     source = f"cp .env.example .env && set -a && . ./.env && set +a && exec {' '.join(map(repr, load))}"
     example = docs.example_environment()
     in_force = "\n".join(line[1:] if line.startswith("#LLOG_") else line for line in example.splitlines()) + "\n"

@@ -15,12 +15,12 @@ import msgspec
 from llog.api.portal import Connection
 from llog.batch.columns import records_of
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.engines.object.compaction.compactor import CompactionResult, Compactor
 from llog.engines.object.fencing import fence, unfence
 from llog.engines.port import AppendResult, Batch, Bounds, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import InvalidArgument, LlogError, PartlyAppended, TopicExists, TopicNotFound
-from llog.loading import load_settings
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.log import Log
 from llog.log.opening import compactor_options, writer_options

@@ -16,8 +16,8 @@ import msgspec
 
 from llog.base.units import parse_duration_ms, parse_size
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.errors import InvalidArgument
-from llog.loading import load_settings
 from llog.model import TopicPartition
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from llog.client.backend import Backend
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.errors import InvalidArgument
-from llog.loading import load_settings
 from llog.sql.result import Names, Result
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from llog.base.lockfile import LOCK_AMONG_OTHERS, take_lock
 from llog.config import Settings
+from llog.config.loading import load_settings
+from llog.config.locations import parse_address
 from llog.errors import ConfigurationError, LlogError, LogNotFound, LogOwned, StoreUnavailable, WrongStore
 from llog.keyed.slate import Place, make_log_directory
-from llog.loading import load_settings
-from llog.locations import parse_address
 from llog.log.opening import opened_owners
 from llog.log.owners import Owners, keyed_of
 from llog.runtime import Runtime

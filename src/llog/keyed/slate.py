@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 from llog.base.durable import REMEDIES, OpenedFile, make_library_directory
 from llog.base.lockfile import DIRECTORY_ID, LOCK_AMONG_OTHERS
 from llog.config import SETTINGS, Settings
+from llog.config.loading import load_settings
+from llog.config.locations import parse_address
 from llog.errors import (
     ConfigurationError,
     InconsistentReadState,
@@ -33,8 +35,6 @@ from llog.errors import (
 from llog.keyed import fast_bytes, fast_filter
 from llog.keyed.encoding import filter_length
 from llog.keyed.model import StorageConfig
-from llog.loading import load_settings
-from llog.locations import parse_address
 
 try:
     import slatedb.uniffi as slate

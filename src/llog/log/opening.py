@@ -11,6 +11,7 @@ import msgspec
 
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Settings
+from llog.config.locations import NO_BLOBS, parse_address
 from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
 from llog.engines.object.collector import CollectorOptions
@@ -19,7 +20,6 @@ from llog.engines.port import WriterOptions
 from llog.engines.registry import all_engines
 from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
-from llog.locations import NO_BLOBS, parse_address
 from llog.log.engine import Engine
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, check_format, tie_together

@@ -20,9 +20,9 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType, Tim
 from llog.api.portal import run
 from llog.base.units import parse_base64url, parse_duration_ms, parse_size
 from llog.config import Settings
+from llog.config.loading import load_settings
+from llog.config.locations import parse_address
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
-from llog.loading import load_settings
-from llog.locations import parse_address
 from llog.runtime import SystemRuntime
 from llog.spark.schema import chosen_columns
 

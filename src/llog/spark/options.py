@@ -16,11 +16,11 @@ import msgspec
 
 from llog.base.units import parse_duration_ms, parse_size
 from llog.config import SETTINGS, Settings
+from llog.config.loading import load_settings
+from llog.config.locations import superseded
 from llog.engines.object.sink import check_sink
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.groups.records import check_group_name
-from llog.loading import load_settings
-from llog.locations import superseded
 from llog.log.opening import addresses
 from llog.model import TopicPartition, check_topic_name
 from llog.transport import check_url

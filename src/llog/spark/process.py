@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from llog.api.portal import Connection
 from llog.config import Settings
+from llog.config.locations import NO_BLOBS
 from llog.errors import Contention, OutcomeUnknown, StoreUnavailable
-from llog.locations import NO_BLOBS
 from llog.log.log import Log
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from llog.config import Settings
-from llog.loading import load_settings
+from llog.config.loading import load_settings
 from llog.spark.keyed import LlogKeyedDataSource
 from llog.spark.options import warn_of_ignored
 from llog.spark.source import LlogDataSource

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from llog.base.decoders import json_decoder
+from llog.config.loading import load_client_name
 from llog.errors import OutcomeUnknown, StoreUnavailable
-from llog.loading import load_client_name
 from llog.transport.protocol import JSON, OK, Answer, may_retry, parse_url, refusal, retry_delay_s
 
 T = TypeVar("T")

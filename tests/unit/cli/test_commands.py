@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from llog.cli.main import COMMANDS, main
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.engines.object import clocks
-from llog.loading import load_settings
 from llog.log import opening, pins
 from llog.log.keys import LOG_FORMAT, WAL, PartitionKeys
 from llog.log.log import Log

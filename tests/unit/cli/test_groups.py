@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llog.cli.main import main
+from llog.config.loading import load_settings
 from llog.engines.port import Group
 from llog.engines.rocksdb.engine import rocksdb_of
 from llog.engines.rocksdb.topics import require_rocks
 from llog.engines.routing import EngineAppender
 from llog.groups.groups import Groups
 from llog.groups.records import GroupMode
-from llog.loading import load_settings
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.model import Record, TopicPartition

@@ -21,6 +21,7 @@ from llog.batch.columns import slice_columns
 from llog.batch.joined import encode_run
 from llog.broker.app import Broker
 from llog.config import Settings
+from llog.config.loading import load_settings
 from llog.engines.object import reader, writer
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction.compactor import Compactor
@@ -34,7 +35,6 @@ from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker
 from llog.history.recorder import HistoryRecorder
 from llog.history.report import HistoryReport
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
+from llog.config.loading import load_settings
 from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
 from llog.engines.port import AppendResult, Group, LogAppender, RetentionResult
@@ -25,7 +26,6 @@ from llog.history.lines import Append, Bounds, End, Line, Outcome, Read, Trim, d
 from llog.history.recorded import RecordedAppender, RecordedLogReader, RecordedLogWriter, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker, RecordedBroker
 from llog.history.recorder import HistoryRecorder
-from llog.loading import load_settings
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.opening import opened_log

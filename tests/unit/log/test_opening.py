@@ -10,6 +10,7 @@ import pytest
 
 from llog.api.leaderless import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 from llog.config import Settings
+from llog.config.locations import NO_BLOBS
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
@@ -17,7 +18,6 @@ from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.engines.port import Group
 from llog.errors import ConfigurationError, LlogError, LogNotFound, StoreUnavailable, WrongStore
-from llog.locations import NO_BLOBS
 from llog.log.catalog import Catalog
 from llog.log.keys import LOG_FORMAT
 from llog.log.opening import close_log, log_exists, open_log, opened_log

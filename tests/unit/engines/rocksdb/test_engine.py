@@ -253,7 +253,7 @@ async def test_an_append_whose_caller_gives_up_is_finished_before_the_end(settin
 
 _APPENDING = """
 import asyncio
-from llog.loading import load_settings
+from llog.config.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
 from llog.log.opening import opened_log

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from llog.base.secret import Secret
 from llog.base.units import parse_duration_ms, parse_size
-from llog.config import PREFIX, SETTINGS, Secret, Setting, Settings, check
+from llog.config.declaration import PREFIX, Setting, check
+from llog.config.locations import NO_BLOBS, superseded
+from llog.config.settings import SETTINGS, Settings
 from llog.errors import ConfigurationError, InvalidArgument
-from llog.locations import NO_BLOBS, superseded
 
 CONFIG_VARIABLE: Final = "LLOG_CONFIG"
 CONFIG_FILE: Final = "llog.toml"

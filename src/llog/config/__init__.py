@@ -1,0 +1,12 @@
+"""Every setting, declared once: its name, type, bounds, default and description.
+
+`stores.py`, `upkeep.py`, `segments.py` and `broker.py` declare them, each adding to the one before; `settings.py` makes
+them whole and checks them against each other; `declaration.py` reads the declarations; `locations.py` decides which of
+several settings names a store; `loading.py` finds the values.
+"""
+
+from llog.base.secret import Secret as Secret
+from llog.config.declaration import Setting as Setting
+from llog.config.settings import SETTINGS as SETTINGS
+from llog.config.settings import Settings as Settings
+from llog.config.settings import parse_targets as parse_targets
