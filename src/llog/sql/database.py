@@ -28,13 +28,13 @@ from llog.sql.parse.statements import TableStatement
 from llog.sql.session import Session
 from llog.sql.sources import Sources
 from llog.sql.tables.mirror import Mirror
-from llog.sql.tables.plans import Plan, is_simple, planned
+from llog.sql.tables.plans import Plan, is_simple, plan_of
 from llog.sql.tables.tables import Tables
 from llog.sql.threads import Threads
 from llog.sql.workers import jobs
-from llog.sql.workers.calls import call_apart
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from llog.sql.workers.process import zygote
+from llog.sql.workers.remote_call import call_in_worker
 
 R = TypeVar("R")
 
@@ -131,7 +131,7 @@ class Database:
         while not self._parsing.acquire(timeout=_STOP_CHECK_S):
             jobs.check()
         try:
-            return call_apart(function, *args, memory_max_bytes=self._options.memory_max_bytes)
+            return call_in_worker(function, *args, memory_max_bytes=self._options.memory_max_bytes)
         finally:
             self._parsing.release()
 
@@ -151,7 +151,7 @@ class Database:
             await asyncio.to_thread(zygote.let_go)
 
     def _plan(self, statement: TableStatement) -> Plan:
-        return planned(statement) if is_simple(statement) else self.parse(statement.sql, planned, statement)
+        return plan_of(statement) if is_simple(statement) else self.parse(statement.sql, plan_of, statement)
 
     async def _open(self) -> OpenTables:
         rocks = rocksdb_of(self.log).rocks

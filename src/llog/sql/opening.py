@@ -1,4 +1,4 @@
-"""The way to a database from code that must work without the extra `sql`."""
+"""Opens a database, for code that must load without the extra `sql`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def open_database(log: Log, settings: Settings, *, stopping: asyncio.Event | None = None) -> Database:
-    """A started database on this log, to be closed before the log; `MissingExtra` names what is not installed."""
+    """Starts a database on this log. Close it before the log; `MissingExtra` names a package that is not installed."""
     try:
         from llog.sql.database import Database
     except ImportError as error:

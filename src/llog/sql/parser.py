@@ -32,7 +32,7 @@ def parse(sql: str) -> list[Statement]:
 
 def prepare(sql: str) -> tuple[Statement, ...]:
     """`parse`, remembered for the last short texts. Statements are not to be changed."""
-    return _prepared(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
+    return _parse_cached(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
 
 
 class ErrorPosition(NamedTuple):
@@ -64,7 +64,7 @@ def with_position(sql: str, position: ErrorPosition, error: SqlError) -> SqlErro
 
 
 @functools.lru_cache(maxsize=512)
-def _prepared(sql: str) -> tuple[Statement, ...]:
+def _parse_cached(sql: str) -> tuple[Statement, ...]:
     return tuple(parse(sql))
 
 

@@ -1,4 +1,4 @@
-"""What a statement gives, and the names that there are to complete. Nothing here needs an extra."""
+"""The result of a statement, and the names that a shell can complete. Needs no extra to import."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Result(NamedTuple):
     changed: int = 0
     """Rows changed, or records appended."""
     warnings: tuple[str, ...] = ()
-    """What the statement did not do, though it succeeded."""
+    """What the statement left undone although it succeeded."""
     member: str | None = None
     """The name that CONSUME made up for a session without one: an ACK may name it."""
 
 
 class Names(NamedTuple):
     tables: dict[str, tuple[str, ...]]
-    """With their columns."""
+    """Table → its columns."""
     topics: tuple[str, ...]
     groups: tuple[str, ...]

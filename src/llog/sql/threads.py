@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 _INTERRUPT_S: Final = 0.05
 _INTERRUPTS: Final = 20
-"""So many, and then a kill."""
+"""Interrupts before the worker is killed."""
 _COUNTS: Final = {"query": 8, "change": 8, "transaction": 1}
 
 
@@ -45,8 +45,9 @@ class Threads:
         self._pools = {use: ThreadPoolExecutor(_COUNTS[use.value], f"llog-sql-{use.value}") for use in Use}
 
     async def run(self, use: Use, work: Callable[[], R]) -> R:
-        """`StatementTimeout` if it takes too long. Then, and if the caller goes away, it has ended when this
-        returns.
+        """Calls `work` on a thread for this use; `StatementTimeout` if it takes too long.
+
+        Then, and if the caller goes away, the work has ended when this returns.
         """
         job = Job()
 
@@ -60,10 +61,10 @@ class Threads:
         try:
             await ended
         except asyncio.CancelledError:
-            await _stopped(running, job)
+            await _stop(running, job)
             raise
         except StatementTimeout:
-            await _stopped(running, job)
+            await _stop(running, job)
             if running.cancelled() or running.exception() is not None:
                 raise
         finally:
@@ -72,19 +73,20 @@ class Threads:
 
     def _give_up(self, ended: asyncio.Future[None]) -> None:
         if not ended.done():
-            said = (
+            message = (
                 f"the statement ran for {format_duration_ms(self.timeout_ms)} and was cancelled (LLOG_SQL_TIMEOUT_MS)"
             )
-            ended.set_exception(StatementTimeout(said))
+            ended.set_exception(StatementTimeout(message))
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _stopped(running: Future[R], job: Job) -> None:
-    """Interrupts the work, again and again for it may not have begun, until it has ended. A kill ends all that waits
-    for a worker.
+async def _stop(running: Future[R], job: Job) -> None:
+    """Interrupts the work until it has ended: repeatedly, since the work may not have begun.
+
+    After `_INTERRUPTS` of them the worker is killed, which ends every wait for it.
     """
     ended, interrupts = _end_of(running), 0
     while not running.cancel() and not running.done():
@@ -95,8 +97,9 @@ async def _stopped(running: Future[R], job: Job) -> None:
 
 
 def _end_of(running: Future[R]) -> asyncio.Future[None]:
-    """Done when the work is, whatever came of it. A future and a turn of the loop less than `asyncio.wrap_future`
-    takes.
+    """A future that is done when the work is, whatever came of it.
+
+    It costs a future and a turn of the loop less than `asyncio.wrap_future`.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

@@ -55,7 +55,7 @@ class Output:
 
     def show(self, result: Result, ms: float) -> None:
         if result.table is not None:
-            _SHOWN[self.form](result.table)
+            _PRINTERS[self.form](result.table)
         for warning in result.warnings:
             note(f"warning: {warning.translate(_HARMLESS)}")
         if self._quiet or (result.table is not None and not sys.stdout.isatty()):
@@ -85,9 +85,9 @@ def _names(table: pa.Table) -> list[str]:
     return [name.translate(_HARMLESS) for name in table.column_names]
 
 
-def _table(table: pa.Table) -> None:
+def _print_table(table: pa.Table) -> None:
     if not sys.stdout.isatty():
-        _plain(table)
+        _print_plain(table)
         return
     from rich import box
     from rich.console import Console
@@ -101,9 +101,9 @@ def _table(table: pa.Table) -> None:
     room = shutil.get_terminal_size().columns - _GAP_CHARS * len(names)
     least = [max(_VALUE_CHARS_MIN, min(cell_len(name), _NAME_CHARS_MIN)) for name in names]
     if sum(map(min, whole, least)) > room:
-        _expanded(table)
+        _print_expanded(table)
         return
-    widths = _fitting(whole, room)
+    widths = _fit_widths(whole, room)
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name, field, width in zip(names, table.schema, widths, strict=True):
         justify: Literal["left", "right"] = "right" if is_number(field.type) else "left"
@@ -116,10 +116,10 @@ def _table(table: pa.Table) -> None:
             )
         )
     Console(highlight=False).print(drawn)
-    _tell_of_more(table)
+    _note_more_rows(table)
 
 
-def _fitting(widths: Sequence[int], room: int) -> list[int]:
+def _fit_widths(widths: Sequence[int], room: int) -> list[int]:
     """Columns that are narrow keep their width, wide ones share what is left."""
     fitting = list(widths)
     left = room
@@ -129,7 +129,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
     return fitting
 
 
-def _tell_of_more(table: pa.Table) -> None:
+def _note_more_rows(table: pa.Table) -> None:
     if table.num_rows > _ROWS_DRAWN_MAX:
         note(
             f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: ask for fewer with LIMIT, or take all with --csv "
@@ -137,7 +137,7 @@ def _tell_of_more(table: pa.Table) -> None:
         )
 
 
-def _plain(table: pa.Table) -> None:
+def _print_plain(table: pa.Table) -> None:
     """For a pipe: every value whole, columns aligned."""
     names, rows = _names(table), _cells(table)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
@@ -150,7 +150,7 @@ def _plain(table: pa.Table) -> None:
     click.echo("\n".join(map(line, [names, *rows])))
 
 
-def _expanded(table: pa.Table) -> None:
+def _print_expanded(table: pa.Table) -> None:
     """One value per line."""
     part = table.slice(0, _ROWS_DRAWN_MAX) if sys.stdout.isatty() else table
     names = _names(table)
@@ -159,10 +159,10 @@ def _expanded(table: pa.Table) -> None:
         click.echo(f"-- row {number}")
         click.echo("\n".join(f"{name:<{width}}  {cell}" for name, cell in zip(names, row, strict=True)))
     if sys.stdout.isatty():
-        _tell_of_more(table)
+        _note_more_rows(table)
 
 
-def _json(table: pa.Table) -> None:
+def _print_json(table: pa.Table) -> None:
     names = unique_names(table.column_names)
     encoder = msgspec.json.Encoder()
     for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
@@ -171,7 +171,7 @@ def _json(table: pa.Table) -> None:
         click.echo(lines, nl=False)
 
 
-def _csv(table: pa.Table) -> None:
+def _print_csv(table: pa.Table) -> None:
     """With a header; NULL is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -184,7 +184,12 @@ def _csv(table: pa.Table) -> None:
         text.truncate()
 
 
-_SHOWN: Final = {Format.TABLE: _table, Format.EXPANDED: _expanded, Format.JSON: _json, Format.CSV: _csv}
+_PRINTERS: Final = {
+    Format.TABLE: _print_table,
+    Format.EXPANDED: _print_expanded,
+    Format.JSON: _print_json,
+    Format.CSV: _print_csv,
+}
 
 
 def place_of(error: LlogError, statement: ScriptStatement) -> tuple[int, int | None]:

@@ -100,12 +100,12 @@ def transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStat
         else:
             joined.append(statement)
         if held and statement.word in _ENDS:
-            joined.append(_joined(held))
+            joined.append(_join(held))
             held = []
     return joined, held
 
 
-def _joined(statements: Sequence[ScriptStatement]) -> ScriptStatement:
+def _join(statements: Sequence[ScriptStatement]) -> ScriptStatement:
     """One text in which every statement is in the line that it was in."""
     first = statements[0]
     text, line = "", first.line

@@ -37,7 +37,7 @@ _IN_WORDS: Final = re.compile(r"\s*([0-9.]+)\s*([A-Za-z]{2,}?)s?\s*", re.ASCII)
 def _integer(low: int, high: int) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(f"must be a whole number, not {_shown(value)}")
+            raise InvalidArgument(f"must be a whole number, not {_short_repr(value)}")
         if not low <= value <= high:
             raise InvalidArgument(f"must be from {low} to {high}, not {value}")
         return value
@@ -48,7 +48,7 @@ def _integer(low: int, high: int) -> Check:
 def _one_of(*words: str) -> Check:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value.lower() not in words:
-            raise InvalidArgument(f"must be {' or '.join(map(repr, words))}, not {_shown(value)}")
+            raise InvalidArgument(f"must be {' or '.join(map(repr, words))}, not {_short_repr(value)}")
         return value.lower()
 
     return check
@@ -56,7 +56,7 @@ def _one_of(*words: str) -> Check:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"must be text that is not empty, not {_shown(value)}")
+        raise InvalidArgument(f"must be text that is not empty, not {_short_repr(value)}")
     return value
 
 
@@ -81,7 +81,7 @@ def time_ms(value: Any) -> int:
             value = datetime.fromisoformat(value.strip())
         except ValueError:
             raise InvalidArgument(
-                f"must be a time like '2026-01-31T12:00:00Z' or ms since 1970, not {_shown(value)}"
+                f"must be a time like '2026-01-31T12:00:00Z' or ms since 1970, not {_short_repr(value)}"
             ) from None
     if isinstance(value, datetime):
         value = ms_of(value)
@@ -133,6 +133,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {found[0]}?" if found else ""
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -159,7 +159,7 @@ def _token(sql: str, group: str, text: str, at: int, end: int, before: list[Toke
         case "hex":
             return Token(Kind.BLOB, text[2:-1], at, end)
         case "escape":
-            return Token(Kind.STRING, _unescaped(sql, text[2:-1], at), at, end)
+            return Token(Kind.STRING, _unescape(sql, text[2:-1], at), at, end)
         case "dollar":
             close = sql.find(text, end)
             if close < 0:
@@ -185,7 +185,7 @@ def _may_be_parameter(before: list[Token], at: int) -> bool:
     return not (last.kind is Kind.WORD and last.end == at)
 
 
-def _unescaped(sql: str, text: str, at: int) -> str:
+def _unescape(sql: str, text: str, at: int) -> str:
     def character(match: re.Match[str]) -> str:
         if match[1] is None:
             return "'"

@@ -39,11 +39,11 @@ def bind(statement: Statement, params: Params | None = None) -> Statement:
     statement keeps its placeholders, for DuckDB; its `values` are filled. `SqlError` if there are too few or too many
     values, or one does not fit its clause.
     """
-    given = _given(parameters_of(statement), params)
+    given = _values_by_place(parameters_of(statement), params)
     if not given:
         return statement
     if isinstance(statement, TableStatement):
-        return _filled(statement, given)
+        return _with_values(statement, given)
     changed: dict[str, Any] = {}
     for name in statement.__struct_fields__:
         value = getattr(statement, name)
@@ -54,7 +54,7 @@ def bind(statement: Statement, params: Params | None = None) -> Statement:
             clause = value.kind.name
             changed[name] = StartAt(value.kind, _value(value.value, given, clause, CLAUSES[clause]))
         elif isinstance(value, TableStatement):
-            changed[name] = _filled(value, given)
+            changed[name] = _with_values(value, given)
         elif name == "options":
             checks: Mapping[str, Check] = statement.OPTIONS  # type: ignore[attr-defined]  # goes with `options`
             changed[name] = {option: _value(v, given, option, checks[option]) for option, v in value.items()}
@@ -126,7 +126,7 @@ def shares(statements: Sequence[Statement], params: Params | None) -> list[Param
     return found
 
 
-def _given(places: Sequence[int | str], params: Params | None) -> dict[int | str, Any]:
+def _values_by_place(places: Sequence[int | str], params: Params | None) -> dict[int | str, Any]:
     if params is None:
         params = ()
     if isinstance(params, str | bytes | bytearray):
@@ -167,7 +167,7 @@ def _upto(upto: Sequence[tuple[Any, Any]], given: Mapping[int | str, Any]) -> tu
     return tuple(found.items())
 
 
-def _filled(statement: TableStatement, given: Mapping[int | str, Any]) -> TableStatement:
+def _with_values(statement: TableStatement, given: Mapping[int | str, Any]) -> TableStatement:
     if statement.values is None:
         return statement
     rows = tuple(

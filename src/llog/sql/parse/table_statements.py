@@ -75,8 +75,8 @@ _parsing = threading.Lock()
 _duckdb: Any = None
 
 
-class Found(NamedTuple):
-    """What sqlglot saw, and the replacements that make DuckDB's text of it."""
+class Analysis(NamedTuple):
+    """What a statement reads and writes, and the replacements that make DuckDB's text of its tokens."""
 
     tree: exp.Expr
     rendered: Rendered
@@ -105,7 +105,7 @@ def table_statement(stream: TokenStream) -> TableStatement:
             values=plain.values,
             parameters=places,
         )
-    found = find(stream, 0)
+    found = analyze(stream, 0)
     kind, if_exists = _kind(stream, found.tree)
     if kind in ("CREATE TABLE", "DROP TABLE") and places:
         raise SqlError(f"{kind} cannot have parameters", hint="write the values")
@@ -140,7 +140,7 @@ def query_statement(stream: TokenStream, first: int, rows: tuple[tuple[Any, ...]
     if rows is not None:
         sql = render(stream, {}, first).text
         return TableStatement(kind="SELECT", sql=sql, values=rows, parameters=_places(stream))
-    found = find(stream, first)
+    found = analyze(stream, first)
     if not _is_query(found.tree):
         raise stream.error("expected VALUES or a query", token=stream.tokens[first])
     places = _places(stream)
@@ -179,8 +179,8 @@ def check_expression(text: str, clause: str, several: bool) -> None:
         raise SqlError(f"{clause}: {text[:200]!r} cannot have subqueries")
 
 
-def find(stream: TokenStream, first: int) -> Found:
-    """Parses the tokens from `first` on, and finds what is read and written."""
+def analyze(stream: TokenStream, first: int) -> Analysis:
+    """Parses the tokens from `first` on, and finds what the statement reads and writes."""
     if len(stream.tokens) - first > SQLGLOT_TOKENS_MAX:
         raise stream.error(
             f"more than {SQLGLOT_TOKENS_MAX:,} tokens that are not plain values",
@@ -191,7 +191,7 @@ def find(stream: TokenStream, first: int) -> Found:
     replacements, topics = topic_replacements(stream, names, first)
     replacements = offset_replacements(stream, first) | replacements
     rendered = render(stream, replacements, first, for_sqlglot=True)
-    tree = _parsed(stream, rendered)
+    tree = _parse_tree(stream, rendered)
     target_node = _target(tree)
     for node in tree.find_all(*_CHANGES):
         if node is not tree:
@@ -240,10 +240,10 @@ def find(stream: TokenStream, first: int) -> Found:
             replacements[number] = _main(stream, number)
         if node is target_node:
             target = full
-    return Found(tree, rendered, replacements, tuple(tables), target, topics, system)
+    return Analysis(tree, rendered, replacements, tuple(tables), target, topics, system)
 
 
-def _parsed(stream: TokenStream, rendered: Rendered) -> exp.Expr:
+def _parse_tree(stream: TokenStream, rendered: Rendered) -> exp.Expr:
     try:
         trees = [tree for tree in sqlglot.parse(rendered.text, dialect="duckdb") if tree is not None]
     except RecursionError:
@@ -363,7 +363,7 @@ def pointed_at(stream: TokenStream, first: int, said: str) -> int | None:
     if column is not None:
         return next((token.start for token in stream.tokens if token.value.lower() == column[1].lower()), None)
     try:
-        found = find(stream, first)
+        found = analyze(stream, first)
     except SqlError:
         return None
     token = _pointed_at(said, stream, render(stream, found.replacements, first))

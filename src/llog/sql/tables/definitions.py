@@ -87,7 +87,7 @@ def check_definition(definition: TableDefinition) -> TableDefinition:
 
 
 class TableStore:
-    """Definitions and rows. Whoever changes them holds the writer's lock of `Tables`."""
+    """Definitions and rows. The caller of a method that changes them holds the writer's lock of `Tables`."""
 
     def __init__(self, store: RocksStore) -> None:
         self.store = store

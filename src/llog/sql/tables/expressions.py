@@ -55,7 +55,7 @@ class _Expressions(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str, table: str) -> _Expressions:
+def _parse(text: str, table: str) -> _Expressions:
     try:
         select = sqlglot.parse_one(f"SELECT {text}\n", read="duckdb")
     except (sqlglot.ParseError, sqlglot.TokenError, RecursionError) as error:
@@ -103,14 +103,14 @@ class Expressions:
         \\x1f).
         """
         definition = self._definition(table)
-        keys = None if key is None else _parsed(key, definition.name)
+        keys = None if key is None else _parse(key, definition.name)
         if where is None and keys is None:
             return np.arange(rows.num_rows, dtype=np.int64), None
         if where is None and keys is not None and keys.plain is not None:
             place = definition.codec.places.get(keys.plain)
             if place is not None and definition.columns[place].type in _AS_TEXT:
                 return np.arange(rows.num_rows, dtype=np.int64), rows.column(place).combine_chunks().cast(pa.string())
-        filtered = None if where is None else _parsed(where, definition.name)
+        filtered = None if where is None else _parse(where, definition.name)
         used = (filtered.used if filtered else frozenset()) | (keys.used if keys else frozenset())
         numbered = rows.select([each for each in rows.column_names if each.lower() in used]).append_column(
             _ROW, pa.array(np.arange(rows.num_rows, dtype=np.int64))
@@ -139,12 +139,12 @@ class Expressions:
     def check(self, table: str, where: str | None, partition_by: str | None) -> None:
         """`SqlError` unless the expressions can be asked of every row of the table."""
         definition = self._definition(table)
-        if where is not None and len(_parsed(where, definition.name).sql) != 1:
+        if where is not None and len(_parse(where, definition.name).sql) != 1:
             raise SqlError(f"WHERE {where!r} is more than one expression")
         for text in (where, partition_by):
             if text is not None:
                 known = {*definition.codec.places}
-                for name in sorted(_parsed(text, definition.name).columns - known):
+                for name in sorted(_parse(text, definition.name).columns - known):
                     raise SqlError(
                         f"table {definition.name!r} has no column {name!r}, which {text!r} reads",
                         hint=f"its columns are {', '.join(definition.codec.names)}",
@@ -162,7 +162,7 @@ class Expressions:
             raise SqlError(f"WHERE {where!r} is {kind}, not true or false")
 
     def _kind_of(self, definition: TableDefinition, text: str) -> str:
-        parsed = _parsed(text, definition.name)
+        parsed = _parse(text, definition.name)
         empty = definition.codec.schema.empty_table().append_column(_ROW, pa.array([], pa.int64()))
         source = rows_as(definition, "llog_changed", definition.last_part)
         with self._lock, self._mirror.explained():

@@ -110,7 +110,7 @@ class Mirror:
             try:
                 self.catch_up([definition])
             except (LlogError, JobStopped):
-                pass  # the rows are written, and whoever reads next inserts or loads them
+                pass  # the rows are written, and the next reader inserts or loads them
 
     def waiting(self) -> list[int]:
         """Numbers of the tables whose rows wait to be inserted."""
@@ -199,7 +199,7 @@ class Mirror:
                     # a query that began before an older table of the name was dropped may have loaded it again
                     self._own.do(f"DROP TABLE IF EXISTS {full_name(name)}")
                     self._own.do(sql)
-                    definition = check_definition(self._described(name, number))
+                    definition = check_definition(self._read_definition(name, number))
                 yield definition
             except BaseException:
                 roll_back(self._own)
@@ -228,7 +228,7 @@ class Mirror:
         if schema:
             self._own.do(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
 
-    def _described(self, name: str, number: int) -> TableDefinition:
+    def _read_definition(self, name: str, number: int) -> TableDefinition:
         schema, _, table = name.rpartition(".")
         where = "database_name = 'memory' AND lower(schema_name) = lower(?) AND lower(table_name) = lower(?)"
         names = [schema or "main", table]
@@ -308,7 +308,7 @@ def explain(error: Any) -> LlogError:
     it was written.
     """
     if isinstance(error, EngineEnded):
-        return _ended(error)
+        return _worker_ended(error)
     text = str(error)
     at = _AT.search(text)
     found = _HINT.search(text)
@@ -326,7 +326,7 @@ def explain(error: Any) -> LlogError:
     return SqlError(message, hint=hint, shown=f"\n  {at[2]}\n  {caret}")
 
 
-def _ended(error: EngineEnded) -> SqlWorkerEnded:
+def _worker_ended(error: EngineEnded) -> SqlWorkerEnded:
     if error.killed:
         said = "the process that runs SQL was ended, since a statement did not end when its time was over"
         return SqlWorkerEnded(

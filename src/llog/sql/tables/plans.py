@@ -62,7 +62,7 @@ def is_simple(statement: TableStatement) -> bool:
     return statement.values is not None and not (statement.conflict or statement.returning)
 
 
-def planned(statement: TableStatement) -> Plan:
+def plan_of(statement: TableStatement) -> Plan:
     """`SqlError` if the statement is too long to be read, or cannot be."""
     if is_simple(statement):
         listed = f" ({', '.join(map(quoted, statement.columns))})" if statement.columns else ""
@@ -108,10 +108,10 @@ def _planned(sql: str) -> Plan:
     plan = Plan(whole, listed, target.alias_or_name, changed, template, rows, _places(parameters))
     if conflict is None and not statement.args.get("alternative"):
         return plan
-    return plan._replace(staging=_staging(statement, plan, sql[:end], tokens))
+    return plan._replace(staging=_plan_staging(statement, plan, sql[:end], tokens))
 
 
-def _staging(statement: exp.Expr, plan: Plan, sql: str, tokens: Sequence[Token]) -> Staging:
+def _plan_staging(statement: exp.Expr, plan: Plan, sql: str, tokens: Sequence[Token]) -> Staging:
     """`sql` ends before RETURNING."""
     alternative = str(statement.args.get("alternative") or "").upper()
     if alternative == "REPLACE" and statement.args.get("by_name"):

@@ -53,7 +53,7 @@ def arrow_type(sql_type: str) -> pa.DataType | None:
     """How Arrow holds a column of this type (as DuckDB spells it). None: a table cannot have it."""
     if sql_type.endswith("[]"):
         inner = arrow_type(sql_type[:-2])
-        return None if inner is None or _stored(inner) != inner else pa.list_(inner)
+        return None if inner is None or _storage_type(inner) != inner else pa.list_(inner)
     if decimal := _DECIMAL.fullmatch(sql_type):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     return _ARROW.get(sql_type)
@@ -64,7 +64,7 @@ def can_be_key(sql_type: str) -> bool:
     return not sql_type.endswith("[]") and sql_type not in _NOT_IN_KEYS
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
+def _storage_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind):
         return pa.int32()
     if pa.types.is_temporal(kind):
@@ -84,16 +84,16 @@ class _Storage(NamedTuple):
         if isinstance(cells, list):
             return cells
         if self.kind != self.stored:
-            cells = _reinterpreted(cells, self.stored)
+            cells = _reinterpret(cells, self.stored)
         values: list[Any] = cells.to_pylist()
         return values
 
     def unpack(self, values: Sequence[Any]) -> pa.Array:
         array = pa.array(values, self.stored)
-        return array if self.kind == self.stored else _reinterpreted(array, self.kind)
+        return array if self.kind == self.stored else _reinterpret(array, self.kind)
 
 
-def _reinterpreted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _reinterpret(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same bytes as another type of the same width."""
     return pa.Array.from_buffers(kind, len(array), array.buffers(), array.null_count, array.offset)
 
@@ -107,7 +107,7 @@ class RowCodec:
         self.kinds = [field.type for field in fields]
         self.names = tuple(name for name, _ in columns)
         self.places = {name.lower(): place for place, name in enumerate(self.names)}
-        self._storages = [_Storage(field.type, _stored(field.type)) for field in fields]
+        self._storages = [_Storage(field.type, _storage_type(field.type)) for field in fields]
         self._key_places = [self.places[name.lower()] for name in primary_key]
         self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(list[list[Any]])

@@ -24,7 +24,7 @@ from llog.sql.parse.statements import TableStatement
 from llog.sql.tables.definitions import Column, TableDefinition, TableStore
 from llog.sql.tables.expressions import Expressions
 from llog.sql.tables.mirror import Mirror
-from llog.sql.tables.plans import Plan, planned
+from llog.sql.tables.plans import Plan, plan_of
 from llog.sql.tables.rows import Cells
 from llog.sql.tables.transactions import Executed, TableSession, Transaction, TransactionContext, WriterLock
 from llog.sql.tables.values import Columns, Defaults, from_arrow, from_values
@@ -46,7 +46,7 @@ class Tables:
         options: DuckDBOptions | None = None,
         lock_timeout_s: float = 10.0,
         router: Router | None = None,
-        plan: Callable[[TableStatement], Plan] = planned,
+        plan: Callable[[TableStatement], Plan] = plan_of,
     ) -> None:
         self.store = store
         self._tables = TableStore(store)

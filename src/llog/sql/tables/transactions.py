@@ -137,7 +137,7 @@ class TransactionContext(NamedTuple):
     router: Router
     lock: WriterLock
     plan: Callable[[TableStatement], Plan]
-    """`planning.planned`, wherever that is called."""
+    """`plans.plan_of`, here or in a worker."""
 
 
 class Transaction:
@@ -192,7 +192,7 @@ class Transaction:
                     self._record(definition, _OPS[statement.kind], rows, may_exist=statement.conflict)
                     changed += rows.num_rows
                     if plan.returning is not None:
-                        returned.append(self._returned(cursor, definition, plan, rows))
+                        returned.append(self._returned_rows(cursor, definition, plan, rows))
             return Executed(changed, pa.concat_tables(returned) if returned else None)
 
     def _steps(
@@ -203,9 +203,9 @@ class Transaction:
         count = plan.rows if statement.values is None else len(statement.values)
         if staging is None or count == 1 or not (staging.updates or definition.checked):
             return spread(plan, statement.values, params)
-        return self._staged(cursor, definition, statement, staging, params)
+        return self._staged_steps(cursor, definition, statement, staging, params)
 
-    def _staged(
+    def _staged_steps(
         self,
         cursor: EngineCursor,
         definition: TableDefinition,
@@ -235,7 +235,7 @@ class Transaction:
         with self._context.mirror.explained():
             cursor.do(f"DROP TABLE {STAGED}")
 
-    def _returned(self, cursor: EngineCursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
+    def _returned_rows(self, cursor: EngineCursor, definition: TableDefinition, plan: Plan, rows: pa.Table) -> pa.Table:
         source = rows_as(definition, "llog_returned", plan.alias)
         sql = f"SELECT {plan.returning} FROM {source}"
         return self._context.mirror.fetch(cursor, sql, tables={"llog_returned": rows})
@@ -292,7 +292,7 @@ class Transaction:
                 old = definition.codec.decode(current, definition.name)
             changes = [Change(definition.shape, op, rows, old)]
         elif op is Op.INSERT and may_exist:
-            changes = self._told_apart(definition, rows, self._current(keys))
+            changes = self._split_upsert(definition, rows, self._current(keys))
         else:
             changes = [Change(definition.shape, op, rows)]
         if op is Op.DELETE:
@@ -305,7 +305,7 @@ class Transaction:
         self._touched[definition.number] = definition
         self._changes += (each for each in changes if self._context.router.has_routes(definition.name, each.op))
 
-    def _told_apart(self, definition: TableDefinition, rows: pa.Table, current: list[bytes | None]) -> list[Change]:
+    def _split_upsert(self, definition: TableDefinition, rows: pa.Table, current: list[bytes | None]) -> list[Change]:
         """An upsert as insertions and updates."""
         new = [place for place, row in enumerate(current) if row is None]
         there = [place for place, row in enumerate(current) if row is not None]

@@ -107,14 +107,14 @@ class DuckDBServer:
     def serve(self, control: socket.socket) -> NoReturn:
         """Until `EOFError`."""
         while True:
-            told, _ = framing.receive(control)
-            if isinstance(told, Interrupt):
+            message, _ = framing.receive(control)
+            if isinstance(message, Interrupt):
                 with self._mutex:
-                    if self._running.get(told.cursor) == told.number:
-                        self._cursors[told.cursor].interrupt()
-            elif told.cursor in self._cursors:
+                    if self._running.get(message.cursor) == message.number:
+                        self._cursors[message.cursor].interrupt()
+            elif message.cursor in self._cursors:
                 with suppress(duckdb.Error):
-                    self._cursors.pop(told.cursor).close()
+                    self._cursors.pop(message.cursor).close()
 
     def _serve_lane(self, lane: socket.socket) -> None:
         """The last answer to a request is sent when its cursor is free again."""
@@ -123,7 +123,7 @@ class DuckDBServer:
                 last: tuple[Any, ...]
                 try:
                     request, buffers = framing.receive(lane)
-                    with self._begun(request) as cursor:
+                    with self._request_cursor(request) as cursor:
                         last = self._answer(lane, cursor, request, buffers)
                 except (EOFError, BrokenPipeError, ConnectionResetError):
                     return  # the starter has gone
@@ -136,7 +136,7 @@ class DuckDBServer:
             return
 
     @contextmanager
-    def _begun(self, request: Request) -> Iterator[Any]:
+    def _request_cursor(self, request: Request) -> Iterator[Any]:
         """The cursor of the request, which can be interrupted meanwhile."""
         with self._mutex:
             if request.cursor not in self._cursors:

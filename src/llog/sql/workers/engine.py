@@ -97,7 +97,7 @@ class Engine:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise RuntimeError(f"a parameter that no process but this one can have: {error}") from None
         buffers = [framing.table_out(table) for table in tables.values()]
-        with self._lanes, jobs.waiting(call, ending=ending), self._answering() as lane:
+        with self._lanes, jobs.waiting(call, ending=ending), self._use_lane() as lane:
             framing.send_pickled(lane, asked, *buffers)
             answer, given = framing.receive(lane)
             found: list[pa.Table] = []
@@ -116,7 +116,7 @@ class Engine:
         return found[0] if len(found) == 1 else pa.concat_tables(found) if found else pa.table({})
 
     @contextmanager
-    def _answering(self) -> Iterator[socket.socket]:
+    def _use_lane(self) -> Iterator[socket.socket]:
         with self._mutex:
             lane = self._idle.pop()
         try:

@@ -38,12 +38,12 @@ def receive(source: socket.socket) -> tuple[Any, list[bytearray]]:
     """`EOFError` if the other end is closed; `MemoryError` for a message that is too large, after which the next one
     can be received.
     """
-    [count] = _COUNT.unpack(_received(source, _COUNT.size))
-    sizes = struct.unpack(f"<{count}Q", _received(source, 8 * count))
+    [count] = _COUNT.unpack(_receive_exactly(source, _COUNT.size))
+    sizes = struct.unpack(f"<{count}Q", _receive_exactly(source, 8 * count))
     parts: list[bytearray] = []
     for number, size in enumerate(sizes):
         try:
-            parts.append(_received(source, size))
+            parts.append(_receive_exactly(source, size))
         except MemoryError:
             _skip(source, sum(sizes[number:]))
             raise
@@ -63,7 +63,7 @@ def table_in(buffer: Buffer) -> pa.Table:
         return reader.read_all()
 
 
-def _received(source: socket.socket, size: int) -> bytearray:
+def _receive_exactly(source: socket.socket, size: int) -> bytearray:
     whole = bytearray(size)
     with memoryview(whole) as view:
         done = 0
@@ -77,4 +77,4 @@ def _received(source: socket.socket, size: int) -> bytearray:
 
 def _skip(source: socket.socket, size: int) -> None:
     while size:
-        size -= len(_received(source, min(size, _JOINED_MAX)))
+        size -= len(_receive_exactly(source, min(size, _JOINED_MAX)))

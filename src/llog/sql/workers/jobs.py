@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Call(Protocol):
-    """What a worker was asked and has not answered."""
+    """A call of a worker that it has not answered."""
 
     def interrupt(self) -> None:
-        """Asks the worker to end it soon."""
+        """Asks the worker to end the call soon."""
 
     def kill(self) -> None:
         """Ends the worker, and so the call, whatever it does."""
@@ -82,8 +82,9 @@ def check() -> None:
 
 @contextmanager
 def waiting(call: Call, *, ending: bool = False) -> Iterator[None]:
-    """Around the wait for a worker: the job of this thread, if it has one, can be stopped meanwhile. `JobStopped` if it
-    was before.
+    """Wraps the wait for a worker, so that the job of this thread, if any, can be stopped meanwhile.
+
+    `JobStopped` if the job was stopped before.
     """
     job: Job | None = getattr(_local, "job", None)
     if job is None:

@@ -104,9 +104,9 @@ zygote: Final = _Zygote()
 
 
 class Process:
-    """A worker that was told what to serve. Nothing waits until it has begun."""
+    """A worker process with its task. The constructor does not wait until the worker runs."""
 
-    def __init__(self, told: Any, lanes: int = 0) -> None:
+    def __init__(self, task: Any, lanes: int = 0) -> None:
         pairs = [socket.socketpair() for _ in range(lanes + 2)]
         (self._leash, self.control, *self.lanes), theirs = zip(*pairs, strict=True)
         self._mutex = threading.Lock()
@@ -115,7 +115,7 @@ class Process:
         _living.add(self)
         try:
             zygote.fork(theirs)
-            framing.send(self.control, told)
+            framing.send(self.control, task)
         except BaseException:
             self.kill()
             raise

@@ -35,7 +35,7 @@ class _WithoutPandas(MetaPathFinder):
 def main(descriptor: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: it is for the starter to decide
     sys.meta_path.insert(0, _WithoutPandas)
-    from llog.sql.workers import serving
+    from llog.sql.workers import worker
 
     starter = socket.socket(fileno=descriptor)
     leashes: dict[socket.socket, int] = {}
@@ -52,23 +52,23 @@ def main(descriptor: int) -> NoReturn:
         if starter in ready:
             message, descriptors, _, _ = socket.recv_fds(starter, 1, SOCKETS_MAX)
             if not message:
-                for worker in leashes.values():
-                    _end(worker)
+                for worker_pid in leashes.values():
+                    _end(worker_pid)
                 os._exit(0)
             sockets = [socket.socket(fileno=each) for each in descriptors]
-            pid = _forked()
+            pid = _fork()
             if pid == 0:
                 for each in (starter, *leashes, sockets[0]):
                     each.close()
                 sys.meta_path.remove(_WithoutPandas)
-                serving.serve(sockets[1], sockets[2:])
+                worker.serve(sockets[1], sockets[2:])
             if pid is not None:
                 leashes[sockets[0]] = pid
             for each in sockets if pid is None else sockets[1:]:
                 each.close()
 
 
-def _forked() -> int | None:
+def _fork() -> int | None:
     """None if there can be no other process: who asked finds the sockets closed."""
     try:
         return os.fork()

@@ -1,4 +1,4 @@
-"""Functions that are called in a worker of their own, which is killed when the caller goes away."""
+"""Calls of functions in a worker process of their own, which is killed when the caller goes away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from llog.errors import SqlMemoryExceeded, SqlWorkerEnded
 from llog.sql.workers import framing, jobs
 from llog.sql.workers.process import Process
-from llog.sql.workers.serving import CallOnce
+from llog.sql.workers.worker import CallOnce
 
 R = TypeVar("R")
 
@@ -23,9 +23,10 @@ class _Call:
     kill = interrupt
 
 
-def call_apart(function: Callable[..., R], *args: Any, memory_max_bytes: int) -> R:
-    """What the function gives or raises. `SqlMemoryExceeded` if it needs more memory than that, `JobStopped` if it was
-    stopped.
+def call_in_worker(function: Callable[..., R], *args: Any, memory_max_bytes: int) -> R:
+    """Returns what the function returns, and raises the `LlogError` that it raises.
+
+    `SqlMemoryExceeded` if it needs more than `memory_max_bytes`, `JobStopped` if the job of this thread was stopped.
     """
     jobs.check()
     process = Process(CallOnce(function, args, memory_max_bytes))

@@ -1,4 +1,4 @@
-"""What a worker does: DuckDB for as long as it is wanted, or one call of a function."""
+"""What a worker process runs: a DuckDB server, or one call of a function."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _HAS: Final = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
 
 class CallOnce(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
-    """Of a module: it goes by its name."""
+    """A function of a module: pickle sends its name."""
     args: tuple[Any, ...]
     memory_max_bytes: int
 
 
 def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
-    """Ends with the process, at the latest when the other end of `control` is closed."""
+    """Receives a task and runs it. Ends the process, at the latest when the other end of `control` is closed."""
     try:
-        told, _ = framing.receive(control)
-        if isinstance(told, DuckDBOptions):
-            server = DuckDBServer(told, lanes)
-            _limit_memory(told.memory_max_bytes)
+        task, _ = framing.receive(control)
+        if isinstance(task, DuckDBOptions):
+            server = DuckDBServer(task, lanes)
+            _limit_memory(task.memory_max_bytes)
             server.serve(control)
         else:
-            before = _limit_memory(told.memory_max_bytes)
+            before = _limit_memory(task.memory_max_bytes)
             try:
-                framing.send(control, _called(told))
+                framing.send(control, _call(task))
             except MemoryError:
                 # What the function used up may still be held, and to say so takes memory, too.
                 resource.setrlimit(resource.RLIMIT_DATA, before)
@@ -53,10 +53,10 @@ def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
     os._exit(0)
 
 
-def _called(told: CallOnce) -> tuple[bool, Any]:
-    """Whether it failed, and what it gave or raised."""
+def _call(task: CallOnce) -> tuple[bool, Any]:
+    """Returns whether the function failed, and what it returned or raised."""
     try:
-        return False, told.function(*told.args)
+        return False, task.function(*task.args)
     except LlogError as error:
         return True, error
 
