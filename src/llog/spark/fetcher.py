@@ -50,13 +50,13 @@ class _Wanted(NamedTuple):
 async def fetch_runs(
     log: Log, runs: Sequence[Run], *, pin: str | None, fail_on_data_loss: bool
 ) -> AsyncIterator[tuple[Run, Batch]]:
-    """The batches of these runs, each with its run. Lost records raise `DataLoss`, or are skipped and logged."""
-    async with _kept(log, pin):
-        async for fetched in _fetched(log, runs, fail_on_data_loss):
+    """Yield the batches of these runs, each with its run. Lost records raise `DataLoss`, or are skipped and logged."""
+    async with _keep_pin(log, pin):
+        async for fetched in _fetch_runs(log, runs, fail_on_data_loss):
             yield fetched
 
 
-async def _fetched(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> AsyncIterator[tuple[Run, Batch]]:
+async def _fetch_runs(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> AsyncIterator[tuple[Run, Batch]]:
     windows = _windows(runs)
     fetching: deque[tuple[list[_Wanted], asyncio.Task[list[Buffer | LlogError]]]] = deque()
 
@@ -71,8 +71,8 @@ async def _fetched(log: Log, runs: Sequence[Run], fail_on_data_loss: bool) -> As
             fetched = await task
             fetch_ahead(WINDOWS_AHEAD)
             for wanted, data in zip(window, fetched, strict=True):
-                async for batch in _decoded(log, wanted, data, fail_on_data_loss):
-                    for part in _sized(batch):
+                async for batch in _decode(log, wanted, data, fail_on_data_loss):
+                    for part in _cut_to_size(batch):
                         yield wanted.run, part
     finally:
         for _, task in fetching:
@@ -94,7 +94,7 @@ def _windows(runs: Sequence[Run]) -> Iterator[list[_Wanted]]:
 
 
 async def _fetch(log: Log, window: Sequence[_Wanted]) -> list[Buffer | LlogError]:
-    """The bytes of every extent, or why there are none."""
+    """Return the bytes of every extent, or the error that kept them away."""
     by_blob: dict[str, list[int]] = {}
     for place, wanted in enumerate(window):
         by_blob.setdefault(wanted.extent.data_uri, []).append(place)
@@ -113,10 +113,8 @@ async def _fetch(log: Log, window: Sequence[_Wanted]) -> list[Buffer | LlogError
     return fetched
 
 
-async def _decoded(
-    log: Log, wanted: _Wanted, data: Buffer | LlogError, fail_on_data_loss: bool
-) -> AsyncIterator[Batch]:
-    """The wanted records of one extent."""
+async def _decode(log: Log, wanted: _Wanted, data: Buffer | LlogError, fail_on_data_loss: bool) -> AsyncIterator[Batch]:
+    """Yield the wanted records of one extent."""
     (run, extent), tp = wanted, wanted.run.tp
     start, stop = max(run.start, extent.start_offset), min(run.stop, extent.end_offset + 1)
     try:
@@ -150,8 +148,8 @@ def _records(tp: TopicPartition, start: int, stop: int) -> str:
     return f"{stop - start} records of {tp}, offsets {start} to {stop - 1},"
 
 
-def _sized(batch: Batch) -> Iterator[Batch]:
-    """Views of at most so many rows and about so many bytes: what crosses best into the JVM."""
+def _cut_to_size(batch: Batch) -> Iterator[Batch]:
+    """Yield views of the batch that are small enough to cross well into the JVM."""
     count = batch.columns.count
     rows = max(1, min(ROWS_PER_BATCH_MAX, count * BYTES_PER_BATCH_MAX // max(1, byte_size(batch.columns))))
     for first in range(0, count, rows):
@@ -160,8 +158,8 @@ def _sized(batch: Batch) -> Iterator[Batch]:
 
 
 @asynccontextmanager
-async def _kept(log: Log, pin: str | None) -> AsyncIterator[None]:
-    """Keeps the snapshot's pin alive while a task works on it, however slowly what it reads is consumed."""
+async def _keep_pin(log: Log, pin: str | None) -> AsyncIterator[None]:
+    """Keep the snapshot's pin alive while a task works on it, however slowly Spark consumes the records."""
 
     async def keep(pin: str) -> None:
         while True:

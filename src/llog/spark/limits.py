@@ -13,8 +13,9 @@ Offsets = dict[TopicPartition, int]
 
 
 def cut_by_records(starts: Mapping[TopicPartition, int], ends: Offsets, records_max: int) -> Offsets:
-    """At most `records_max` records, but one of every partition that has any: none is passed over while others are
-    busy.
+    """Return ends with at most `records_max` records before them.
+
+    Every partition that has records gets at least one, so that a busy partition does not starve the others.
     """
     waiting = {tp: ends[tp] - starts[tp] for tp in ends if ends[tp] > starts[tp]}
     total = sum(waiting.values())
@@ -27,7 +28,10 @@ def cut_by_records(starts: Mapping[TopicPartition, int], ends: Offsets, records_
 async def cut_by_bytes(
     log: Log, starts: Mapping[TopicPartition, int], ends: Offsets, bytes_max: int, *, fail_on_data_loss: bool
 ) -> Offsets:
-    """About `bytes_max` stored bytes, but one record of every partition; extents are cut by their mean record size."""
+    """Return ends with about `bytes_max` stored bytes before them, and at least one record of every partition.
+
+    An extent is cut by its mean record size.
+    """
     sizes = {}
     for tp in ends:
         if ends[tp] > starts[tp]:

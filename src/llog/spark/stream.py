@@ -123,9 +123,9 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = StreamPosition.from_json(start)
+        position = StreamPosition.from_json(start)
         limited = not isinstance(limit, ReadAllAvailable)
-        return self._run(lambda log: self._advance(log, place, limited=limited)).to_json()
+        return self._run(lambda log: self._advance(log, position, limited=limited)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         try:
@@ -144,10 +144,10 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         group = self._options.group
         if group is None:
             return
-        place = StreamPosition.from_json(end)
+        position = StreamPosition.from_json(end)
 
         try:
-            self._run(lambda log: log.commit(group, place.offsets))
+            self._run(lambda log: log.commit(group, position.offsets))
         except LlogError as error:
             logger.warning("llog could not publish the progress of group %s: %s", group, error)
 
@@ -175,14 +175,14 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         topics, bounds = await self._current(log, StreamPosition({}, {}))
         return StreamPosition({tp: b.next_offset for tp, b in bounds.items()}, _incarnations(topics))
 
-    async def _advance(self, log: SourceLog, place: StreamPosition, *, limited: bool) -> StreamPosition:
-        """How far the next batch may go from `place`."""
-        topics, current = await self._current(log, place)
+    async def _advance(self, log: SourceLog, position: StreamPosition, *, limited: bool) -> StreamPosition:
+        """Return how far the next batch may go from `position`."""
+        topics, current = await self._current(log, position)
         starts, ends = {}, {}
         for tp, bounds in current.items():
-            same = place.incarnations.get(tp.topic) in (None, topics[tp.topic].incarnation)
+            same = position.incarnations.get(tp.topic) in (None, topics[tp.topic].incarnation)
             # A partition that is new to the stream is read from its beginning: its records came after the stream began.
-            starts[tp] = place.offsets.get(tp, bounds.log_start_offset) if same else bounds.log_start_offset
+            starts[tp] = position.offsets.get(tp, bounds.log_start_offset) if same else bounds.log_start_offset
             end = bounds.next_offset
             if starts[tp] > end:
                 self._lose(
@@ -199,24 +199,25 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return StreamPosition(ends, _incarnations(topics))
 
     async def _current(
-        self, log: SourceLog, place: StreamPosition
+        self, log: SourceLog, position: StreamPosition
     ) -> tuple[dict[str, Topic], dict[TopicPartition, Bounds]]:
-        """The topics that are read now and their bounds; one that is deleted between the two looks is looked for
-        again.
+        """Return the topics that are read now and their bounds.
+
+        If a topic is deleted between the two requests, start again with those that remain.
         """
         selection = self._options.selection
         while True:
-            topics = await self._topics(log, place)
+            topics = await self._topics(log, position)
             try:
                 return topics, await log.bounds(selected_partitions(selection, topics))
             except (TopicNotFound, PartitionNotInitialized):
                 if await remaining_topics(log, selection) == topics:
                     raise
 
-    async def _topics(self, log: SourceLog, place: StreamPosition) -> dict[str, Topic]:
-        """The topics that are read now; one that is gone or another than before is a loss."""
+    async def _topics(self, log: SourceLog, position: StreamPosition) -> dict[str, Topic]:
+        """Return the topics that are read now. One that was deleted, or created again, since `position` is a loss."""
         topics = await remaining_topics(log, self._options.selection)
-        for name, incarnation in place.incarnations.items():
+        for name, incarnation in position.incarnations.items():
             if name not in topics:
                 self._lose(f"topic {name!r} was deleted while it was read")
             elif topics[name].incarnation != incarnation:
@@ -258,7 +259,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     async def _ranges(
         self, log: SourceLog, first: StreamPosition, last: StreamPosition
     ) -> tuple[list[Range], dict[str, Topic]]:
-        """What is to be read of which topics."""
+        """Return the ranges from `first` to `last` that exist, and their topics."""
         topics = await existing_topics(log, sorted(last.incarnations))
         topics = {name: topic for name, topic in topics.items() if topic.incarnation == last.incarnations[name]}
         current = await log.bounds([tp for tp in last.offsets if tp.topic in topics])
