@@ -22,6 +22,7 @@ randoms = st.randoms(use_true_random=False)
 
 
 def checked(drawn: Drawn) -> HistoryReport:
+    assume(drawn.operations)  # A file without a single operation is refused.
     with tempfile.TemporaryDirectory() as directory:
         return check_history(drawn.write(Path(directory)), clock_skew_ms=drawn.skew_ms or None)
 
