@@ -301,7 +301,7 @@ class OxiaMetaStore:
             _add_put(mine.call, put.key, put.value, put.expected, prefix)
         results: list[int | VersionMismatch] = [ABSENT] * len(puts)
         answers = await _answers(
-            [future for client, mine in calls.items() for future in client.writes.submit(mine.call, mine.size)]
+            [future for client, mine in calls.items() for future in _submit(client, mine.call, mine.size)]
         )
         for place, answer in zip([place for mine in calls.values() for place in mine.places], answers, strict=True):
             put = puts[place]
@@ -334,7 +334,7 @@ class OxiaMetaStore:
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
         asked: list[ShardClient] = clients.of_partition(partition_of(start, end))
         calls = [(client, proto.WriteRequest(delete_ranges=[request])) for client in asked]
-        await _answers([future for client, call in calls for future in client.writes.submit(call)])
+        await _answers([future for client, call in calls for future in _submit(client, call)])
 
 
 class OxiaReads:
@@ -391,6 +391,16 @@ def _version(answer: proto.PutResponse, key: str, expected: int | None) -> int:
     if answer.status == proto.UNEXPECTED_VERSION_ID and expected is not None:
         raise mismatch(key, expected, None)
     raise StoreUnavailable(f"Oxia refused to put {key!r} with the status {answer.status}: nothing was changed")
+
+
+def _submit(client: ShardClient, call: proto.WriteRequest, size: int | None = None) -> list[asyncio.Future[list[Any]]]:
+    """Queue a call for one shard of several; a refusal is its answer, since others may have theirs."""
+    try:
+        return client.writes.submit(call, size)
+    except StoreUnavailable as error:
+        refused: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return [refused]
 
 
 async def _answers(futures: Sequence[asyncio.Future[list[Any]]]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -30,6 +31,7 @@ from llog.stores.oxia.cluster import Shard
 from llog.stores.oxia.keys import SORTING_PROBE
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.store import OxiaMetaStore
+from llog.stores.oxia.writes import Writes
 from tests.unit.stores.oxia.certificate import CERTIFICATE, KEY
 from tests.unit.stores.oxia.fake import FakeOxia, FakeShard, fake_oxia
 
@@ -77,6 +79,24 @@ async def test_a_put_many_over_many_partitions_is_one_request_per_shard(oxia: Fa
         # Both keys of a partition are on its shard, in the order of the call, and say why.
         assert [put.partition_key for put in request.puts[::2]] == [put.partition_key for put in request.puts[1::2]]
     assert [entry.version for entry in await store.get_many([put.key for put in puts]) if entry] == results
+
+
+@pytest.mark.parametrize("refusing", [{0}, {1}, {0, 1}])
+async def test_a_put_many_that_one_shard_refuses_may_have_happened_on_the_other(
+    oxia: FakeOxia, store: OxiaMetaStore, monkeypatch: pytest.MonkeyPatch, refusing: set[int]
+) -> None:
+    submit = Writes.submit
+
+    def refused(writes: Writes, call: proto.WriteRequest, size: int | None = None) -> list[asyncio.Future[list[Any]]]:
+        if writes.shard.number in refusing:
+            raise StoreUnavailable("too much waits")
+        return submit(writes, call, size)
+
+    monkeypatch.setattr(Writes, "submit", refused)
+    written = len(oxia.shards) - len(refusing)
+    with pytest.raises(OutcomeUnknown if written else StoreUnavailable):
+        await store.put_many([Put(key(number), b"", ABSENT) for number in range(20)])
+    assert sum(bool(shard.records) for shard in oxia.shards.values()) == written
 
 
 async def test_lookups_of_one_moment_share_a_request(oxia: FakeOxia, store: OxiaMetaStore) -> None:
