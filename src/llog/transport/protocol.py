@@ -7,22 +7,13 @@ request is repeated only if its status is one that passes and the request may be
 from __future__ import annotations
 
 from http.client import HTTPMessage
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from llog import errors
 from llog.base.decoders import json_decoder
-from llog.errors import (
-    ConfigurationError,
-    LlogError,
-    OffsetOutOfRange,
-    SqlError,
-    SqlMemoryExceeded,
-    SqlWorkerEnded,
-    StoreUnavailable,
-)
+from llog.errors import BY_CODE, ConfigurationError, LlogError, OffsetOutOfRange, SqlError, StoreUnavailable
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -31,17 +22,6 @@ _OVERLOADED: Final = 429
 """The broker turned the request away before it did any of it."""
 _PASSING: Final = (_OVERLOADED, 502, 503, 504)
 _RETRY_DELAY_S: Final = 0.2
-_ERRORS: Final = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, LlogError) and kind.__init__ is Exception.__init__
-}
-"""The errors that are made of a message alone, by their codes."""
-_SQL_ERRORS: Final[dict[str, type[SqlError]]] = {
-    SqlError.code: SqlError,
-    SqlMemoryExceeded.code: SqlMemoryExceeded,
-    SqlWorkerEnded.code: SqlWorkerEnded,
-}
 
 
 class Answer(NamedTuple):
@@ -104,13 +84,12 @@ def refusal(where: str, status: int, body: bytes) -> LlogError:
         problem = json_decoder(_Problem).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return StoreUnavailable(f"{where} answered with status {status}, and not as a broker does")
-    if problem.code == OffsetOutOfRange.code:
+    kind = BY_CODE.get(problem.code, StoreUnavailable)
+    if kind is OffsetOutOfRange:
         error = OffsetOutOfRange(where, -1, problem.log_start_offset, problem.next_offset)
         error.args = (problem.detail,)
         return error
-    if problem.code in _SQL_ERRORS:
+    if issubclass(kind, SqlError):
         message = problem.message or problem.detail
-        return _SQL_ERRORS[problem.code](message, problem.line, problem.column, problem.hint, problem.shown)
-    kind: Any = _ERRORS.get(problem.code, StoreUnavailable)
-    named: LlogError = kind(problem.detail)
-    return named
+        return kind(message, problem.line, problem.column, problem.hint, problem.shown)
+    return kind(problem.detail)
