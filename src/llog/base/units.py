@@ -42,6 +42,16 @@ def ms_of(moment: datetime) -> int:
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
 
 
+def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
+    """Return bytes as llog writes them in JSON: text where they are UTF-8, else `{"base64": …}`."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
 def parse_base64url(text: str) -> bytes:
     """Bytes that are written as base64 for addresses, with or without its padding; else `InvalidArgument`."""
     whole = text.rstrip("=")

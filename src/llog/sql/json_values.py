@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
@@ -24,6 +23,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from llog.base.units import bytes_to_json
 
 _INT64: Final = 1 << 63
 _INT32: Final = 1 << 31
@@ -132,10 +133,7 @@ def json_value(value: Any) -> Any:
             whole = value.is_finite() and value.as_tuple().exponent == 0 and -_INT64 <= value < _INT64
             return int(value) if whole else str(value)
         case bytes():
-            try:
-                return value.decode()
-            except UnicodeDecodeError:
-                return {"base64": base64.b64encode(value).decode()}
+            return bytes_to_json(value)
         case datetime():
             if value.tzinfo is None:
                 return value.isoformat()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 from msgspec import UNSET, Meta, UnsetType
 
 from llog.base.decoders import json_decoder
+from llog.base.units import bytes_to_json
 from llog.batch.columns import Columns, columns_of
 from llog.errors import InvalidArgument
 from llog.log.records import DELETE_RETENTION_MS, Cleanup
@@ -153,16 +153,6 @@ def data_in(data: Data | UnsetType | None) -> bytes | None:
         raise InvalidArgument("a text has a lone surrogate, which is no Unicode: send base64") from None
 
 
-def data_out(data: bytes | None) -> str | dict[str, str] | None:
-    """Bytes as JSON has them: text where they are UTF-8, else base64."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
-
-
 def pairs_in(records: list[KeyedRecordIn]) -> list[tuple[bytes, bytes]]:
     return [(data_in(record.key) or b"", data_in(record.value) or b"") for record in records]
 
@@ -172,7 +162,7 @@ def keyed_out(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     keys, sequences, values = (batch.column(name).to_pylist() for name in ("key", "sequence", "value"))
     times = batch.column("append_time").cast(pa.int64()).to_pylist()
     return [
-        {"sequence": sequence, "key": data_out(key), "value": data_out(value), "append_time_ms": time}
+        {"sequence": sequence, "key": bytes_to_json(key), "value": bytes_to_json(value), "append_time_ms": time}
         for key, sequence, value, time in zip(keys, sequences, values, times, strict=True)
     ]
 

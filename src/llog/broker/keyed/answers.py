@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from llog.base.units import bytes_to_json
 from llog.broker.http.arrow import MEDIA_TYPE
-from llog.broker.http.messages import data_in, data_out, decoded, keyed_out, pairs_in, queried
+from llog.broker.http.messages import data_in, decoded, keyed_out, pairs_in, queried
 from llog.broker.keyed.holder import HeldLog
 from llog.broker.keyed.messages import (
     JSON,
@@ -124,7 +125,7 @@ class KeyedAnswers:
         keys, more = await self._held.read(lambda log: keys_page(log, asked))
         if arrow:
             return _arrow(KEYS_SCHEMA, [pa.RecordBatch.from_arrays([keys], schema=KEYS_SCHEMA)])
-        return _json({"keys": [data_out(key) for key in keys.to_pylist()], "more": more})
+        return _json({"keys": [bytes_to_json(key) for key in keys.to_pylist()], "more": more})
 
     async def _segments(self, request: Request) -> Response:
         asked, arrow = parameters(SegmentsQuery, request), wants_arrow(request)

@@ -14,9 +14,9 @@ import pyarrow as pa
 from msgspec import Meta
 from starlette.requests import Request
 
-from llog.base.units import parse_base64url
+from llog.base.units import bytes_to_json, parse_base64url
 from llog.broker.http.arrow import MEDIA_TYPE, table_from
-from llog.broker.http.messages import Data, FetchBytes, KeyedRecordIn, T, data_out, queried
+from llog.broker.http.messages import Data, FetchBytes, KeyedRecordIn, T, queried
 from llog.errors import InvalidArgument
 from llog.keyed.model import NUMBER_MAX
 from llog.keyed.model import Segment as Described
@@ -188,7 +188,7 @@ def _checked(schema: pa.Schema) -> None:
 
 
 def shown_segment(segment: Described) -> dict[str, Any]:
-    return msgspec.structs.asdict(segment) | {"user_meta": data_out(segment.user_meta)}
+    return msgspec.structs.asdict(segment) | {"user_meta": bytes_to_json(segment.user_meta)}
 
 
 def stream_of(schema: pa.Schema, batches: list[pa.RecordBatch]) -> memoryview:

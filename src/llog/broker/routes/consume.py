@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from llog.base.units import bytes_to_json
 from llog.batch.columns import decode_headers, effective_timestamps
 from llog.broker.fetcher import Fetch, FetchService
-from llog.broker.http.messages import ConsumeRequest, data_out
+from llog.broker.http.messages import ConsumeRequest
 from llog.broker.http.problems import error_of
 from llog.broker.metrics import Metrics
 from llog.engines.port import Batch
@@ -55,10 +56,10 @@ def _records(batch: Batch) -> list[dict[str, Any]]:
     return [
         {
             "offset": offset,
-            "payload": data_out(value),
-            "key": data_out(key),
+            "payload": bytes_to_json(value),
+            "key": bytes_to_json(key),
             "timestamp": ms,
-            "headers": [[name, data_out(data)] for name, data in decode_headers(encoded)],
+            "headers": [[name, bytes_to_json(data)] for name, data in decode_headers(encoded)],
         }
         for offset, (value, key, ms, encoded) in enumerate(
             zip(columns.values.to_pylist(), keys, times, headers, strict=True), batch.start_offset

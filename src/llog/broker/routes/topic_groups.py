@@ -17,11 +17,11 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llog.base.units import ms_of
+from llog.base.units import bytes_to_json, ms_of
 from llog.batch.columns import binary_size, headers_in
 from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.http.disconnects import unless_gone
-from llog.broker.http.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, data_out, decoded
+from llog.broker.http.messages import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, decoded
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
 from llog.groups.acks import committed_in, warnings_of
@@ -179,9 +179,9 @@ def messages_out(table: pa.Table) -> list[dict[str, Any]]:
             "op": op,
             "ts": _iso(ms),
             "payload_mode": mode,
-            "key": data_out(key),
+            "key": bytes_to_json(key),
             "payload": _payload_out(payload),
-            "headers": [[name, data_out(value)] for name, value in headers],
+            "headers": [[name, bytes_to_json(value)] for name, value in headers],
             "attempt": attempt,
         }
         for topic, partition, offset, message_id, source_table, op, ms, mode, key, payload, headers, attempt in zip(
@@ -271,7 +271,7 @@ def _payload_out(payload: bytes | None) -> Any:
     try:
         msgspec.json.decode(payload)  # the whole of it: what is put into the answer as it is must be JSON
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return data_out(payload)
+        return bytes_to_json(payload)
     return msgspec.Raw(payload)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from llog.base.units import ms_of
+from llog.base.units import bytes_to_json, ms_of
 from llog.cli.common import Invocation, note, partitions_of, with_log
 from llog.errors import InvalidArgument, OffsetOutOfRange
 from llog.model import Record, TopicPartition
@@ -223,21 +222,12 @@ def _json(tp: TopicPartition, record: Record) -> bytes:
         "partition": tp.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        "key": _text(record.key),
-        "value": _text(record.payload),
+        "key": bytes_to_json(record.key),
+        "value": bytes_to_json(record.payload),
     }
     if record.headers:
-        shown["headers"] = [[name, _text(value)] for name, value in record.headers]
+        shown["headers"] = [[name, bytes_to_json(value)] for name, value in record.headers]
     return msgspec.json.encode(shown) + b"\n"
-
-
-def _text(data: bytes | None) -> object:
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
 
 
 _FORMATS: dict[str, Format] = {"value": _value, "kv": _key_value, "json": _json}

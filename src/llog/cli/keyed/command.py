@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from llog.base.units import format_size
+from llog.base.units import bytes_to_json, format_size
 from llog.cli.common import Invocation, json_option, note, print_json, print_table, shown_time
 from llog.cli.consume.command import write_out
 from llog.cli.keyed.records import from_json, key_bytes, pairs_of, print_records, ranges, selected, splitting
@@ -210,13 +210,12 @@ def keys(
     wanted = key_bytes(prefix or "", as_base64)
 
     async def listed(log: KeyedLogReader, _: Settings) -> None:
-        from llog.broker.http.messages import data_out
         from llog.keyed import SeqRange
 
         left = limit
         async for page in log.keys_batches(wanted, SeqRange(from_segment)):
             found = page.to_pylist()[:left]
-            write_out([(msgspec.json.encode(data_out(key)) if as_json else key) + b"\n" for key in found])
+            write_out([(msgspec.json.encode(bytes_to_json(key)) if as_json else key) + b"\n" for key in found])
             if left is not None:
                 left -= len(found)
                 if left == 0:
@@ -239,11 +238,10 @@ def segments(invocation: Invocation, start: str | None, end: str | None, as_json
     sequences, times = ranges(start, end)
 
     async def listed(log: KeyedLogReader, _: Settings) -> None:
-        from llog.broker.http.messages import data_out
 
         found = await log.segments(sequences, times)
         if as_json:
-            print_json([msgspec.structs.asdict(each) | {"user_meta": data_out(each.user_meta)} for each in found])
+            print_json([msgspec.structs.asdict(each) | {"user_meta": bytes_to_json(each.user_meta)} for each in found])
             return
         columns = ["segment", "sequences", "records", "size", "started", "sealed", "user meta"]
         rows = [
