@@ -94,9 +94,8 @@ class Arrivals:
                 room.wake(look)
                 continue
             await asyncio.sleep(_PAUSE_S)  # a watch that ends early must not become a busy loop
-            if (
-                look is None or has_record
-            ):  # it failed, or the topic was created again: those who wait look for themselves
+            if look is None or has_record:
+                # The look failed, or the topic was created again: the waiters look for themselves.
                 room.wake_all()
 
     async def _wake_at_the_end(self) -> None:

@@ -1,10 +1,10 @@
-"""The shared tail: batches that processes of one machine appended a moment ago, in files, for others of them to read. A
-cache, no more.
+"""The shared tail: a cache in files of the batches that the processes of one machine appended a moment ago.
 
     {root}/lock                     held by whoever makes room, makes a writer's directory or removes one
-    {root}/{writer}/lock            held by the writer as long as it lives: a directory whose lock is free was left
-    behind, and is removed {root}/{writer}/{n:020}.log     frames (`frames.py`): base offset and count are those of the
-    records, the body is
+    {root}/{writer}/lock            held by the writer as long as it lives; a directory whose lock is free is removed
+    {root}/{writer}/{n:020}.log     frames (`engines/disk/format/frames.py`)
+
+The base offset and the count of a frame are those of its records. Its body is
 
     0  4  partition (u32)                  8  …  directory, UTF-8, padded with zeros to 8 bytes
     4  4  length of the directory (u32)       …  the batch as it is stored (`bytes-batch-v1`)

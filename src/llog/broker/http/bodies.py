@@ -95,9 +95,8 @@ class Bodies:
     async def read(self, request: Request, wanted: str | None = JSON) -> AsyncIterator[bytearray]:
         """Yield the body, of this content type or of any, which counts as held until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if (
-            wanted is not None and kind != wanted
-        ):  # what writes wants a type that no web page can send here behind its visitor's back
+        if wanted is not None and kind != wanted:
+            # Routes that write ask for a type that no web page can send here behind its visitor's back.
             raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
         declared = request.headers.get("content-length", "")
         with self._buffer.share() as share:

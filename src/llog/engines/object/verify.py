@@ -313,9 +313,8 @@ class _Walk:
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
         problem = Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail)
-        if (
-            problem not in self._found.problems
-        ):  # a leftover is met on the way, and again under the entry that covers it
+        if problem not in self._found.problems:
+            # A leftover is met twice: on the way, and under the entry that covers it.
             self._found.add(problem)
 
 

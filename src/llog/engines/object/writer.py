@@ -302,10 +302,9 @@ class Writer:
                     control.producers, control.evicted_through, control.sequence_counter, producer, str(lane.tp)
                 )
             except LlogError as error:
-                if (
-                    control.log_state is not LogState.DELETED
-                ):  # else the producer may mean the topic that has the name now
+                if control.log_state is not LogState.DELETED:
                     return error
+                # The producer may mean the topic that has the name now.
         if repeated is not None:
             return _result(lane, repeated, repeated=True)
         if control.log_state is LogState.FENCED:

@@ -1,11 +1,16 @@
 """One record as the value of a RocksDB entry. Does no I/O.
 
- 0  1  version 1                                     12  8  offset (u64) 1  1  flags: 1 key, 2 no payload, 4 headers
- 20  8  timestamp, ms (i64): the create time, or the append time if none was given 2  2  zero
- 28  8  append time, ms (i64): never goes back 4  4  length of the key (u32)                       36  8  highest
- timestamp of the partition so far, ms (i64) 8  4  length of the headers (u32)                   44  8  bytes of the
- partition before this record (u64)
-                                                     52  …  key · headers (`encode_headers`) · payload
+     0  1  version 1
+     1  1  flags: 1 key, 2 no payload, 4 headers
+     2  2  zero
+     4  4  length of the key (u32)
+     8  4  length of the headers (u32)
+    12  8  offset (u64)
+    20  8  timestamp, ms (i64): the create time, or the append time if none was given
+    28  8  append time, ms (i64): never goes back
+    36  8  highest timestamp of the partition so far, ms (i64)
+    44  8  bytes of the partition before this record (u64)
+    52  …  key · headers (`encode_headers`) · payload
 
 All numbers are little-endian. The bytes of a partition are those of its envelopes, whether they are still there or not.
 RocksDB has checksums of its own: what is checked here is that an envelope is whole and is the one that was looked for.

@@ -3,6 +3,6 @@
 To make it again, with `grpcio-tools==1.74.0` (an older release asks less of users' environments), from the root of the
 repository:
 
-    python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src
-    src/llog/stores/oxia/proto/client.proto
+    cd src && python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \\
+        llog/stores/oxia/proto/client.proto
 """
