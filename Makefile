@@ -28,7 +28,7 @@ up: $(UP) ## run a local log, with only the packages that it needs (ARGS="..." g
 test: $(READY) ## check, then every suite, fast first (SUITE=unit, SUITE="unit sim": only those)
 	@$(BIN)/python -m devtools.suites $(SUITE)
 
-check: $(READY) ## format, lint, types, import layers, freshness of the generated docs
+check: $(READY) ## format, lint, types, import layers, docs (fresh, wrapped, links)
 	@$(BIN)/python -m devtools.suites check
 
 lock: $(TOOLS) ## regenerate both locks in requirements/ from pyproject.toml (ARGS=--upgrade: take newer releases)

@@ -1,3 +1,1 @@
-"""Benchmarks: ratios against a named baseline measured in the same run. `python -m bench --list` says which there
-are.
-"""
+"""Benchmarks: ratios to a named baseline that is measured in the same run. `python -m bench --list` lists them."""

@@ -1,6 +1,4 @@
-"""Runs the benchmarks: `python -m bench` all of them, `python -m bench NAME [its options]` one, `--list` says which
-there are.
-"""
+"""Runs the benchmarks: `python -m bench` runs all, `python -m bench NAME [OPTIONS]` one, and `--list` lists them."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "topics", "broker
 
 
 def summary(name: str) -> str:
-    """The first line of the bench's docstring, read without importing what it needs."""
+    """Return the first line of the bench's docstring, without importing the bench."""
     module = ast.parse(Path(__file__).with_name(f"{name}.py").read_text())
     return (ast.get_docstring(module) or "").partition("\n")[0]
 
 
 def run(name: str, options: list[str]) -> int:
-    """In a process of its own, so that no bench inherits another's memory, threads or warm caches."""
+    """Run a bench in a process of its own, so that it does not inherit memory, threads or warm caches."""
     print(f"== bench.{name}: {summary(name)}", flush=True)
     return subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False).returncode
 

@@ -1,4 +1,4 @@
-"""What durable local puts cost beyond the disk: 8 MiB through `FileBlobStore`, against a bare write and fsync."""
+"""Durable local puts: 8 MiB through `FileBlobStore`, against a bare write and fsync."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def put(store: FileBlobStore, name: str, parts: list[memoryview]) -> float
 
 
 async def measure(directory: Path, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each, taken in turns so that a disk that changes its mind is unfair to neither."""
+    """Return the seconds of each, measured in turns, so that a disk whose speed changes favours neither."""
     content = os.urandom(SIZE)
     step = SIZE // PARTS
     parts = [memoryview(content)[start : start + step] for start in range(0, SIZE, step)]
@@ -53,7 +53,9 @@ async def measure(directory: Path, rounds: int) -> tuple[list[float], list[float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         bare_s, put_s = asyncio.run(measure(Path(directory), arguments.rounds))

@@ -1,8 +1,7 @@
-"""What a broker process takes: connections, small and large requests, long polls that one append wakes, and the memory
-of all that.
+"""A broker process: connections, small and large requests, long polls that one append wakes, and memory.
 
-The broker is a process of its own, on a log in local files, and this process is all of its clients. A wake is held
-against as many consumes that find their record at once: what is more than those is the price of having waited.
+The broker is a process of its own, on a log in local files, and this process is all of its clients. The baseline of a
+wake is the same number of consumes that find their record at once: the difference is the price of having waited.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Process:
         with errors.open("wb") as file:
             self._process = subprocess.Popen(command, stderr=file, env={**os.environ, **(environment or {})})
         deadline = time.monotonic() + START_S
-        while "listening on" not in (told := errors.read_text()):
+        while "listening on" not in (line := errors.read_text()):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the broker did not start: {told}")
+                raise RuntimeError(f"the broker did not start: {line}")
             time.sleep(0.02)
-        address = urlsplit(told.split()[-1])
+        address = urlsplit(line.split()[-1])
         self.address = str(address.hostname), int(address.port or 0)
 
     def memory_bytes(self, field: str = "VmRSS") -> int:
@@ -61,8 +60,8 @@ class Process:
 
 @contextmanager
 def serving(directory: str | None) -> Iterator[Process]:
-    with tempfile.TemporaryDirectory(dir=directory) as place:
-        process = Process(Path(place))
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        process = Process(Path(temporary))
         try:
             yield process
         finally:
@@ -70,9 +69,7 @@ def serving(directory: str | None) -> Iterator[Process]:
 
 
 class Client:
-    """One connection with one request at a time: as little of a client as can be, so that the broker is what is
-    measured.
-    """
+    """One connection with one request at a time: a minimal client, so that the bench measures the broker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -114,7 +111,7 @@ def consume(partition: int, offset: int, wait_ms: int = 0) -> bytes:
     return json.dumps({"topic_partitions": [item], "max_wait_ms": wait_ms}).encode()
 
 
-async def connected(process: Process, count: int) -> list[Client]:
+async def connect_clients(process: Process, count: int) -> list[Client]:
     return [await Client.connect(process) for _ in range(count)]
 
 
@@ -123,14 +120,14 @@ async def next_offset(client: Client, partition: int) -> int:
     return int(found["bounds"][partition]["next_offset"])
 
 
-async def timed(work: Callable[[], Awaitable[object]]) -> float:
+async def seconds_of(work: Callable[[], Awaitable[object]]) -> float:
     start = time.perf_counter()
     await work()
     return time.perf_counter() - start
 
 
-async def _all_timed(requests: Sequence[Coroutine[Any, Any, bytes]]) -> float:
-    return await timed(lambda: asyncio.gather(*requests))
+async def _time_all(requests: Sequence[Coroutine[Any, Any, bytes]]) -> float:
+    return await seconds_of(lambda: asyncio.gather(*requests))
 
 
 async def connections(process: Process, report: Report, count: int) -> None:
@@ -142,7 +139,7 @@ async def connections(process: Process, report: Report, count: int) -> None:
             clients.append(await Client.connect(process))
             await clients[-1].ask("GET", "/metrics")
 
-    seconds = await timed(open_all)
+    seconds = await seconds_of(open_all)
     report.note(f"{count:,} connections, one request each", f"{count / seconds:,.0f}/s")
     each = (process.memory_bytes() - before) / count
     report.limit("memory of an idle connection", each / 1024, 64, "KiB")
@@ -151,14 +148,14 @@ async def connections(process: Process, report: Report, count: int) -> None:
 
 
 async def small_requests(process: Process, report: Report, count: int, at_a_time: int = 64) -> None:
-    clients = await connected(process, at_a_time)
+    clients = await connect_clients(process, at_a_time)
 
     async def all_of(method: str, path: str, body: bytes) -> float:
         async def some(client: Client) -> None:
             for _ in range(count // at_a_time):
                 await client.ask(method, path, body)
 
-        return count / await timed(lambda: asyncio.gather(*map(some, clients)))
+        return count / await seconds_of(lambda: asyncio.gather(*map(some, clients)))
 
     requests = {
         "GET /metrics": ("GET", "/metrics", b""),
@@ -180,9 +177,9 @@ async def large_requests(process: Process, report: Report, rounds: int, size: in
     written, read, files = [], [], []
     first = await next_offset(client, 1)
     for number in range(rounds):
-        files.append(_synced(body))
-        written.append(await timed(lambda: client.ask("POST", "/produce", body)))
-        read.append(await timed(partial(client.ask, "POST", "/consume", consume(1, first + number))))
+        files.append(_write_synced(body))
+        written.append(await seconds_of(lambda: client.ask("POST", "/produce", body)))
+        read.append(await seconds_of(partial(client.ask, "POST", "/consume", consume(1, first + number))))
     produced, file = statistics.median(written), statistics.median(files)
     against = f"write and fsync {rate(size, file)}"
     report.compare(f"produce of {size >> 20} MiB, durable", rate(size, produced), against, file / produced)
@@ -190,7 +187,7 @@ async def large_requests(process: Process, report: Report, rounds: int, size: in
     client.close()
 
 
-def _synced(data: bytes) -> float:
+def _write_synced(data: bytes) -> float:
     with tempfile.TemporaryFile() as file:
         start = time.perf_counter()
         file.write(data)
@@ -200,9 +197,9 @@ def _synced(data: bytes) -> float:
 
 
 async def long_polls(process: Process, report: Report, count: int, rounds: int) -> None:
-    """All on one partition; then one on a partition of its own beside as many on others."""
+    """Measure polls that all wait on one partition; then one on a partition of its own, beside the rest on others."""
     before = process.memory_bytes()
-    clients, other = await connected(process, count), await Client.connect(process)
+    clients, other = await connect_clients(process, count), await Client.connect(process)
     at_once: list[float] = []
     woken: list[float] = []
     for _ in range(rounds):
@@ -213,20 +210,20 @@ async def long_polls(process: Process, report: Report, count: int, rounds: int) 
             report.limit("memory of a waiting request", each / 1024, 128, "KiB")
 
         woken.append(
-            await _all_timed([other.ask("POST", "/produce", produce(2)), *(client.answer() for client in clients)])
+            await _time_all([other.ask("POST", "/produce", produce(2)), *(client.answer() for client in clients)])
         )
-        at_once.append(await _all_timed([client.ask("POST", "/consume", consume(2, offset)) for client in clients]))
+        at_once.append(await _time_all([client.ask("POST", "/consume", consume(2, offset)) for client in clients]))
     wake_s, base_s = statistics.median(woken), statistics.median(at_once)
     measure = f"one append wakes {count:,} long polls"
     report.ratio(
         measure, f"{wake_s * 1000:,.0f} ms", f"{count:,} consumes {base_s * 1000:,.0f} ms", base_s / wake_s, 0.7
     )
-    await _beside(clients, other, report, rounds)
+    await _measure_wake_beside_others(clients, other, report, rounds)
     for client in (*clients, other):
         client.close()
 
 
-async def _beside(clients: Sequence[Client], other: Client, report: Report, rounds: int) -> None:
+async def _measure_wake_beside_others(clients: Sequence[Client], other: Client, report: Report, rounds: int) -> None:
     waiter = clients[0]
     alone = [await _one_wake(waiter, other) for _ in range(10 * rounds)]
     ends = {partition: await next_offset(other, partition) for partition in range(4, PARTITIONS)}
@@ -243,19 +240,19 @@ async def _beside(clients: Sequence[Client], other: Client, report: Report, roun
 
 async def _one_wake(waiter: Client, other: Client) -> float:
     await _wait_all([waiter], other, [consume(3, await next_offset(other, 3), WAIT_MS)])
-    return await _all_timed([other.ask("POST", "/produce", produce(3)), waiter.answer()])
+    return await _time_all([other.ask("POST", "/produce", produce(3)), waiter.answer()])
 
 
 async def _wait_all(clients: Sequence[Client], other: Client, bodies: Sequence[bytes]) -> None:
-    """Sends these, and returns when the broker says that so many more wait."""
-    wanted = await _waiting(other) + len(clients)
+    """Send these requests, and return once the broker reports that all of them wait."""
+    wanted = await _waiting_requests(other) + len(clients)
     for client, body in zip(clients, bodies, strict=True):
         await client.send("POST", "/consume", body)
-    while await _waiting(other) < wanted:
+    while await _waiting_requests(other) < wanted:
         await asyncio.sleep(0.01)
 
 
-async def _waiting(client: Client) -> int:
+async def _waiting_requests(client: Client) -> int:
     return int(json.loads(await client.ask("GET", "/metrics"))["llog_waiting_requests"])
 
 
@@ -264,7 +261,9 @@ async def main() -> int:
     parser.add_argument("--connections", type=int, default=2000, help="that are open, and that wait, at a time")
     parser.add_argument("--requests", type=int, default=10_000, help="small ones of each kind")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     count = min(arguments.connections, allowed_files() // 2 - 100)
     report = Report(f"a broker, {os.cpu_count()} cores shared with its clients")

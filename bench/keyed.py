@@ -1,6 +1,4 @@
-"""Keyed logs: durable appends, scans, counts, a million keys, a thousand segments, and what the filter on the log key
-saves.
-"""
+"""Keyed logs: durable appends, scans, counts, a million keys, a thousand segments, and the filter on keys."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ Figures = dict[str, float]
 
 
 class Clock(SystemRuntime):
-    """Moves by hand, so that a thousand hours take no time."""
+    """A clock that is set by hand, so that a thousand hours take no time."""
 
     ms = 1_700_000_000_000
 
@@ -52,20 +50,20 @@ def values(count: int) -> list[bytes]:
     return [content[start : start + VALUE] for start in range(0, len(content), VALUE)]
 
 
-def interleaved() -> list[tuple[bytes, bytes]]:
-    """100 records for each of 100 keys, in turns."""
+def interleaved_records() -> list[tuple[bytes, bytes]]:
+    """Return 100 records for each of 100 keys, in turns."""
     keys = [b"key-%08d" % number for number in range(KEYS_PER_BATCH)] * RECORDS_PER_KEY
     return list(zip(keys, values(BATCH), strict=True))
 
 
-async def timed(operation: Awaitable[Any]) -> float:
+async def seconds_of(operation: Awaitable[Any]) -> float:
     start = time.perf_counter()
     await operation
     return time.perf_counter() - start
 
 
-async def pipelined(log: KeyedLog, batches: Sequence[Any], in_flight: int = IN_FLIGHT) -> None:
-    """Every append durable, several on their way at a time."""
+async def append_pipelined(log: KeyedLog, batches: Sequence[Any], in_flight: int = IN_FLIGHT) -> None:
+    """Append durably, with several appends in flight at a time."""
     pending: set[asyncio.Future[int]] = set()
     for records in batches:
         if len(pending) >= in_flight:
@@ -77,43 +75,43 @@ async def pipelined(log: KeyedLog, batches: Sequence[Any], in_flight: int = IN_F
 
 
 async def appends(directory: Path) -> Figures:
-    records = interleaved()
+    records = interleaved_records()
     columns = {"key": [key for key, _ in records], "value": [value for _, value in records]}
     table = pa.table({name: pa.array(column, pa.binary()) for name, column in columns.items()})
     rounds = 60
     async with await KeyedLog.open(f"file://{directory}/appends") as log:
-        await pipelined(log, [records] * 5)
+        await append_pipelined(log, [records] * 5)
         rates: Figures = {}
         for name, given, in_flight in (
             ("pairs", records, IN_FLIGHT),
             ("arrow", table, IN_FLIGHT),
             ("alone", records, 1),
         ):
-            rates[name] = rounds * BATCH / await timed(pipelined(log, [given] * rounds, in_flight))
+            rates[name] = rounds * BATCH / await seconds_of(append_pipelined(log, [given] * rounds, in_flight))
         return rates
 
 
 async def stock(directory: Path) -> Figures:
-    """The same records, one entry each, through the binding as it comes."""
+    """Measure the same records, one entry each, through the unmodified SlateDB binding."""
     fast_bytes._installed = False
     database = await open_database(locate(f"file://{directory}/stock", None), Storage())
-    records = interleaved()
+    records = interleaved_records()
 
     async def write(base: int) -> None:
         batch = new_batch()
         for number, (key, value) in enumerate(records, base):
             batch.put(entry_prefix(0, key) + sequence_suffix(number), value)
-        await database.durable(await database.write(batch))
+        await database.await_durable(await database.write(batch))
 
     rounds = 3
     await write(0)
-    seconds = sum([await timed(write(round_ * BATCH)) for round_ in range(1, rounds + 1)])
+    seconds = sum([await seconds_of(write(round_ * BATCH)) for round_ in range(1, rounds + 1)])
     await database.close()
     return {"rate": rounds * BATCH / seconds}
 
 
 async def scans(directory: Path) -> Figures:
-    """One key: 10^6 records in runs of 100."""
+    """Measure scans and counts of one key with 10^6 records in runs of 100."""
     total, run = 1_000_000, 100
     async with await KeyedLog.open(f"file://{directory}/scans") as log:
         few = [(b"hot", value) for value in values(run)]
@@ -134,8 +132,8 @@ async def scans(directory: Path) -> Figures:
                 count += 1
             assert count == 100_000
 
-        figures = {"batches": total / min([await timed(scan()) for _ in range(5)])}
-        figures["entries"] = 100_000 / min([await timed(iterate()) for _ in range(3)])
+        figures = {"batches": total / min([await seconds_of(scan()) for _ in range(5)])}
+        figures["entries"] = 100_000 / min([await seconds_of(iterate()) for _ in range(3)])
 
         async def counting(length: int, start: int) -> float:
             """Both ends in the middle of runs."""
@@ -167,13 +165,13 @@ async def many_keys(directory: Path, keys: int, records: int) -> Figures:
 
         def batch(number: int) -> list[tuple[bytes, bytes]]:
             first = number * size
-            return [(b"key-%09d" % (place * 7919 % keys), value) for place in range(first, first + size)]
+            return [(b"key-%09d" % (index * 7919 % keys), value) for index in range(first, first + size)]
 
         async def fill(batches: range) -> float:
             seconds = 0.0
             for start in range(batches.start, batches.stop, 50):
                 some = [batch(number) for number in range(start, min(start + 50, batches.stop))]
-                seconds += await timed(pipelined(log, some))
+                seconds += await seconds_of(append_pipelined(log, some))
             return len(batches) * size / seconds
 
         first = await fill(range(records // size))
@@ -186,7 +184,7 @@ async def many_keys(directory: Path, keys: int, records: int) -> Figures:
         async def scan() -> None:
             assert sum([found.num_rows async for found in log.scan_batches(probe)]) >= 2000
 
-        scan_s = statistics.median([await timed(scan()) for _ in range(50)])
+        scan_s = statistics.median([await seconds_of(scan()) for _ in range(50)])
         listed = sum([len(page) async for page in log.keys_batches()])
         assert listed == keys
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
@@ -194,7 +192,7 @@ async def many_keys(directory: Path, keys: int, records: int) -> Figures:
 
 
 async def segments(directory: Path) -> Figures:
-    """A thousand segments of an hour each; the last hour of one key."""
+    """Measure a scan of the last hour of one key, in a thousand segments of an hour each."""
     clock = Clock()
     storage = StorageConfig(flush_interval=timedelta(milliseconds=1))
     async with await KeyedLog.open(f"file://{directory}/hours", Config(storage=storage), runtime=clock) as log:
@@ -214,13 +212,13 @@ async def segments(directory: Path) -> Figures:
             return log.segments_read - before
 
         figures = {"read": await scan(last_hour), "read_all": await scan(None)}
-        figures["ms"] = statistics.median([await timed(scan(last_hour)) for _ in range(20)]) * 1000
-        figures["ms_all"] = await timed(scan(None)) * 1000
+        figures["ms"] = statistics.median([await seconds_of(scan(last_hour)) for _ in range(20)]) * 1000
+        figures["ms_all"] = await seconds_of(scan(None)) * 1000
         return figures
 
 
-async def filtering(directory: Path) -> Figures:
-    """A key that is in one of forty tables, read by a process that has nothing cached."""
+async def key_filter(directory: Path) -> Figures:
+    """Measure the read of a key that is in one of forty tables, with nothing cached."""
     figures: Figures = {}
     for name, wanted in (("with", True), ("without", False)):
         url = f"file://{directory}/filter-{name}"
@@ -247,7 +245,7 @@ async def filtering(directory: Path) -> Figures:
 
 
 def measure(part: Callable[..., Coroutine[Any, Any, Figures]], *arguments: object) -> Figures:
-    """In a process of its own, so that no part inherits another's memory, threads or converters."""
+    """Run a part in a process of its own, so that it does not inherit memory, threads or converters."""
     print(f"   {part.__name__} {' '.join(map(str, arguments[1:]))}", file=sys.stderr, flush=True)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_run, part, *arguments).result()
@@ -259,7 +257,9 @@ def _run(part: Callable[..., Coroutine[Any, Any, Figures]], *arguments: object) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     parser.add_argument("--keys", type=int, default=1_000_000, help="of the larger of the two logs with many keys")
     options = parser.parse_args()
     report = Report("keyed logs")
@@ -318,7 +318,7 @@ def main() -> None:
             hours["ms_all"] / hours["ms"],
         )
 
-        sparse = measure(filtering, directory)
+        sparse = measure(key_filter, directory)
         for what, title in (("blocks", "data blocks"), ("index", "table indexes")):
             with_, without = sparse[f"with_{what}"], sparse[f"without_{what}"]
             label = f"sparse key in 40 tables: {title} read"

@@ -17,9 +17,9 @@ from llog.config.loading import load_settings
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.model import TopicPartition
@@ -43,8 +43,8 @@ class BenchLog:
 
         return asyncio.run(with_log())
 
-    def copied(self, directory: Path) -> BenchLog:
-        """The same log once more; blobs are immutable, so their files are shared."""
+    def copy(self, directory: Path) -> BenchLog:
+        """Copy the log to another directory. The copies share the files of blobs, which are immutable."""
         directory.mkdir()
         shutil.copytree(self.blobs, directory / "blobs", copy_function=os.link)
         for file in self.directory.glob("meta.sqlite*"):
@@ -53,7 +53,7 @@ class BenchLog:
 
 
 def records(count: int, size: int) -> Columns:
-    """So many records of `size` random bytes, without keys."""
+    """Return `count` records of `size` random bytes, without keys."""
     offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
     values = pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(count * size))]
@@ -62,13 +62,13 @@ def records(count: int, size: int) -> Columns:
 
 
 def fill(target: BenchLog, topic: str, *, partitions: int, blobs: int, count: int, size: int) -> None:
-    """So many WAL blobs, each with `count` records of `size` bytes for every partition."""
+    """Create a topic and append `blobs` shared blobs, each with `count` records of `size` bytes for every partition."""
 
     async def append(log: Log) -> None:
         await Catalog(log).create(topic, partitions)
         writer, each = Writer(log), records(count, size)
         for _ in range(blobs):
-            groups = [Group(topic=topic, partition=partition, records=each) for partition in range(partitions)]
+            groups = [AppendGroup(topic=topic, partition=partition, records=each) for partition in range(partitions)]
             for result in await writer.append(groups):
                 if isinstance(result, LlogError):
                     raise result
@@ -77,7 +77,7 @@ def fill(target: BenchLog, topic: str, *, partitions: int, blobs: int, count: in
 
 
 def compact_all(target: BenchLog, topic: str, partitions: int) -> None:
-    """Leaves nothing but compacted blobs."""
+    """Compact all records and delete the other blobs."""
 
     async def compact(log: Log) -> None:
         compactor = Compactor(log)

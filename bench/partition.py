@@ -1,4 +1,4 @@
-"""What the leaderless log costs beside the bare disk: a flush, encoding, and reading from the beginning to the end.
+"""The object engine beside the bare disk: a flush, encoding, and a read of a whole partition.
 
 `python -m bench.partition [--rounds N]`. Baselines and their counterparts take turns; figures are medians.
 """
@@ -17,14 +17,14 @@ from pathlib import Path
 from bench.blobs import bare
 from bench.logs import BenchLog, records
 from bench.report import Report, rate
-from llog.batch.columns import Columns, stamped
+from llog.batch.columns import Columns, stamp
 from llog.batch.format import encode
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import Snapshot, take_snapshot
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.model import TopicPartition
@@ -35,16 +35,16 @@ TP = TopicPartition("bench", 0)
 
 
 async def flush(writer: Writer, columns: Columns) -> float:
-    """Seconds of one durable append: blob and commit."""
+    """Return the seconds of one durable append: blob and commit."""
     started = time.perf_counter()
-    for result in await writer.append([Group(topic=TP.topic, partition=TP.partition, records=columns)]):
+    for result in await writer.append([AppendGroup(topic=TP.topic, partition=TP.partition, records=columns)]):
         if isinstance(result, LlogError):
             raise result
     return time.perf_counter() - started
 
 
 async def catch_up(log: Log, expected: int) -> float:
-    """Seconds to read the whole partition, checksums included."""
+    """Return the seconds of a read of the whole partition, including checksums."""
     started, count = time.perf_counter(), 0
     reader = Reader(log)
     start, _ = await reader.bounds(TP)
@@ -56,7 +56,7 @@ async def catch_up(log: Log, expected: int) -> float:
 
 
 def read_bare(blobs: Path, extents: Snapshot) -> float:
-    """Seconds of the same ranges by pread: nothing looked up, nothing checked."""
+    """Return the seconds of a bare pread of the same ranges, without lookups and checks."""
     started = time.perf_counter()
     for extent in extents:
         descriptor = os.open(blobs / extent.data_uri, os.O_RDONLY)
@@ -65,13 +65,13 @@ def read_bare(blobs: Path, extents: Snapshot) -> float:
     return time.perf_counter() - started
 
 
-def encoded(columns: Columns) -> float:
+def time_encoding(columns: Columns) -> float:
     started = time.perf_counter()
     encode(columns)
     return time.perf_counter() - started
 
 
-def copied(content: bytes) -> float:
+def time_copying(content: bytes) -> float:
     started = time.perf_counter()
     bytearray(content)
     return time.perf_counter() - started
@@ -105,11 +105,11 @@ async def measure(report: Report, directory: Path, rounds: int) -> None:
         report.compare("catch-up read", rate(size, taken), f"pread {rate(size, held)}", held / taken)
 
     for record_bytes in (1000, 100):
-        part = stamped(records(FLUSH_BYTES // record_bytes, record_bytes), 1)
+        part = stamp(records(FLUSH_BYTES // record_bytes, record_bytes), 1)
         encode_s, copy_s = [], []
         for _ in range(rounds):
-            encode_s.append(encoded(part))
-            copy_s.append(copied(content))
+            encode_s.append(time_encoding(part))
+            copy_s.append(time_copying(content))
         taken, held = _medians(encode_s, copy_s)
         what = f"encoding, {record_bytes:,} B records"
         report.compare(what, rate(FLUSH_BYTES, taken), f"copying {rate(FLUSH_BYTES, held)}", held / taken)
@@ -122,7 +122,9 @@ def _medians(first: Sequence[float], second: Sequence[float]) -> tuple[float, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     report = Report("bench.partition")
     with tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as directory:

@@ -1,4 +1,4 @@
-"""One table for what a bench measured: each row with what it is held against and the bound that it should keep."""
+"""The table of a bench's figures, each with its baseline and the bound that it should keep."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.table import Table
 
 
 class Report:
-    """Collects rows, prints them at the end, and knows whether every bound held."""
+    """Collects figures, prints them, and records the bounds that were missed."""
 
     def __init__(self, title: str) -> None:
         self.missed: list[str] = []
-        self._table = Table("measure", "value", "held against", "ratio", "bound", "", title=title, title_justify="left")
+        self._table = Table("measure", "value", "baseline", "ratio", "bound", "", title=title, title_justify="left")
 
     def note(self, measure: str, value: str) -> None:
-        """A figure without a bound."""
+        """Add a figure without a bound."""
         self._table.add_row(measure, value, "", "", "", "")
 
     def compare(self, measure: str, value: str, against: str, ratio: float) -> None:
-        """A figure beside its baseline, without a bound."""
+        """Add a figure with its baseline, without a bound."""
         self._table.add_row(measure, value, against, f"{ratio:.2f}", "", "")
 
     def ratio(self, measure: str, value: str, against: str, ratio: float, at_least: float) -> None:

@@ -1,7 +1,6 @@
-"""What the segment log costs beyond its disk: appends against bare `writev`, reads against bare `pread`, lookups, and
-the indexes' size.
+"""The disk engine beside the bare disk: appends against `writev`, reads against `pread`, lookups, size of indexes.
 
-Baseline and log take turns, so that a disk that changes its mind is unfair to neither; figures are medians.
+Baseline and log take turns, so that a disk whose speed changes favours neither; figures are medians.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ import pyarrow as pa
 from awscrt.checksums import crc32c
 
 from bench.report import Report, rate
-from llog.batch.columns import Columns, stamped
-from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, name_of, write_at
-from llog.engines.disk.format.frames import Body, body_of, frame_parts
+from llog.batch.columns import Columns, stamp
+from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, file_name, write_at
+from llog.engines.disk.format.frames import Body, frame_parts, make_body
 from llog.engines.disk.format.index import IndexRule, Maxima
 from llog.engines.disk.format.segment import Segment
 from llog.engines.disk.format.tail import boot, open_tail, pack_tail, write_tail
 from llog.engines.disk.log.log import Fsync, SegmentLog, SegmentOptions, encode_body
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.port import Bounds
+from llog.log.engine import Bounds
 
 RECORDS = 1000
 RECORD_BYTES = 100
@@ -47,21 +46,21 @@ def records(count: int = RECORDS) -> Columns:
     return Columns(values, None, None, None, ())
 
 
-def timed(work: Callable[[], None]) -> float:
+def seconds_of(work: Callable[[], None]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 class Turns(NamedTuple):
-    """Median seconds of what took turns, and how each compares to the first within a round: the median of that, too."""
+    """The median seconds of works that took turns, and the medians of their ratios to the first within a round."""
 
     seconds: list[float]
     ratios: list[float]
 
 
 def in_turns(rounds: int, *works: Callable[[], float]) -> Turns:
-    """One after the other in every round; the first round warms up."""
+    """Run the works one after the other in every round; the first round is a warm-up."""
     found = [[work() for work in works] for _ in range(rounds + 1)][1:]
     seconds = [statistics.median(times) for times in zip(*found, strict=True)]
     ratios = [statistics.median(times[0] / times[number] for times in found) for number in range(len(works))]
@@ -69,7 +68,7 @@ def in_turns(rounds: int, *works: Callable[[], float]) -> Turns:
 
 
 def bare(path: Path, batches: int, data: bytes, *, sync: bool) -> float:
-    """Seconds that plain writes of the same bytes take, in a directory of their own."""
+    """Return the seconds of plain writes of the same bytes, in a directory of their own."""
     path.mkdir()
     descriptor = os.open(path / "bare", os.O_WRONLY | os.O_CREAT)
 
@@ -79,7 +78,7 @@ def bare(path: Path, batches: int, data: bytes, *, sync: bool) -> float:
             if sync:
                 os.fdatasync(descriptor)
 
-    seconds = timed(work)
+    seconds = seconds_of(work)
     os.close(descriptor)
     return seconds
 
@@ -91,8 +90,8 @@ def ours(path: Path, batches: int, body: Callable[[], Body], fsync: Fsync) -> fl
         for _ in range(batches):
             log.append_encoded([body()])
 
-    seconds = timed(work)
-    log._writer.active.close()  # without the sync of a close: it would keep the disk busy in the next one's turn
+    seconds = seconds_of(work)
+    log._writer.active.close()  # without the sync of a close, which would keep the disk busy during the next turn
     os.close(log._writer._tail)
     os.close(log._writer._lock)
     return seconds
@@ -100,20 +99,20 @@ def ours(path: Path, batches: int, body: Callable[[], Body], fsync: Fsync) -> fl
 
 def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
     columns = records()
-    body = encode_body(stamped(columns, NOW_MS))
+    body = encode_body(stamp(columns, NOW_MS))
     data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
     size = len(data) * batches
     path = directory / "log"
 
-    def gone(seconds: float) -> float:
+    def remove_after(seconds: float) -> float:
         shutil.rmtree(path)
         return seconds
 
     (base, plain, encoded), ratios = in_turns(
         rounds,
-        lambda: gone(bare(path, batches, data, sync=False)),
-        lambda: gone(ours(path, batches, lambda: body, Fsync.OS)),
-        lambda: gone(ours(path, batches, lambda: encode_body(stamped(columns, NOW_MS)), Fsync.OS)),
+        lambda: remove_after(bare(path, batches, data, sync=False)),
+        lambda: remove_after(ours(path, batches, lambda: body, Fsync.OS)),
+        lambda: remove_after(ours(path, batches, lambda: encode_body(stamp(columns, NOW_MS)), Fsync.OS)),
     )
     report.ratio("append, encoded before, no sync", rate(size, plain), f"writev {rate(size, base)}", ratios[1], 0.5)
     report.ratio("append with encoding, no sync", rate(size, encoded), f"writev {rate(size, base)}", ratios[2], 0.15)
@@ -121,17 +120,19 @@ def appends(directory: Path, report: Report, rounds: int, batches: int) -> None:
 
 
 def synced_appends(directory: Path, report: Report, rounds: int, batches: int, count: int) -> None:
-    """What a sync takes depends on its place on the disk, and on what was deleted just before, more than on anything
-    else here. So there are more turns, each in a new place, and nothing is deleted between them.
+    """Measure appends with syncs.
+
+    The time of a sync depends mostly on its place on the disk and on recent deletions. So there are more turns, each in
+    a new directory, and nothing is deleted between them.
     """
     rounds, batches = rounds * 4, max(batches // 5, 1)
-    places = (directory / str(number) for number in itertools.count())
-    body = encode_body(stamped(records(count), NOW_MS))
+    directories = (directory / str(number) for number in itertools.count())
+    body = encode_body(stamp(records(count), NOW_MS))
     data = b"".join(frame_parts(body, 1, NOW_MS, NOW_MS))
     (base, ours_s), ratios = in_turns(
         rounds,
-        lambda: bare(next(places), batches, data, sync=True),
-        lambda: ours(next(places), batches, lambda: body, Fsync.ALWAYS),
+        lambda: bare(next(directories), batches, data, sync=True),
+        lambda: ours(next(directories), batches, lambda: body, Fsync.ALWAYS),
     )
     against = f"writev + fdatasync {batches / base:,.0f}/s"
     report.ratio(f"append of {count}, a sync each", f"{batches / ours_s:,.0f}/s", against, ratios[1], 0.9)
@@ -140,10 +141,10 @@ def synced_appends(directory: Path, report: Report, rounds: int, batches: int, c
 def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
     path = directory / "log"
     log = SegmentLog.open(path, SegmentOptions(fsync=Fsync.OS))
-    body = encode_body(stamped(records(), NOW_MS))
+    body = encode_body(stamp(records(), NOW_MS))
     for _ in range(batches):
         log.append_encoded([body])
-    file = path / name_of(1, LOG)
+    file = path / file_name(1, LOG)
     size = file.stat().st_size
     descriptor = os.open(file, os.O_RDONLY)
     reader = SegmentReader.open(path, log=log)
@@ -157,7 +158,7 @@ def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
         while found := reader.read_now(offset, 8 * MIB):
             offset = found[-1][0] + found[-1][1].count
 
-    (base, ours_s), ratios = in_turns(rounds, lambda: timed(bare), lambda: timed(ours))
+    (base, ours_s), ratios = in_turns(rounds, lambda: seconds_of(bare), lambda: seconds_of(ours))
     report.ratio("sequential read, decoded", rate(size, ours_s), f"pread + checksum {rate(size, base)}", ratios[1], 0.5)
     report.note("records/s of it", f"{batches * RECORDS / ours_s:,.0f}")
     os.close(descriptor)
@@ -165,18 +166,18 @@ def reads(directory: Path, report: Report, rounds: int, batches: int) -> None:
 
 
 def made_log(path: Path, size: int, frame_bytes: int) -> int:
-    """A log of about `size` bytes with whole indexes and only some frames written, the rest holes; the next offset."""
+    """Create a sparse log of about `size` bytes, with complete indexes but few frames, and return the next offset."""
     path.mkdir()
-    body = body_of([bytes(frame_bytes)], records=RECORDS, append_ms=NOW_MS, timestamp_max=NOW_MS)
+    body = make_body([bytes(frame_bytes)], records=RECORDS, append_ms=NOW_MS, timestamp_max=NOW_MS)
     length = sum(map(len, frame_parts(body, 1, NOW_MS, NOW_MS)))
     base, segment_bytes = 1, 1 << 30
     while size > 0:
         count = min(size, segment_bytes) // length
         rule = IndexRule(base, 4096, None)
         found = [rule.entries(n * length, base + n * RECORDS, Maxima(NOW_MS, NOW_MS)) for n in range(count)]
-        (path / name_of(base, INDEX)).write_bytes(b"".join(entry for entry, _ in found))
-        (path / name_of(base, TIMEINDEX)).write_bytes(b"".join(entry for _, entry in found))
-        with open(path / name_of(base, LOG), "wb") as file:
+        (path / file_name(base, INDEX)).write_bytes(b"".join(entry for entry, _ in found))
+        (path / file_name(base, TIMEINDEX)).write_bytes(b"".join(entry for _, entry in found))
+        with open(path / file_name(base, LOG), "wb") as file:
             file.truncate(count * length)
         base += count * RECORDS
         size -= segment_bytes
@@ -184,24 +185,24 @@ def made_log(path: Path, size: int, frame_bytes: int) -> int:
 
 
 def fill(path: Path, offsets: list[int], body: Body) -> None:
-    """Writes the frames that will be looked up."""
+    """Write the frames that will be looked up."""
     bases = sorted(int(each.name[:20]) for each in path.glob("*.log"))
     length = sum(map(len, frame_parts(body, 1, NOW_MS, NOW_MS)))
     for offset in offsets:
         base = max(each for each in bases if each <= offset)
         number = (offset - base) // RECORDS
-        descriptor = os.open(path / name_of(base, LOG), os.O_RDWR)
+        descriptor = os.open(path / file_name(base, LOG), os.O_RDWR)
         for each in {0, number}:
             write_at(descriptor, frame_parts(body, base + each * RECORDS, NOW_MS, NOW_MS), each * length, length)
         os.close(descriptor)
 
 
 def lookups(directory: Path, report: Report, rounds: int) -> None:
-    """Frames of 5 KB, so that every frame is indexed: the densest index there is."""
+    """Measure lookups with frames of 5 KB: every frame has an index entry, so the index is as dense as possible."""
     source = random.Random(7)
     columns = records()
     small = columns._replace(values=pa.array([b"abcd"] * RECORDS, pa.binary()))
-    body = encode_body(stamped(small, NOW_MS))
+    body = encode_body(stamp(small, NOW_MS))
     readers, offsets = [], []
     for name, size in (("small", 100 * MIB), ("large", 10 << 30)):
         path = directory / name
@@ -221,7 +222,7 @@ def lookups(directory: Path, report: Report, rounds: int) -> None:
             for offset in offsets[number]:
                 assert reader.read_now(offset, 1)[0][0] == offset
 
-        return timed(work)
+        return seconds_of(work)
 
     (small_s, _), ratios = in_turns(rounds, lambda: look_up(0), lambda: look_up(1))
     report.note("lookup in 100 MB", f"{small_s / 300 * 1e6:,.0f} us")
@@ -231,10 +232,10 @@ def lookups(directory: Path, report: Report, rounds: int) -> None:
 
 
 def memory(directory: Path, report: Report) -> None:
-    """Small frames, so that entries are as dense as they get."""
+    """Measure the size of indexes with small frames, so that entries are as dense as possible."""
     path = directory / "log"
     log = SegmentLog.open(path, SegmentOptions(fsync=Fsync.OS))
-    small = body_of([bytes(128)], records=1, append_ms=NOW_MS, timestamp_max=NOW_MS)
+    small = make_body([bytes(128)], records=1, append_ms=NOW_MS, timestamp_max=NOW_MS)
     for _ in range(100):
         log.append_encoded([small] * 1000)
     segment = Segment(path, 1)
@@ -246,7 +247,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, default=1000)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     report = Report(f"segment log, batches of {RECORDS} x {RECORD_BYTES} bytes")
     works: list[Callable[[Path], None]] = [

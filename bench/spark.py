@@ -1,9 +1,8 @@
-"""What Spark gets out of llog: reads beside Parquet's and Kafka's, compaction beside plain Python, planning over a
-million index entries.
+"""Spark: reads beside Parquet and Kafka, compaction beside plain Python, planning over a million index entries.
 
-`python -m bench.spark [--quick] [--only read|kafka|compaction|planning]`: one run, two task slots; `--quick` takes a
-tenth of the data. Ratios are of runs in turns, so that a machine that gets busy is unfair to neither side. The first
-run of each warms it.
+`python -m bench.spark [--quick] [--only read|kafka|compaction|planning]` runs once, with two task slots; `--quick`
+takes a tenth of the data. The sides of a ratio take turns, so that a machine that gets busy favours neither. The first
+run of each is a warm-up.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ ROUNDS = 5
 STREAM_BATCHES = 4
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """What is read, and the part of Parquet's rate that the batch read should reach."""
+class ReadCase(msgspec.Struct, frozen=True):
+    """The records to read, and the part of Parquet's rate that the batch read should reach."""
 
     record_bytes: int
     of_parquet: float
@@ -43,7 +42,7 @@ class Reading(msgspec.Struct, frozen=True):
         return f"{self.record_bytes:,} B records"
 
 
-READINGS = (Reading(1000, 0.7), Reading(100, 0.5))
+READ_CASES = (ReadCase(1000, 0.7), ReadCase(100, 0.5))
 STREAM_OF_BATCH = 0.6
 
 
@@ -51,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--only", choices=("read", "kafka", "compaction", "planning"), help="one part")
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     scale = 0.1 if arguments.quick else 1.0
     report = Report(f"bench.spark, {'a tenth of the' if arguments.quick else 'all'} data, local[2]")
@@ -73,17 +74,17 @@ def main() -> None:
 
 
 def measure_reads(report: Report, directory: Path, size: int) -> None:
-    logs = [(reading, filled(directory, reading, size)) for reading in READINGS]
+    logs = [(reading, create_log(directory, reading, size)) for reading in READ_CASES]
     spark = spark_session("llog-bench", master="local[2]")
     for reading, log in logs:
         parquet = str(log.directory / "parquet")
-        loaded(spark, log).write.option("compression", "none").parquet(parquet)
-        batch_records = -(-loaded(spark, log).count() // STREAM_BATCHES)
+        load_frame(spark, log).write.option("compression", "none").parquet(parquet)
+        batch_records = -(-load_frame(spark, log).count() // STREAM_BATCHES)
         seconds = in_turns(
             {
-                "llog": partial(drain, partial(loaded, spark, log)),
+                "llog": partial(drain, partial(load_frame, spark, log)),
                 "parquet": partial(drain, partial(spark.read.parquet, parquet)),
-                "stream": partial(streamed, spark, log, batch_records),
+                "stream": partial(stream_seconds, spark, log, batch_records),
             }
         )
         batch = seconds["llog"]
@@ -104,8 +105,8 @@ def measure_reads(report: Report, directory: Path, size: int) -> None:
     spark.stop()
 
 
-def filled(directory: Path, reading: Reading, size: int) -> BenchLog:
-    """A topic of about `size` bytes, all of it compacted."""
+def create_log(directory: Path, reading: ReadCase, size: int) -> BenchLog:
+    """Create a log with a topic of about `size` bytes, all of it compacted."""
     log = BenchLog(directory / f"records-{reading.record_bytes}")
     log.directory.mkdir()
     count = APPEND_BYTES // PARTITIONS // reading.record_bytes
@@ -115,19 +116,19 @@ def filled(directory: Path, reading: Reading, size: int) -> BenchLog:
     return log
 
 
-def loaded(spark: SparkSession, log: BenchLog) -> DataFrame:
+def load_frame(spark: SparkSession, log: BenchLog) -> DataFrame:
     return spark.read.format("llog").options(**log.options).option("subscribe", "bench").load()
 
 
 def drain(load: Callable[[], DataFrame]) -> float:
-    """Seconds until Spark has had every row and column."""
+    """Return the seconds until Spark has read every row and column."""
     started = time.perf_counter()
     load().write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started
 
 
-def streamed(spark: SparkSession, log: BenchLog, batch_records: int) -> float:
-    """Seconds that Spark itself says the batches of a stream over all of it took."""
+def stream_seconds(spark: SparkSession, log: BenchLog, batch_records: int) -> float:
+    """Return the seconds that Spark reports for the batches of a stream over all records."""
     stream = spark.readStream.format("llog").options(**log.options).option("subscribe", "bench")
     rows = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", batch_records).load()
     with tempfile.TemporaryDirectory(dir=log.directory) as checkpoint:
@@ -139,7 +140,7 @@ def streamed(spark: SparkSession, log: BenchLog, batch_records: int) -> float:
 
 
 def in_turns(reads: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median of some runs of each."""
+    """Return the median of several runs of each read, in turns."""
     for read in reads.values():
         read()
     taken: dict[str, list[float]] = {name: [] for name in reads}

@@ -1,6 +1,4 @@
-"""Compaction on Spark: bytes per second beside the same reads and durable writes in plain Python, requests, and a
-second slot.
-"""
+"""Compaction on Spark beside the same reads and durable writes in plain Python, its requests, and a second slot."""
 
 from __future__ import annotations
 
@@ -35,9 +33,9 @@ def measure(report: Report, directory: Path, scale: float) -> None:
     count = BLOB_BYTES // PARTITIONS // RECORD_BYTES
     fill(log, "bench", partitions=PARTITIONS, blobs=blobs, count=count, size=RECORD_BYTES)
     size = blobs * PARTITIONS * count * RECORD_BYTES
-    copies = {slots: log.copied(directory / f"large-{slots}") for slots in (1, 2)}
-    plain = _copied_plainly(log, directory / "plain")
-    two, one = (_compacted(copies[slots], slots) for slots in (2, 1))
+    copies = {slots: log.copy(directory / f"large-{slots}") for slots in (1, 2)}
+    plain = _copy_plainly(log, directory / "plain")
+    two, one = (_run_in_process(copies[slots], slots) for slots in (2, 1))
     what = f"compaction, {blobs:,} blobs of 8 MiB, {PARTITIONS} partitions"
     report.ratio(what, rate(size, two["seconds"]), f"plain Python {rate(size, plain)}", plain / two["seconds"], 0.3)
     report.ratio(
@@ -52,14 +50,14 @@ def measure(report: Report, directory: Path, scale: float) -> None:
     small = BenchLog(directory / "small")
     small.directory.mkdir()
     fill(small, "bench", partitions=SMALL_PARTITIONS, blobs=small_blobs, count=SMALL_RECORDS, size=RECORD_BYTES)
-    done = _compacted(small, 2)
-    # Sharers of small blobs are one task: each blob is asked for once, and each partition put once.
+    done = _run_in_process(small, 2)
+    # Partitions that share small blobs are one task: each blob is read once, and each partition is put once.
     report.limit(f"reads to compact {small_blobs:,} small blobs", done["blob_reads"], small_blobs, "requests")
     report.limit(f"puts of {SMALL_PARTITIONS} partitions", done["runs"], SMALL_PARTITIONS, "requests")
 
 
-def _copied_plainly(log: BenchLog, target: Path) -> float:
-    """Seconds to read every slice and write one durable file per partition: what no compactor can do without."""
+def _copy_plainly(log: BenchLog, target: Path) -> float:
+    """Return the seconds to read every slice and write one durable file per partition, as every compactor must."""
     snapshots = log.do(_slices)
     target.mkdir()
     started = time.perf_counter()
@@ -87,8 +85,8 @@ async def _slices(log: Log) -> list[Snapshot]:
     return snapshots
 
 
-def _compacted(log: BenchLog, slots: int) -> dict[str, float]:
-    """Compacts it in a session of its own, warmed by a log of its own."""
+def _run_in_process(log: BenchLog, slots: int) -> dict[str, float]:
+    """Compact the log in a Spark session of its own, after a warm-up on another log."""
     warm = BenchLog(log.directory / "warm")
     warm.directory.mkdir()
     fill(warm, "warm", partitions=4, blobs=4, count=10, size=10)
@@ -98,7 +96,7 @@ def _compacted(log: BenchLog, slots: int) -> dict[str, float]:
     return found
 
 
-def _run(slots: int, warm: BenchLog, log: BenchLog) -> dict[str, float]:
+def _compact(slots: int, warm: BenchLog, log: BenchLog) -> dict[str, float]:
     from llog.spark.jobs.compact import compact_lagging
     from llog.spark.session import spark_session
 
@@ -113,4 +111,4 @@ def _run(slots: int, warm: BenchLog, log: BenchLog) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_run(int(sys.argv[1]), BenchLog(Path(sys.argv[2])), BenchLog(Path(sys.argv[3])))))
+    print(json.dumps(_compact(int(sys.argv[1]), BenchLog(Path(sys.argv[2])), BenchLog(Path(sys.argv[3])))))

@@ -77,15 +77,16 @@ _PRODUCER = {"kafka.linger.ms": "100", "kafka.batch.size": str(1 << 19), "kafka.
 
 
 class Unobtainable(Exception):
-    """Why Kafka cannot be had here."""
+    """Kafka is not available here, for the reason in the message."""
 
 
 def measure(report: Report, directory: Path, size: int, cache: Path) -> None:
-    """`size` bytes of each kind of record. Jars are kept in `cache`. Without Maven, Java or the jars, the report says
-    so.
+    """Measure reads of `size` bytes of each kind of record. Jars are kept in `cache`.
+
+    Without Maven, Java or the jars, the report has the reason instead.
     """
     try:
-        java, server, connector, versions = _obtained(cache)
+        java, server, connector, versions = _obtain_jars(cache)
     except Unobtainable as reason:
         report.note("reads beside Kafka", f"not measured: {reason}")
         return
@@ -93,7 +94,7 @@ def measure(report: Report, directory: Path, size: int, cache: Path) -> None:
     directory.mkdir()
     with _broker(java, server, directory) as servers:
         command = [sys.executable, "-m", "bench.spark_kafka", str(directory), str(size), servers, ",".join(connector)]
-        # A process of its own: jars are given to a JVM when it starts.
+        # In a process of its own, because a JVM gets its jars when it starts.
         answer = subprocess.run(command, check=False, stdout=subprocess.PIPE)
     if answer.returncode:
         report.note("", f"not measured: Spark ended with {answer.returncode} and what it printed above")
@@ -103,8 +104,8 @@ def measure(report: Report, directory: Path, size: int, cache: Path) -> None:
         report.compare(f"batch read, {name}", rate(size, llog), f"Kafka {rate(size, kafka)}", kafka / llog)
 
 
-def _obtained(cache: Path) -> tuple[Path, list[str], list[str], str]:
-    """Java, the jars of the server and those that Spark lacks, and what they are."""
+def _obtain_jars(cache: Path) -> tuple[Path, list[str], list[str], str]:
+    """Return Java, the jars of the server, those that Spark lacks, and a description of the versions."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Unobtainable("PATH has no mvn, which fetches Kafka")
@@ -112,11 +113,11 @@ def _obtained(cache: Path) -> tuple[Path, list[str], list[str], str]:
         java = java_home() / "bin" / "java"
     except JavaNotFound as error:
         raise Unobtainable(str(error)) from error
-    server = _fetched(maven, cache, _SERVER)
+    server = _fetch_jars(maven, cache, _SERVER)
     refusals = []
     for artifacts in _CONNECTORS:
         try:
-            connector = _fetched(maven, cache, artifacts)
+            connector = _fetch_jars(maven, cache, artifacts)
         except Unobtainable as error:
             refusals.append(str(error))
             continue
@@ -128,12 +129,12 @@ def _obtained(cache: Path) -> tuple[Path, list[str], list[str], str]:
 
 
 def _artifact(jar: Path) -> str:
-    """The name without the version."""
+    """Return the name of a jar without its version."""
     return jar.stem.rpartition("-")[0]
 
 
-def _fetched(maven: str, cache: Path, artifacts: Sequence[str]) -> list[Path]:
-    """The jars of these artifacts and of all that they need."""
+def _fetch_jars(maven: str, cache: Path, artifacts: Sequence[str]) -> list[Path]:
+    """Return the jars of these artifacts and of their dependencies."""
     target = cache / "-".join(each.partition(":")[2].replace(":", "-") for each in artifacts)
     if not target.exists():
         new = cache / uuid4().hex
@@ -146,8 +147,8 @@ def _fetched(maven: str, cache: Path, artifacts: Sequence[str]) -> list[Path]:
                 [maven, "-B", "-q", "-f", str(new / "pom.xml"), *goal], check=False, capture_output=True, text=True
             )
             if done.returncode:
-                told = [line for line in done.stdout.splitlines() if "[ERROR]" in line] or ["mvn failed without a word"]
-                raise Unobtainable(told[0].partition("[ERROR] ")[2].partition(" -> [Help")[0] or told[0])
+                errors = [line for line in done.stdout.splitlines() if "[ERROR]" in line] or ["mvn printed no error"]
+                raise Unobtainable(errors[0].partition("[ERROR] ")[2].partition(" -> [Help")[0] or errors[0])
             new.rename(target)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -156,7 +157,7 @@ def _fetched(maven: str, cache: Path, artifacts: Sequence[str]) -> list[Path]:
 
 @contextmanager
 def _broker(java: Path, jars: Sequence[str], directory: Path) -> Iterator[str]:
-    """A broker that answers at the address it yields, and is gone afterwards."""
+    """Run a Kafka broker and yield its address."""
     ports = _free_ports(2)
     properties = directory / "server.properties"
     properties.write_text(
@@ -173,14 +174,14 @@ def _broker(java: Path, jars: Sequence[str], directory: Path) -> Iterator[str]:
         str(properties),
     ]
     subprocess.run([*run, *formatting], check=True, stdout=subprocess.DEVNULL)
-    told = directory / "broker.log"
-    with told.open("wb") as output:
+    log = directory / "broker.log"
+    with log.open("wb") as output:
         broker = subprocess.Popen([*run, "kafka.Kafka", str(properties)], stdout=output, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + START_S
         while not _listens(ports[0]):
             if broker.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the broker did not start: {told.read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(f"the broker did not start: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
         yield f"127.0.0.1:{ports[0]}"
     finally:
@@ -209,24 +210,24 @@ def _listens(port: int) -> bool:
 
 
 def _compare(directory: Path, size: int, servers: str, jars: str) -> dict[str, dict[str, float]]:
-    """Seconds of a read of each kind of record, from either."""
-    from bench.spark import READINGS, drain, filled, in_turns, loaded
+    """Return the seconds of a read of each kind of record, from llog and from Kafka."""
+    from bench.spark import READ_CASES, create_log, drain, in_turns, load_frame
     from llog.spark.session import spark_session
 
-    logs = [(reading, filled(directory, reading, size)) for reading in READINGS]
+    logs = [(reading, create_log(directory, reading, size)) for reading in READ_CASES]
     spark = spark_session("llog-bench-kafka", master="local[2]", conf={"spark.jars": jars, **_MEMORY})
     address = {"kafka.bootstrap.servers": servers}
     found = {}
     for reading, log in logs:
         topic = f"bench-{reading.record_bytes}"
-        records = loaded(spark, log).select("value", "partition")
+        records = load_frame(spark, log).select("value", "partition")
         records.write.format("kafka").options(**address, **_PRODUCER, topic=topic).save()
         kafka = spark.read.format("kafka").options(**address, subscribe=topic)
         assert kafka.load().count() == records.count()
         for _ in range(WARMING):
             drain(kafka.load)
         found[reading.name] = in_turns(
-            {"llog": partial(drain, partial(loaded, spark, log)), "kafka": partial(drain, kafka.load)}
+            {"llog": partial(drain, partial(load_frame, spark, log)), "kafka": partial(drain, kafka.load)}
         )
     spark.stop()
     return found

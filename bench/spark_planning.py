@@ -44,7 +44,7 @@ def measure(report: Report, directory: Path, scale: float) -> None:
 
 
 async def _fill_index(log: Log, entries: int) -> None:
-    """Index entries as writers make them, of blobs that nobody ever reads."""
+    """Put index entries as writers do, for blobs that do not exist and are never read."""
     topic = await Catalog(log).create("planned", PARTITIONS)
     now = log.runtime.now_ms()
     uris = [log.data_uri(WAL + uuid7(now + number, log.runtime.random())) for number in range(entries)]
@@ -69,7 +69,7 @@ async def _fill_index(log: Log, entries: int) -> None:
         found = await log.meta.get(keys.control)
         assert found is not None
         control = decode(Control, found.value, found.key)
-        grown = msgspec.structs.replace(control, sequence_counter=entries * RECORDS_PER_ENTRY + 1)
+        grown = msgspec.structs.replace(control, next_offset=entries * RECORDS_PER_ENTRY + 1)
         puts.append(Put(keys.control, encode(grown), found.version))
         while len(puts) >= _PUTS or (puts and partition == PARTITIONS - 1):
             await log.meta.put_many(puts[:_PUTS])
@@ -77,7 +77,7 @@ async def _fill_index(log: Log, entries: int) -> None:
 
 
 def _plan(directory: Path) -> dict[str, float]:
-    """Plans as Spark has it planned, pickling included."""
+    """Plan a read as Spark does, including pickling."""
     from llog.spark.options import read_options
     from llog.spark.schema import source_schema
     from llog.spark.source import LlogReader

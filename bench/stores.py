@@ -1,9 +1,8 @@
-"""What each metadata store takes, beside a bare client of the same server: conditional puts, commits, produces, a large
-flush.
+"""Metadata stores beside a bare client of the same server: conditional puts, commits, produces, a large flush.
 
-`python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that cannot be had
-is left out, with the reason. Ours and the bare client take turns, figures are medians of the rounds: only the ratios
-carry over to another machine.
+`python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that is not
+available is left out, with the reason. The store and the bare client take turns, and figures are medians of the rounds:
+only the ratios carry over to another machine.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from bench.blobs import bare as bare_blob
 from bench.broker import Client, Process, produce
 from bench.logs import records
 from bench.report import Report
-from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, Pace, paced
+from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, Pace, measure_pace
 from devtools.servers.oxia import oxia_server
 from devtools.servers.postgres import postgres_server
 from devtools.servers.weed import ServerError
 from llog.config.loading import load_settings
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.stores.memory.blobs import MemoryBlobStore
@@ -48,10 +47,10 @@ RECORD = b"x" * 100
 
 
 class Candidate(NamedTuple):
-    """A metadata store that can be had."""
+    """A metadata store that is available."""
 
     environment: Mapping[str, str]
-    """The settings that name it."""
+    """The settings that name the store."""
     bare: Bare | None
 
 
@@ -81,7 +80,7 @@ STORES = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "oxia": oxia
 
 
 class Rounds:
-    """The paces of one kind of work, and of its counterpart, round by round."""
+    """The paces of one kind of work, round by round."""
 
     def __init__(self) -> None:
         self._rates: list[float] = []
@@ -129,7 +128,7 @@ class Ours:
                 raise result
             versions[caller] = result
 
-        return await paced(commit if commits else put, callers, seconds)
+        return await measure_pace(commit if commits else put, callers, seconds)
 
 
 async def measure_paces(report: Report, name: str, store: MetaStore, bare: Bare | None, options: Options) -> None:
@@ -151,17 +150,17 @@ async def measure_paces(report: Report, name: str, store: MetaStore, bare: Bare 
 
 
 async def measure_flush(report: Report, name: str, opened: Log, options: Options) -> None:
-    """One append to all partitions of a topic, its blob in memory: what is left is ours and the store's.
+    """Measure one append to all partitions of a topic, with its blob in memory: the rest is llog and the store.
 
-    The thread in which SQLite itself works is not counted as ours.
+    The CPU time of llog does not include the thread in which SQLite works.
     """
     clock = time.thread_time if name == "sqlite" else time.process_time
     topic = f"flush-{options.partitions}"
     log = opened._replace(blobs=MemoryBlobStore())
     await Catalog(log).create(topic, options.partitions)
     writer, columns = Writer(log), records(1, len(RECORD))
-    groups = [Group(topic=topic, partition=number, records=columns) for number in range(options.partitions)]
-    await writer.append(groups)  # the control records are known after it, as in a broker that runs
+    groups = [AppendGroup(topic=topic, partition=number, records=columns) for number in range(options.partitions)]
+    await writer.append(groups)  # afterwards the writer knows the control records, as in a running broker
     cpu, wall, most = [], [], 0
     for _ in range(options.rounds):
         with counted_requests(name, log.meta) as requests:
@@ -181,19 +180,17 @@ async def measure_flush(report: Report, name: str, opened: Log, options: Options
 
 @contextmanager
 def counted_requests(name: str, store: Any) -> Iterator[Counter[int]]:
-    """Counts what goes to each shard's server for a write: requests, or, where there is no server, calls or
-    transactions.
-    """
+    """Count the requests of a write to each shard's server; without a server, its calls or transactions."""
     requests: Counter[int] = Counter()
     if name == "oxia":
         from llog.stores.oxia.writes import Request
 
-        with replaced(Request, "answer", lambda request, *_: requests.update([request.message.shard])):
+        with call_before(Request, "answer", lambda request, *_: requests.update([request.message.shard])):
             yield requests
     elif name == "postgres":
         from llog.stores.postgres.writer import Writer as PostgresWriter
 
-        with replaced(PostgresWriter, "_request", lambda *_: requests.update([0])):
+        with call_before(PostgresWriter, "_request", lambda *_: requests.update([0])):
             yield requests
     elif name == "sqlite":
         before = store.commits
@@ -206,8 +203,8 @@ def counted_requests(name: str, store: Any) -> Iterator[Counter[int]]:
 
 
 @contextmanager
-def replaced(target: type, name: str, seen: Callable[..., object]) -> Iterator[None]:
-    """Has `seen` called with the arguments of every call of this method."""
+def call_before(target: type, name: str, seen: Callable[..., object]) -> Iterator[None]:
+    """Call `seen` with the arguments of every call of this method, before the method itself."""
     shipped = getattr(target, name)
 
     def watched(*arguments: Any) -> Any:
@@ -224,7 +221,7 @@ def replaced(target: type, name: str, seen: Callable[..., object]) -> Iterator[N
 async def measure_produce(
     report: Report, name: str, process: Process, bare: Bare, directory: Path, options: Options
 ) -> None:
-    """One client of one broker, beside the least that a produce has to do: a file that is synced, and a bare commit."""
+    """Measure one client of one broker, beside the least work of a produce: a synced file and a bare commit."""
     try:
         client = await Client.connect(process)
         body = produce(0, RECORD.decode())
@@ -238,7 +235,7 @@ async def measure_produce(
             async def ask(_: int) -> None:
                 await client.ask("POST", "/produce", body)
 
-            mine.add(await paced(ask, 1, options.seconds))
+            mine.add(await measure_pace(ask, 1, options.seconds))
         client.close()
     finally:
         process.end()
@@ -252,7 +249,7 @@ async def measure_produce(
 
 
 async def measure_lookups(report: Report, directory: Path, sizes: Sequence[int]) -> None:
-    """SQLite's index does not slow down as it grows."""
+    """Measure SQLite's lookups in a small and a large index, which should take the same time."""
     ceilings: list[float] = []
     for keys in sizes:
         store = SqliteMetaStore.open(directory / f"index-{keys}.sqlite")
@@ -297,7 +294,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of one flush")
     parser.add_argument("--index-keys", type=int, default=1_000_000, help="of SQLite's lookups; 0 leaves them out")
-    parser.add_argument("--directory", default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     names = arguments.stores.split(",")
     unknown = [name for name in names if name not in STORES]
@@ -306,8 +305,11 @@ def main() -> int:
     options = Options(arguments.seconds, arguments.rounds, arguments.partitions)
     report = Report("metadata stores")
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as place, ExitStack() as stack:
-            directory = Path(place)
+        with (
+            tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as temporary,
+            ExitStack() as stack,
+        ):
+            directory = Path(temporary)
             try:
                 candidate = stack.enter_context(STORES[name](directory))
             except (ServerError, ImportError) as error:

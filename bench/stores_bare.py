@@ -1,4 +1,4 @@
-"""The same work by a bare client of the same server: what a metadata store is held against."""
+"""Bare clients that do the same work on the same server: the baselines of the metadata stores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from devtools.servers.postgres import PostgresServer
 
 VALUE = bytes(500)
-"""About what a control record or an index entry has."""
+"""About the size of a control record or an index entry."""
 
 
 class Pace(NamedTuple):
-    """What callers got done, each waiting for one answer at a time."""
+    """The rate and latencies of callers, each of which waits for one answer at a time."""
 
     per_second: float
     latencies_ms: list[float]
@@ -27,15 +27,15 @@ class Pace(NamedTuple):
 
 class Bare(Protocol):
     async def pace(self, callers: int, seconds: float, *, commits: bool) -> Pace:
-        """Of conditional puts, or of commits: a new key and a conditional put, in this order."""
+        """Measure conditional puts, or commits: a new key and then a conditional put."""
         ...
 
 
 Call = Callable[[int], Awaitable[None]]
-"""Does the next one of this caller."""
+"""Does the next operation of a caller, by the caller's number."""
 
 
-async def paced(call: Call, callers: int, seconds: float) -> Pace:
+async def measure_pace(call: Call, callers: int, seconds: float) -> Pace:
     latencies: list[float] = []
     end = time.perf_counter() + seconds
 
@@ -123,7 +123,7 @@ class BarePostgres:
                 await statements[caller].fetch(key, VALUE, version, *entry)
                 versions[caller] += 1
 
-            return await paced(call, callers, seconds)
+            return await measure_pace(call, callers, seconds)
         finally:
             for connection in connections:
                 await connection.close()
@@ -160,7 +160,7 @@ class BareOxia:
                     raise grpc.RpcError(f"a bare write was refused: {answer}")
                 versions[caller] = answer.puts[-1].version.version_id
 
-            return await paced(call, callers, seconds)
+            return await measure_pace(call, callers, seconds)
 
 
 @asynccontextmanager

@@ -1,8 +1,7 @@
-"""What SQL and durable topics cost beyond RocksDB: inserts with a route against bare write batches of the same bytes;
-consumes; groups.
+"""SQL and rocksdb topics beside RocksDB: inserts with a route against bare write batches, consumes, and groups.
 
-Baseline and llog take turns; figures are medians, those of consumes means, since some read for the next ones.
-Everything is in this process, on the event loop that brokers use, and durable where it says so.
+Baseline and llog take turns. Figures are medians, except that those of consumes are means, since some consumes read
+ahead for the next ones. Everything runs in this process, on the event loop that brokers use.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from bench.report import Report
 from llog.config import Settings
 from llog.engines.rocksdb.keys import FAMILIES
 from llog.engines.rocksdb.store import Changes
-from llog.groups.requests import ConsumeCall, Start
+from llog.groups.options import ConsumeOptions, Start
 from llog.log.opening import opened_log
 from llog.sql.database import Database
-from llog.sql.session import Session
+from llog.sql.session import DatabaseSession
 
 ROWS = 1000
 SCHEMA = """
@@ -51,7 +50,7 @@ def batch(first: int, rows: int = ROWS) -> pa.Table:
 
 
 class Recorder:
-    """Notes what is put while it is on."""
+    """Records all puts while its context is active."""
 
     def __init__(self) -> None:
         self.puts: Puts = []
@@ -60,15 +59,15 @@ class Recorder:
     def __enter__(self) -> Recorder:
         puts, put, put_all = self.puts, self._put, self._put_all
 
-        def noted(changes: Changes, family: str, key: bytes, value: bytes) -> None:
+        def record_put(changes: Changes, family: str, key: bytes, value: bytes) -> None:
             puts.append((family, key, value))
             put(changes, family, key, value)
 
-        def all_noted(changes: Changes, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        def record_put_all(changes: Changes, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
             puts.extend(zip([family] * len(keys), keys, values, strict=True))
             put_all(changes, family, keys, values)
 
-        Changes.put, Changes.put_all = noted, all_noted  # type: ignore[method-assign,assignment]
+        Changes.put, Changes.put_all = record_put, record_put_all  # type: ignore[method-assign,assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,14 +75,14 @@ class Recorder:
 
 
 class Bare:
-    """RocksDB without anything around it."""
+    """The baseline: RocksDB by itself."""
 
     def __init__(self, directory: Path) -> None:
         def options() -> Any:
-            made = rocksdict.Options(raw_mode=True)
-            made.create_if_missing(True)
-            made.create_missing_column_families(True)
-            return made
+            family_options = rocksdict.Options(raw_mode=True)
+            family_options.create_if_missing(True)
+            family_options.create_missing_column_families(True)
+            return family_options
 
         self._db = rocksdict.Rdict(str(directory), options(), column_families={name: options() for name in FAMILIES})
         self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
@@ -91,7 +90,7 @@ class Bare:
         self._durable.sync = True
 
     def write(self, puts: Puts) -> float:
-        """Seconds of one synced WriteBatch."""
+        """Return the seconds of one synced WriteBatch."""
         start = time.perf_counter()
         changes = rocksdict.WriteBatch(raw_mode=True)
         for family, key, value in puts:
@@ -100,7 +99,7 @@ class Bare:
         return time.perf_counter() - start
 
 
-async def inserts(session: Session, bare: Bare, report: Report, rounds: int) -> None:
+async def inserts(session: DatabaseSession, bare: Bare, report: Report, rounds: int) -> None:
     many: list[tuple[float, float]] = []
     for number in range(rounds + 5):
         given = batch(number * ROWS)
@@ -110,7 +109,7 @@ async def inserts(session: Session, bare: Bare, report: Report, rounds: int) -> 
             seconds = time.perf_counter() - start
         many.append((bare.write(recorder.puts), seconds))
         assert len(recorder.puts) >= 2 * ROWS
-    _compared(report, f"INSERT of {ROWS} rows (Arrow), one route", many[5:], ROWS, 0.4)
+    _report_ratio(report, f"INSERT of {ROWS} rows (Arrow), one route", many[5:], ROWS, 0.4)
     single: list[tuple[float, float]] = []
     for number in range(10 * rounds + 20):
         with Recorder() as recorder:
@@ -118,30 +117,30 @@ async def inserts(session: Session, bare: Bare, report: Report, rounds: int) -> 
             await session.execute(INSERT, [10_000_000 + number, "ann", "hello", None])
             seconds = time.perf_counter() - start
         single.append((bare.write(recorder.puts), seconds))
-    _compared(report, "INSERT of one row, prepared, durable, one route", single[20:], 1, 0.3)
+    _report_ratio(report, "INSERT of one row, prepared, durable, one route", single[20:], 1, 0.3)
 
 
-def _compared(report: Report, measure: str, pairs: list[tuple[float, float]], rows: int, at_least: float) -> None:
+def _report_ratio(report: Report, measure: str, pairs: list[tuple[float, float]], rows: int, at_least: float) -> None:
     base, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
     ratio = statistics.median(base / ours for base, ours in pairs)
     report.ratio(measure, f"{rows / ours:,.0f} rows/s", f"the same WriteBatch {rows / base:,.0f}/s", ratio, at_least)
 
 
 async def consumes(database: Database, report: Report, rounds: int) -> None:
-    consuming = database.consuming
+    dispatcher = database.dispatcher
 
     async def consume(group: str) -> float:
-        call = ConsumeCall(
+        call = ConsumeOptions(
             topic="app.new_messages", group=group, member="bench", limit=ROWS, start=Start("earliest"), wait_ms=0
         )
         start = time.perf_counter()
-        found = await consuming.consume(call)
+        found = await dispatcher.consume(call)
         seconds = time.perf_counter() - start
         assert found.num_rows == ROWS
-        await consuming.ack("app.new_messages", group, {0: found["offset"][-1].as_py()}, "bench")
+        await dispatcher.ack("app.new_messages", group, {0: found["offset"][-1].as_py()}, "bench")
         return seconds
 
-    for _ in range(12):  # parts of libraries are loaded by their first use
+    for _ in range(12):  # libraries load some of their parts on first use
         await consume("warm")
     alone = [await consume("alone") for _ in range(rounds)]
     speed = ROWS * len(alone) / sum(alone)
@@ -157,7 +156,9 @@ async def consumes(database: Database, report: Report, rounds: int) -> None:
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: temporary files")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a directory on the disk to measure; default: temporary files"
+    )
     arguments = parser.parse_args()
     report = Report("durable topics, in process")
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:

@@ -1,107 +1,134 @@
-"""Documentation that is made from the code: `python -m devtools.docs` writes it, with `--check` it fails if any is
-stale.
-"""
+"""Generates documentation from the code: `python -m devtools.docs` writes it; `--check` fails if a page is stale."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from devtools.markdown import wrap
 from llog import errors
 from llog.config import SETTINGS, Secret, Setting
+from llog.config.broker import BrokerSettings
 from llog.config.loading import CONFIG_FILE, CONFIG_VARIABLE
+from llog.config.segments import SegmentSettings
+from llog.config.stores import StoreSettings
+from llog.config.upkeep import UpkeepSettings
 from llog.sql.commands.command import Section, Usage
 from llog.sql.commands.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
+SUBJECTS = {
+    "Stores": StoreSettings,
+    "Compaction and collection": UpkeepSettings,
+    "Disk topics": SegmentSettings,
+    "Brokers and SQL": BrokerSettings,
+}
+SUBJECT_COMMENT = "# --- "
+"""What a line begins with in `errors.py` that names the subject of the errors below it."""
 
 
 def configuration() -> str:
-    """docs/configuration.md."""
-    rows = [_row(setting) for setting in SETTINGS.values()]
+    """Return docs/configuration.md."""
+    subjects = [_subject(title, declared) for title, declared in SUBJECTS.items()]
     return f"""# Configuration
 
 Generated from `src/llog/config/` by `make docs`; do not edit.
 
 A setting comes from the first of these that has it:
 
-1. an explicit override: `load_settings({{"meta": "…"}})`, or the options `--meta`, `--blobs` and `--data-dir` of `llog`;
+1. an explicit override: `load_settings({{"meta": "…"}})`, or the options `--meta`, `--blobs` and
+   `--data-dir` of `llog`;
 2. its environment variable;
-3. the TOML file that `--config` or `{CONFIG_VARIABLE}` names, else `{CONFIG_FILE}` in the current directory if there is one. Its keys are
-   the variables' names in lower case without `LLOG_`: `codec = "zstd"`;
+3. the TOML file that `--config` or `{CONFIG_VARIABLE}` names, else `{CONFIG_FILE}` in the current
+   directory if it exists. A key is the variable's name in lower case without `LLOG_`:
+   `codec = "zstd"`;
 4. its fallback variables, if it has any;
 5. its default.
 
-An unknown `LLOG_…` variable, an unknown key in the file and a malformed value are errors: nothing is ignored silently. An
-empty variable counts as not set. Durations are written `500ms`, `10s`, `15m`, `1h`, `7d`, or as a number of milliseconds; sizes `512KiB`,
-`64MiB`, `10GiB`, or as a number of bytes.
+An unknown `LLOG_…` variable, an unknown key in the file and a malformed value are errors: nothing
+is ignored silently. An empty variable counts as not set. Write durations as `500ms`, `10s`, `15m`,
+`1h`, `7d` or a number of milliseconds, and sizes as `512KiB`, `64MiB`, `10GiB` or a number of
+bytes.
 
-| variable | what it is | values | default |
-| --- | --- | --- | --- |
-{chr(10).join(rows)}
+There is a second way to name each store: `LLOG_OXIA_SERVICE_ADDRESS` and `LLOG_OXIA_NAMESPACE`
+stand for `LLOG_META=oxia://…`, and `LLOG_S3_BUCKET` for `LLOG_BLOBS=s3://…`. If both ways are used,
+they must agree; otherwise the error names both. An explicit override of one replaces everything
+that names the same store in the environment or the file. [deploy.md](deploy.md) helps to choose
+stores.
 
-`LLOG_META` and `LLOG_BLOBS` may be written in other ways: `LLOG_OXIA_SERVICE_ADDRESS` and `LLOG_OXIA_NAMESPACE` are `LLOG_META=oxia://…`,
-`LLOG_S3_BUCKET` is `LLOG_BLOBS=s3://…`. Where both are set they must agree, or the error names both; an explicit override of one replaces
-whatever names that store in the environment or the file. [deploy.md](deploy.md) says which store to take.
+Metadata and blobs belong together: when a log is first opened, it writes one id into both stores,
+and it refuses to open a pair that does not match. `memory://` is for tests and goes with
+`memory://` only. Google Cloud Storage and Azure take their credentials from the variables that
+their own tools use (`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`,
+`AZURE_STORAGE_ACCOUNT_KEY`).
 
-Metadata and blobs belong together: a log writes one id into both stores when it is first opened, and refuses to open a pair that does
-not match. `memory://` is for tests, and goes with `memory://` only. Google Cloud Storage and Azure take their credentials from the
-variables that their own tools use (`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`).
+`llog doctor` opens both stores and tries out what the log needs from them. It also shows the
+version and the clock of a metadata server, and warns if that server could promise more with other
+settings.
 
-`llog doctor` opens both stores and tries out what the log needs from them. It also shows the version and the clock of a metadata
-server, and warns if that server is set up to promise less than it could.
-"""  # noqa: E501
+{chr(10).join(subjects)}"""
 
 
 def example_environment() -> str:
-    """.env.example: every variable, commented out, at its default."""
-    lines = ["# Settings of llog, at their defaults. Generated by `make docs`; docs/configuration.md tells more.", ""]
+    """Return .env.example: every variable, commented out, at its default."""
+    lines = [
+        "# The settings of llog, at their defaults. Generated by `make docs`; docs/configuration.md has the details.",
+        "",
+    ]
     for setting in SETTINGS.values():
-        lines += [f"# {setting.doc}", f"#{setting.variable}={_example(setting)}", ""]
+        comment = textwrap.wrap(setting.doc, 98, break_long_words=False, break_on_hyphens=False)
+        lines += [*(f"# {line}" for line in comment), f"#{setting.variable}={_example(setting)}", ""]
     return "\n".join(lines)
 
 
-def error_table() -> str:
-    """docs/errors.md."""
-    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.LlogError)]
-    rows = [
-        f"| `{each.code}` | `{each.__name__}` | {(each.__doc__ or '').partition(chr(10))[0]} "
-        f"| {each.http_status.value} | {each.exit_code} | `{each.dbapi_exception}` |"
-        for each in classes
-    ]
+def error_list() -> str:
+    """Return docs/errors.md: the errors in their order in the code, under the headings that they have there."""
+    entries = []
+    for line in inspect.getsource(errors).splitlines():
+        if line.startswith(SUBJECT_COMMENT):
+            entries.append(f"## {line.removeprefix(SUBJECT_COMMENT).capitalize()}\n")
+        elif (name := re.match(r"class (\w+)\(", line)) is not None:
+            entries.append(_error(getattr(errors, name[1])))
     return f"""# Errors
 
 Generated from `src/llog/errors.py` by `make docs`; do not edit.
 
-Every error has a stable code, which programs may compare. Its other columns are the class in `llog.errors`; the status
-of an HTTP request that fails with it ([http.md](http.md#errors)); the exit code of an `llog` command that fails with it
-(1: something failed; 2: bad input or configuration); and the exception of PEP 249 that it becomes in `llog.client`, the
-error itself being the `__cause__`. `log_owned` has status 421 where the answer names the owner's address.
+Every error has a stable code, which programs may compare. A message says what was wrong, with which
+value, and what to do. The line below each description has:
 
-| code | class | meaning | status | exit code | PEP 249 |
-| --- | --- | --- | --- | --- | --- |
-{chr(10).join(rows)}
-"""
+- the class in `llog.errors`;
+- the status of an HTTP request that fails with this error ([http.md](http.md#errors)). `log_owned`
+  has status 421 if the answer names the owner's address;
+- the exit code of an `llog` command that fails with this error: 1 if something failed, 2 for bad
+  input or configuration;
+- the exception of PEP 249 that `llog.client` raises instead, with this error as its `__cause__`.
+
+## General
+
+{chr(10).join(entries)}"""
 
 
 def sql() -> str:
-    """docs/sql.md, which is written by hand but for its tables of statements."""
+    """Return docs/sql.md with its lists of statements generated; the rest is written by hand."""
     text = (ROOT / "docs/sql.md").read_text(encoding="utf-8")
     for section in Section:
-        rows = [_statement_row(usage) for command in COMMANDS for usage in command.usages if usage.section is section]
+        items = [_statement(usage) for command in COMMANDS for usage in command.usages if usage.section is section]
         begin, end = f"<!-- {section}: generated by `make docs` -->", "<!-- end -->"
         before, found, after = text.partition(begin)
         if not found:
-            raise ValueError(f"docs/sql.md lacks {begin!r} and {end!r}, around the table of {section}")
+            raise ValueError(f"docs/sql.md lacks {begin!r} and {end!r}, around the list of {section}")
         after = after.partition(end)[2]
-        text = "\n".join([before + begin, "| statement | |", "| --- | --- |", *rows, end]) + after
+        text = "\n".join([before + begin, *items, end]) + after
     return text
 
 
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration,
-    "docs/errors.md": error_table,
+    "docs/errors.md": error_list,
     ".env.example": example_environment,
     "docs/sql.md": sql,
 }
@@ -111,7 +138,7 @@ def main(arguments: Sequence[str], *, root: Path = ROOT) -> int:
     if list(arguments) not in ([], ["--check"]):
         print("usage: python -m devtools.docs [--check]", file=sys.stderr)
         return 2
-    stale = [name for name, made in DOCUMENTS.items() if _read(root / name) != made()]
+    stale = [name for name, generate in DOCUMENTS.items() if _read(root / name) != generate()]
     if arguments:
         for name in stale:
             print(f"{name} is stale: run `make docs` and commit it", file=sys.stderr)
@@ -124,16 +151,27 @@ def main(arguments: Sequence[str], *, root: Path = ROOT) -> int:
     return 0
 
 
-def _statement_row(usage: Usage) -> str:
-    syntax, description = (text.replace("|", "\\|") for text in (usage.syntax, usage.description))
-    return f"| `{syntax}` | {description} |" if description else f"| `{syntax}` | |"
+def _statement(usage: Usage) -> str:
+    return wrap(f"`{usage.syntax}`: {usage.description}" if usage.description else f"`{usage.syntax}`", first="- ")
 
 
-def _row(setting: Setting) -> str:
-    fallbacks = (
-        " Fallback: " + ", then ".join(f"`{name}`" for name in setting.fallbacks) + "." if setting.fallbacks else ""
-    )
-    return f"| `{setting.variable}` | {setting.doc}{fallbacks} | {_values(setting)} | {_default(setting)} |"
+def _error(kind: type[errors.LlogError]) -> str:
+    description = wrap(" ".join((kind.__doc__ or "").split()))
+    about = f"HTTP {kind.http_status.value} · exit code {kind.exit_code} · `{kind.dbapi_exception}`"
+    return f"### `{kind.code}`\n\n{description}\n\n`{kind.__name__}` · {about}\n"
+
+
+def _subject(title: str, declared: type) -> str:
+    """Return the section of the settings that this class declares."""
+    settings = [setting for setting in SETTINGS.values() if setting.field in declared.__annotations__]
+    return "\n".join([f"## {title}\n", *map(_setting, settings)])
+
+
+def _setting(setting: Setting) -> str:
+    parts = [f"Values: {_values(setting)}", f"default: {_default(setting)}"]
+    if setting.fallbacks:
+        parts.append("fallback: " + ", then ".join(f"`{name}`" for name in setting.fallbacks))
+    return f"### `{setting.variable}`\n\n{wrap(setting.doc)}\n\n{wrap(' · '.join(parts))}\n"
 
 
 def _values(setting: Setting) -> str:
@@ -143,7 +181,7 @@ def _values(setting: Setting) -> str:
         return "text, secret"
     if setting.kind is str:
         return "text"
-    low, high = ("" if bound is None else setting.written(bound) for bound in (setting.low, setting.high))
+    low, high = ("" if bound is None else setting.format(bound) for bound in (setting.low, setting.high))
     what = setting.unit or "number"
     return what + (f", from {low}" if low else "") + (f" to {high}" if high else "")
 
@@ -158,7 +196,7 @@ def _default(setting: Setting) -> str:
 
 def _example(setting: Setting) -> str:
     if isinstance(setting.default, int):
-        return setting.written(setting.default)
+        return setting.format(setting.default)
     return "" if setting.default is None else str(setting.default)
 
 

@@ -1,7 +1,7 @@
-"""Run the check and the test suites: `python -m devtools.suites [name …]`, all of them without a name.
+"""Runs the check and the test suites: `python -m devtools.suites [NAME …]`; without a name, all of them.
 
-Every suite runs even when one before it failed; the exit code is 1 if any did. A suite has a time limit, after which
-the stacks of its threads are printed and it counts as failed, so that a hang never blocks the caller for ever.
+Every suite runs even if one before it failed; the exit code is 1 if any of them did. A suite has a time limit, after
+which the stacks of its threads are printed and it counts as failed, so that a hang never blocks the caller for ever.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE_LIMIT_S = 40 * 60.0
-"""More than three times what the longest suite takes on an idle machine."""
+"""More than three times the duration of the longest suite on an idle machine."""
 STUCK_TEST_S = 300
-"""A single test that takes longer has its stacks printed and goes on; only the suite's limit ends it."""
+"""The stacks of a test that takes longer are printed; only the suite's limit ends it."""
 STACKS_GRACE_S = 5.0
 SLOWEST = ("--durations=8", "--durations-min=5")
 PROCESSES_MAX = 8
-"""The tests of a suite run side by side, in one process for each core, but in no more than this."""
+"""The tests of a suite run in one process per core, but in no more than this many."""
 SPARK_PROCESSES_MAX = 1
-"""The same for suites in which every process starts a JVM of its own, which runs on several cores by itself."""
+"""The same limit for suites in which every process starts a JVM, which uses several cores by itself."""
 
 
 class Suite(msgspec.Struct, frozen=True):
-    """Commands that all run, in order, within one time limit; each is a list of arguments for this Python."""
+    """Commands that run in order within one time limit; each is a list of arguments for this Python."""
 
     name: str
     commands: tuple[tuple[str, ...], ...]
 
 
 def suites(root: Path = ROOT) -> list[Suite]:
-    """The check, then the suites that exist in this tree, fast ones first."""
+    """Return the check, then the suites that exist in this tree, fast ones first."""
     found = [_check(), *_tests(root, "unit", "sim", "conformance", "spec")]
     if (root / "spec" / "__main__.py").exists():
         found.append(Suite("specification", (("-m", "spec"),)))
@@ -56,6 +56,7 @@ def _check() -> Suite:
             ("-m", "mypy"),
             (str(Path(sysconfig.get_path("scripts")) / "lint-imports"), "--no-logo"),  # cannot be run with -m
             ("-m", "devtools.docs", "--check"),
+            ("-m", "devtools.markdown"),
         ),
     )
 
@@ -70,12 +71,12 @@ def _tests(root: Path, *names: str) -> Iterator[Suite]:
 
 def _processes_max(suite: str) -> int:
     if suite == "conformance" and "LLOG_TEST_OXIA_ADDRESS" in os.environ:
-        return 1  # its tests empty that server, which is one for all processes
+        return 1  # the tests empty that server, which all processes would share
     return SPARK_PROCESSES_MAX if suite in ("spark", "pipeline") else PROCESSES_MAX
 
 
 def run_suite(suite: Suite, *, root: Path = ROOT, limit_s: float = SUITE_LIMIT_S) -> list[str]:
-    """What failed, one line each; empty when all of it passed."""
+    """Run a suite and return what failed, one line each; empty if everything passed."""
     deadline = time.monotonic() + limit_s
     failures = []
     for arguments in suite.commands:
@@ -94,18 +95,18 @@ def _run(command: Sequence[str], root: Path, deadline: float) -> str | None:
         _kill(process, STACKS_GRACE_S)
         return "was stopped at the suite's time limit (its stacks are above)"
     except BaseException:
-        process.send_signal(signal.SIGINT)  # its session is its own, so the terminal's interrupt did not reach it
+        process.send_signal(signal.SIGINT)  # it has its own session, so the terminal's interrupt did not reach it
         _kill(process, STACKS_GRACE_S)
         raise
     return None if code == 0 else f"exited with {code}"
 
 
 def _kill(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """SIGKILL to the group, once its leader had time to end by itself."""
+    """Send SIGKILL to the process group, after its leader had time to end by itself."""
     end = time.monotonic() + grace_s
     while time.monotonic() < end and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)  # the leader is not reaped yet: the id is still that of this group
+    os.killpg(process.pid, signal.SIGKILL)  # the leader is not reaped yet, so the id still belongs to this group
     process.wait()
 
 
@@ -125,7 +126,7 @@ def run_all(chosen: Sequence[Suite], *, root: Path = ROOT, limit_s: float = SUIT
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds as Ctrl-C does, so that the running suite is ended too."""
+    """Make SIGTERM unwind as Ctrl-C does, so that the running suite is ended, too."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,9 +1,9 @@
-// Consumes a topic for a consumer group over HTTP: in a browser (consume.html) and in node 18 or newer, without any package.
+// Consumes a topic for a consumer group over HTTP, in a browser (consume.html) and in Node 18 or newer, without packages.
 //
 //   node examples/consume.js http://127.0.0.1:8080 app.new_messages my-group
 //
-// A page of another origin than the broker needs LLOG_CORS_ORIGINS there. Delivery is at least once: a message that is not acknowledged
-// within `visibilityMs` is delivered again, to any member of the group.
+// A page of another origin needs LLOG_CORS_ORIGINS on the broker. Delivery is at least once: a message that is not
+// acknowledged within `visibilityMs` is delivered again, to any member of the group.
 
 export class LlogError extends Error {
   constructor(problem) {
@@ -23,35 +23,38 @@ export class Consumer {
     this.options = { start, limit, wait_ms: waitMs, visibility_ms: visibilityMs };
   }
 
-  /** Goes on as a new member. An ack covers all that its member holds: what was not handled must be another's, and so comes again. */
+  /**
+   * Continues as a new member. An ack covers all messages that its member holds; under a new name, those that were not
+   * handled are not covered, and are delivered again.
+   */
   rename() {
     this.member = `${this.name}-${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
   }
 
-  /** Messages that nobody else in the group holds; none if nothing came within `waitMs`. */
+  /** Returns messages that no other member of the group holds; none if nothing arrived within `waitMs`. */
   async consume(signal) {
-    const asked = { topic: this.topic, group_id: this.group, member: this.member, ...this.options };
+    const body = { topic: this.topic, group_id: this.group, member: this.member, ...this.options };
     try {
-      return (await this.#post("/topics/consume", asked, signal)).messages;
+      return (await this.#post("/topics/consume", body, signal)).messages;
     } catch (error) {
-      this.rename(); // the broker may have answered, with messages that nobody got
+      this.rename(); // the broker may have delivered messages in an answer that was lost
       throw error;
     }
   }
 
-  /** Acknowledges a message, and all before it that this consumer was given of the same partition. */
+  /** Acknowledges a message, and all earlier ones of its partition that were delivered to this consumer. */
   async ack({ partition_id, offset }) {
-    const asked = { topic: this.topic, group_id: this.group, member: this.member, partition_id, upto_offset: offset };
-    return (await this.#post("/topics/ack", asked)).committed;
+    const body = { topic: this.topic, group_id: this.group, member: this.member, partition_id, upto_offset: offset };
+    return (await this.#post("/topics/ack", body)).committed;
   }
 
-  /** Gives a message back, to be delivered again after a while. */
+  /** Returns a message to the group, which delivers it again after `delayMs`. */
   async release({ partition_id, offset }, delayMs = 0) {
-    const asked = { topic: this.topic, group_id: this.group, member: this.member, partition_id, offset, delay_ms: delayMs };
-    return (await this.#post("/topics/release", asked)).released;
+    const body = { topic: this.topic, group_id: this.group, member: this.member, partition_id, offset, delay_ms: delayMs };
+    return (await this.#post("/topics/release", body)).released;
   }
 
-  /** Calls `handler` with each message until `signal` is aborted; what it throws at is delivered again. */
+  /** Calls `handler` with each message until `signal` is aborted. A message is delivered again if the handler throws. */
   async run(handler, { signal, retryMs = 1_000, onError = console.error } = {}) {
     while (!signal?.aborted) {
       try {
@@ -66,30 +69,30 @@ export class Consumer {
         }
       } catch (error) {
         if (signal?.aborted) return;
-        if (error instanceof LlogError && error.status < 500 && error.status !== 429) throw error; // asking again will not help
-        this.rename(); // the rest of the batch is not handled
-        onError(error); // the broker cannot be reached, or is overloaded: it may come back
+        if (error instanceof LlogError && error.status < 500 && error.status !== 429) throw error; // a retry would not help
+        this.rename(); // the rest of the batch was not handled
+        onError(error); // the broker is out of reach or overloaded, which may pass
         await new Promise((resolve) => setTimeout(resolve, retryMs));
       }
     }
   }
 
-  async #post(path, asked, signal) {
+  async #post(path, body, signal) {
     const response = await fetch(this.url + path, {
       method: "POST",
       headers: { "content-type": "application/json" },
-      body: JSON.stringify(asked),
+      body: JSON.stringify(body),
       signal,
     });
     const isProblem = response.headers.get("content-type")?.startsWith("application/problem+json");
-    if (!response.ok && !isProblem) throw new Error(`${this.url}${path} answered ${response.status}, and not as a broker does`);
+    if (!response.ok && !isProblem) throw new Error(`${this.url}${path} answered ${response.status}, but is not a broker`);
     const answer = await response.json();
     if (!response.ok) throw new LlogError(answer);
     return answer;
   }
 }
 
-/** What the handler threw, if it did. */
+/** Returns what the handler threw, or undefined. */
 async function attempt(handler, message) {
   try {
     await handler(message);

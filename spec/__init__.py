@@ -1,3 +1,1 @@
-"""Executable specification of the log's protocols: every interleaving of small configurations, searched
-exhaustively.
-"""
+"""An executable specification of the log's protocols: every interleaving of small configurations is searched."""

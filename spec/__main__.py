@@ -1,5 +1,5 @@
-"""`python -m spec`: searches the protocols, which must have no violation; with `--mutate`, the variants that must have
-one.
+"""`python -m spec`: searches the protocols, which must have no violation; with `--mutate`, broken variants, which must
+have one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spec", description=__doc__)
     parser.add_argument("--mutate", metavar="NAME|all", choices=[*MUTATIONS, "all"], help="search a broken variant")
     parser.add_argument("--list", action="store_true", help="list the configurations and the broken variants")
-    parser.add_argument("--states", type=int, default=STATES_MAX, help="stop a search at so many states")
+    parser.add_argument("--states", type=int, default=STATES_MAX, help="stop a search at this many states")
     options = parser.parse_args()
     if options.list:
         return _list()
@@ -46,8 +46,8 @@ def _search_protocol(states_max: int) -> int:
     began = time.monotonic()
     shapes = (*SMALL, *LARGER)
     with ProcessPoolExecutor() as pool:
-        for shape, result in zip(shapes, pool.map(_searched, shapes, repeat(states_max)), strict=True):
-            print(f"{shape}: {_counted(result)}: {result.violation or 'no violation'}", flush=True)
+        for shape, result in zip(shapes, pool.map(_search_shape, shapes, repeat(states_max)), strict=True):
+            print(f"{shape}: {_counts(result)}: {result.violation or 'no violation'}", flush=True)
             _print_trace(result)
             total += result.states
             violations += result.violation is not None
@@ -57,7 +57,7 @@ def _search_protocol(states_max: int) -> int:
     return int(violations > 0 or cut > 0)
 
 
-def _searched(shape: Configuration, states_max: int) -> Result:
+def _search_shape(shape: Configuration, states_max: int) -> Result:
     return shape.search(None, states_max)
 
 
@@ -65,14 +65,14 @@ def _search_mutation(name: str, states_max: int) -> bool:
     mutation = MUTATIONS[name]
     result = mutation.shape.search(name, states_max)
     print(
-        f"{name}: {mutation.what}\n  {mutation.shape}: {_counted(result)}: {result.violation or 'NOT CAUGHT'}",
+        f"{name}: {mutation.what}\n  {mutation.shape}: {_counts(result)}: {result.violation or 'NOT CAUGHT'}",
         flush=True,
     )
     _print_trace(result)
     return result.violation is not None
 
 
-def _counted(result: Result) -> str:
+def _counts(result: Result) -> str:
     return f"{result.states:,} states, depth {result.depth}{', cut' if result.cut else ''}"
 
 

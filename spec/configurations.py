@@ -1,4 +1,4 @@
-"""What `python -m spec` searches. All of it is searched to the end: no configuration is cut."""
+"""The configurations that `python -m spec` searches, each to its end: none is cut."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Broken variants of the protocols. Each leaves out one thing that the code does; the configuration beside it shows why
-it is done.
+"""Broken variants of the protocols. Each omits one thing that the code does; its configuration shows why the code does
+it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """One partition as the stores hold it, and what must be true of it in every state.
 
-Versions that only tell "changed" from "not changed" are left out: the control record, the cursor and the breadcrumb
-never return to an earlier value, so that a CAS compares the value. An index entry can (deleted, and put again by a
-stalled writer), so it has a version, the lowest that nobody holds for its key. A blob's name says who put it, which of
-that process's blobs it is, its stamp, and how many repairs its writer knew of (the code draws names at random, and a
-writer keeps that number beside the name). So equal situations are equal states, however they came about.
+Versions that only distinguish "changed" from "unchanged" are omitted: the control record, the cursor and the breadcrumb
+never return to an earlier value, so a CAS compares the value. An index entry can return to one (deleted, and put again
+by a stalled writer), so it has a version, the lowest that no process holds for its key. A blob's name consists of its
+process, its number among that process's blobs, its stamp, and the number of repairs that its writer knew (the code
+draws names at random, and a writer keeps that number beside the name). Equal situations are therefore equal states,
+however they came about.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ Value = tuple[int, int]
 """A record: (writer, sequence)."""
 
 BlobName = tuple[str, int, int, int, int]
-"""(kind, process, which of its blobs, stamp, repairs). Compacted blobs have stamp 0: no floor protects them, their
-breadcrumb does.
-"""
+"""(kind, process, number, stamp, repairs). Compacted blobs have stamp 0: a breadcrumb protects them, not a floor."""
 
 WAL, COMPACTED = "w", "c"
 
 FAR = 9
-"""The stamp that a clock gives which is far ahead."""
+"""The stamp of a clock that is far ahead."""
 NEAR = 1
-"""The ceiling that a repair sets: above the floor that it sets, which is 0, and below `FAR`."""
+"""The ceiling that a repair sets: above the repaired floor, which is 0, and below `FAR`."""
 
 
 class Pending(NamedTuple):
@@ -40,7 +39,7 @@ class Control(NamedTuple):
     last repair.
     """
 
-    counter: int = 1
+    next_offset: int = 1
     log_start: int = 1
     pending: Pending | None = None
     floor: int = 0
@@ -62,7 +61,7 @@ class Entry(NamedTuple):
         return self.blob[0] == COMPACTED
 
 
-class Crumb(NamedTuple):
+class Breadcrumb(NamedTuple):
     """The compaction's breadcrumb; `expected` is the version of the entry under the key `end` when the run was
     chosen.
     """
@@ -80,7 +79,7 @@ class Blob(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """Knows a control record from the start: that it may be old is the point."""
+    """A writer. It knows a control record from the start, which may be old."""
 
     id: int
     pc: str
@@ -98,15 +97,17 @@ class Compactor(NamedTuple):
     position: int = 0
     cursor: int = 0
     sources: tuple[BlobName, ...] = ()
-    crumb: Crumb | None = None
+    breadcrumb: Breadcrumb | None = None
 
 
 class OldState(NamedTuple):
-    """What a server held when it was paused: it answers reads when it wakes, though another is in charge by then."""
+    """The state of a server when it was paused. When it wakes, it answers reads from this state, although it no longer
+    leads.
+    """
 
     control: Control
     entries: tuple[Entry, ...]
-    crumb: Crumb | None
+    breadcrumb: Breadcrumb | None
 
 
 class Collector(NamedTuple):
@@ -115,9 +116,9 @@ class Collector(NamedTuple):
     left: int
     candidate: BlobName | None = None
     old: OldState | None = None
-    """What any of its reads may be answered from."""
+    """The state from which any of its reads may be answered."""
     stale: bool = False
-    """Whether one was: it learns of that when it confirms its reads."""
+    """Whether a read was answered from it, which the collector learns when it confirms its reads."""
 
 
 class Trimmer(NamedTuple):
@@ -145,23 +146,23 @@ Process = Writer | Compactor | Collector | Trimmer | Repairer | Damager
 
 
 class State(NamedTuple):
-    """`log` is what was committed, in order, as the world outside may know it; no process looks at it."""
+    """The stores and the processes. `log` holds the committed values in order, for the checks; no process reads it."""
 
     control: Control
     entries: tuple[Entry, ...]
     cursor: int
-    crumb: Crumb | None
+    breadcrumb: Breadcrumb | None
     blobs: tuple[Blob, ...]
     log: tuple[Value, ...]
     procs: tuple[Process, ...]
     losses: int
     jumps: int
-    """How often a writer's clock may still be far ahead."""
+    """How many more blobs a writer may stamp by a clock that is far ahead."""
     fault: str | None
     lost: tuple[Entry, ...] = ()
     """Index entries that vanished and were not put back."""
     pauses: int = 0
-    """How many servers may still be paused."""
+    """How many more servers may be paused."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:
@@ -173,12 +174,12 @@ def entry_at(state: State, end: int) -> Entry | None:
 
 
 def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
-    """Puts the entry under a version that nobody holds for this key."""
+    """Put the entry under a version that no process holds for this key."""
     held = {entry.version for entry in state.entries if entry.end == end}
     held |= {
-        crumb.expected
-        for crumb in (state.crumb, *(p.crumb for p in state.procs if isinstance(p, Compactor)))
-        if crumb is not None and crumb.end == end
+        breadcrumb.expected
+        for breadcrumb in (state.breadcrumb, *(p.breadcrumb for p in state.procs if isinstance(p, Compactor)))
+        if breadcrumb is not None and breadcrumb.end == end
     }
     version = next(number for number in range(1, len(held) + 2) if number not in held)
     others = [entry for entry in state.entries if entry.end != end]
@@ -186,7 +187,7 @@ def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
 
 
 def put_pending(state: State, pending: Pending | None, *, unconditional: bool = False) -> State:
-    """Puts the index entry of a pending append, if there is none under its key."""
+    """Put the index entry of a pending append, if there is none under its key."""
     if pending is None or (entry_at(state, pending.end) is not None and not unconditional):
         return state
     return put_entry(state, pending.end, pending.start, pending.blob)
@@ -203,16 +204,16 @@ def put_blob(state: State, name: BlobName, values: tuple[Value, ...]) -> State:
 
 
 def has_gap(state: State) -> bool:
-    """Whether no entry and no pending append covers some offset."""
+    """Return whether neither an entry nor the pending append covers some offset."""
     spans = [(entry.start, entry.end) for entry in state.entries]
     if state.control.pending is not None:
         spans.append((state.control.pending.start, state.control.pending.end))
-    offsets = range(state.control.log_start, state.control.counter)
+    offsets = range(state.control.log_start, state.control.next_offset)
     return any(not any(start <= offset <= end for start, end in spans) for offset in offsets)
 
 
 def read(state: State, offset: int, mutation: str | None) -> Value | None:
-    """What a reader that nobody disturbs gets for the offset now, or will get when lost entries are back."""
+    """Return what an undisturbed reader gets for the offset now, or will get when lost entries are put back."""
     for entry in state.entries:
         if entry.start <= offset <= entry.end:
             values = values_of(state, entry.blob)
@@ -236,13 +237,13 @@ def violation(state: State, mutation: str | None) -> str | None:
         return state.fault
     if len(set(state.log)) != len(state.log):
         return f"a value was committed twice: {state.log}"
-    for offset in range(state.control.log_start, state.control.counter):
+    for offset in range(state.control.log_start, state.control.next_offset):
         found = read(state, offset, mutation)
         if found != state.log[offset - 1]:
             return f"offset {offset} was committed with {state.log[offset - 1]} and reads {found}"
     for entry in state.entries:
         if entry.compacted and values_of(state, entry.blob) is None:
             return f"the COMPACTED entry of offsets {entry.start} to {entry.end} names a blob that is gone"
-    if state.cursor > state.control.counter:
-        return "the cursor passed the counter"
+    if state.cursor > state.control.next_offset:
+        return "the cursor passed the next offset"
     return None

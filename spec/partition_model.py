@@ -1,12 +1,12 @@
-"""The partition's processes put together, in the numbers that a configuration names."""
+"""The partition's processes together, in the numbers of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spec.collecting import collector_steps, damager_steps, repairer_steps, trimmer_steps
-from spec.compacting import compactor_steps
+from spec.collector import collector_steps, damager_steps, repairer_steps, trimmer_steps
+from spec.compactor import compactor_steps
 from spec.partition import (
     WAL,
     Collector,
@@ -23,12 +23,12 @@ from spec.partition import (
     put_pending,
     violation,
 )
-from spec.search import Result, described, explore
-from spec.writing import writer_steps
+from spec.search import Result, describe, explore
+from spec.writer import writer_steps
 
 
 class PartitionShape(NamedTuple):
-    """How many processes there are, and how often each appends or runs."""
+    """The number of processes of each kind, and how often each appends or runs."""
 
     writers: int = 0
     appends: int = 1
@@ -38,21 +38,21 @@ class PartitionShape(NamedTuple):
     collections: int = 1
     trims: int = 0
     losses: int = 0
-    """CAS answers that may be lost."""
+    """The number of CAS answers that may be lost."""
     jumps: int = 0
-    """Blobs that a writer may stamp by a clock that is far ahead."""
+    """The number of blobs that a writer may stamp by a clock that is far ahead."""
     repairs: int = 0
     written: int = 0
-    """Offsets that are there at the start: the last one pending, those before it in the index."""
+    """The number of offsets at the start: the last one is pending, the others are in the index."""
     damages: int = 0
-    """Index entries that may be lost."""
+    """The number of index entries that may be lost."""
     pauses: int = 0
-    """Servers that may be paused, and wake to answer a collector's reads from the state of then."""
+    """The number of servers that may be paused, and wake to answer a collector's reads from their old state."""
     stalled: bool = False
-    """The first compactor has read the control record when only the offsets up to the last but one were written."""
+    """Whether the first compactor read the control record before the last offset was written."""
 
     def __str__(self) -> str:
-        return described("partition", self)
+        return describe("partition", self)
 
     def search(self, mutation: str | None, states_max: int) -> Result:
         return explore(
@@ -66,7 +66,7 @@ class PartitionShape(NamedTuple):
 def initial(shape: PartitionShape) -> State:
     state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None, pauses=shape.pauses)
     for offset in range(1, shape.written + 1):
-        state = _written(state, shape.writers, offset)
+        state = _with_append(state, shape.writers, offset)
     procs: list[Process] = [
         Writer(number, "put", shape.appends, 1, None, state.control) for number in range(shape.writers)
     ]
@@ -84,11 +84,11 @@ def initial(shape: PartitionShape) -> State:
     return state._replace(procs=tuple(procs))
 
 
-def _written(state: State, writer: int, offset: int) -> State:
-    """One more append by a writer that is gone since."""
+def _with_append(state: State, writer: int, offset: int) -> State:
+    """Return the state after one more append by a writer that has ended since."""
     name = (WAL, writer, offset, 1, 0)
     state = put_blob(put_pending(state, state.control.pending), name, ((writer, offset),))
-    control = state.control._replace(counter=offset + 1, pending=Pending(offset, offset, name))
+    control = state.control._replace(next_offset=offset + 1, pending=Pending(offset, offset, name))
     return state._replace(control=control, log=(*state.log, (writer, offset)))
 
 

@@ -1,7 +1,7 @@
 """Breadth-first search of every reachable state, so that the trace of a violation is a shortest one.
 
-Visited states are kept as 64-bit hashes: of a million states, two have the same one with a chance below 1 in 10
-million. The hashes of -1 and -2 are equal, so no field of a state may be one here and the other there.
+Visited states are kept as 64-bit hashes: the chance that two of a million states share a hash is below 1 in 10 million.
+The hashes of -1 and -2 are equal, so no field of a state may take both values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Result(NamedTuple):
-    """What one search found. `cut`: it was stopped at the limit of states, so that "no violation" is no proof."""
+    """The result of one search. If it was `cut` at the limit of states, "no violation" proves nothing."""
 
     states: int
     depth: int
@@ -25,13 +25,13 @@ class Result(NamedTuple):
 
 
 class Configuration(Protocol):
-    """Which processes there are."""
+    """The processes of a model, and how often each acts."""
 
     def search(self, mutation: str | None, states_max: int) -> Result: ...
 
 
-def described(model: str, shape: Any) -> str:
-    """The model, and the fields of a named tuple that are not as by default."""
+def describe(model: str, shape: Any) -> str:
+    """Return the model's name, and the fields of a named tuple that differ from their defaults."""
     defaults = shape._field_defaults
     return " ".join([model, *(f"{k}={v}" for k, v in shape._asdict().items() if v != defaults.get(k))])
 
@@ -42,9 +42,9 @@ def explore(
     violation: Callable[[S], str | None],
     states_max: int,
 ) -> Result:
-    """Searches until a state is violated, nothing is left, or `states_max` states were met."""
+    """Search until a state has a violation, no state is left, or `states_max` states were met."""
     collecting = gc.isenabled()
-    gc.disable()  # states are tuples of tuples: no cycles, and most live to the end
+    gc.disable()  # States are tuples of tuples, without cycles, and most live to the end.
     try:
         return _explore(start, steps, violation, states_max)
     finally:

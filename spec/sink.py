@@ -1,7 +1,7 @@
 """The exactly-once sink on two partitions: its record, and what must be true of it in every state.
 
 As in the partition, values stand for versions: the sink's record never returns to an earlier value, nor does a
-partition's counter.
+partition's next offset.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 PARTITIONS = (0, 1)
 FAR = 9
-"""As in the partition: the stamp that a clock gives which is far ahead."""
+"""As in the partition: the stamp of a clock that is far ahead."""
 NEAR = 1
 """As in the partition: the ceiling that a repair sets."""
 
 
 class Upload(NamedTuple):
-    """A blob that one run of a task has put; its name says everything about it. It holds one record per partition."""
+    """A blob that one run of a task has put, identified by all its fields. It holds one record per partition."""
 
     batch: int
     attempt: int
@@ -25,7 +25,7 @@ class Upload(NamedTuple):
     stamp: int
     partitions: tuple[int, ...]
     repairs: int
-    """Those that the task knew of."""
+    """The number of repairs that the task knew."""
 
     def __str__(self) -> str:
         return f"task {self.task} run {self.run} of attempt {self.attempt} at batch {self.batch}"
@@ -52,14 +52,16 @@ class Record(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """Only the sink appends here: the next offset is the number of records. `sequences` are the batches appended."""
+    """A partition to which only the sink appends: its next offset is the number of records. `sequences` holds the
+    appended batches.
+    """
 
     records: tuple[Record, ...] = ()
     sequences: tuple[int, ...] = ()
 
 
 class Task(NamedTuple):
-    """One run of a task; `seen` is what it read when it opened the sink."""
+    """One run of a task; `seen` is the record that it read when it opened the sink."""
 
     attempt: int
     batch: int
@@ -75,7 +77,7 @@ class Task(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """`partitions`: for each, the counter it read, TODO or DONE."""
+    """A driver. `partitions` holds the next offset that it read of each partition, TODO or DONE."""
 
     attempt: int
     batch: int
@@ -102,7 +104,9 @@ class Compactor(NamedTuple):
 
 
 class OldState(NamedTuple):
-    """What a server held when it was paused: it answers reads when it wakes, though another is in charge by then."""
+    """The state of a server when it was paused. When it wakes, it answers reads from this state, although it no longer
+    leads.
+    """
 
     sink: Sink | None
     partitions: tuple[Partition, ...]
@@ -113,9 +117,9 @@ class Collector(NamedTuple):
     left: int
     candidate: Upload | None = None
     old: OldState | None = None
-    """What any of its reads may be answered from."""
+    """The state from which any of its reads may be answered."""
     stale: bool = False
-    """Whether one was: it learns of that when it confirms its reads."""
+    """Whether a read was answered from it, which the collector learns when it confirms its reads."""
 
     def __str__(self) -> str:
         return "collector"
@@ -134,8 +138,8 @@ Process = Task | Driver | Compactor | Collector | Repairer
 
 
 class State(NamedTuple):
-    """`chosen` (the uploads that were published first for each batch) and `returned` are what the world outside may
-    know.
+    """The stores and the processes. `chosen` (the uploads published first for each batch) and `returned` are for the
+    checks.
     """
 
     sink: Sink | None
@@ -144,11 +148,11 @@ class State(NamedTuple):
     procs: tuple[Process, ...]
     losses: int
     jumps: int
-    """How often a task's clock may still be far ahead."""
+    """How many more blobs a task may stamp by a clock that is far ahead."""
     chosen: tuple[Uploads | None, ...]
     returned: tuple[int, ...]
     pauses: int = 0
-    """How many servers may still be paused."""
+    """How many more servers may be paused."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:

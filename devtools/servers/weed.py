@@ -46,7 +46,7 @@ class S3Server(msgspec.Struct, frozen=True):
     region: str
 
     def store(self, bucket: str, prefix: str | None = None) -> S3Store:
-        """A client without retries, so that what the server answered is what the caller sees."""
+        """Return a client without retries, so that the caller sees the server's own answers."""
         return S3Store(
             bucket,
             prefix=prefix,
@@ -104,7 +104,7 @@ class Weed:
         self._running.close()
 
     def pause(self) -> None:
-        """Stop the server's process with SIGSTOP: connections stay, and nobody answers."""
+        """Stop the server's process with SIGSTOP: connections stay open, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -117,7 +117,7 @@ class Weed:
 
 @contextmanager
 def running_weed(directory: Path) -> Iterator[Weed]:
-    """A server with its data below `directory` that is up; killed, with its group, on leaving."""
+    """Run a server with its data below `directory`, which is killed with its process group on leaving."""
     failures: list[str] = []
     for attempt in range(START_ATTEMPTS):
         weed = Weed(directory / str(attempt))
@@ -136,7 +136,7 @@ def running_weed(directory: Path) -> Iterator[Weed]:
 
 @contextmanager
 def weed_server(directory: Path) -> Iterator[S3Server]:
-    """The address and credentials of a server that runs as long as the context lasts."""
+    """Run a server and yield its address and credentials."""
     with running_weed(directory) as weed:
         yield weed.server
 
@@ -185,7 +185,7 @@ def _config(directory: Path, server: S3Server) -> Path:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free together with their gRPC twins. Held until all are found, so all differ."""
+    """Return free ports whose gRPC ports are free, too. All are held until the last is found, so that they differ."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.sample(PORTS, len(PORTS)):

@@ -1,7 +1,7 @@
-"""Every error that llog raises on purpose: one class each, which says what the error looks like on every surface.
+"""Every error that llog raises on purpose: one class each, with its code, HTTP status, exit code and PEP 249 exception.
 
 A message names what was wrong, with which value, and what to do; it never contains a secret. To add an error, add its
-class here and run `make docs`.
+class here and run `make docs`, which writes the docstring into `docs/errors.md`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ DbapiException = Literal[
 
 
 class LlogError(Exception):
-    """Base of all errors that llog raises on purpose.
+    """Base of all errors that llog raises on purpose."""
 
-    A subclass inherits every attribute but `code` unless it sets its own.
-    """
+    # A subclass inherits every attribute but `code` unless it sets its own.
 
     code = "error"
     """Stable and unique: programs may compare it."""
@@ -39,12 +38,12 @@ class LlogError(Exception):
     """The exception of PEP 249 that this error becomes in `llog.client`."""
 
     def fields(self) -> dict[str, Any]:
-        """The values that a program would otherwise have to parse out of the message; HTTP answers carry them."""
+        """Return the values that a program would otherwise parse out of the message. HTTP answers carry them."""
         return {}
 
 
 class ConfigurationError(LlogError):
-    """A setting, an option or an address is missing, unknown or malformed."""
+    """A setting, an option or an address is missing, unknown or malformed. Correct the one that the message names."""
 
     code = "configuration"
     exit_code = EXIT_BAD_INPUT
@@ -52,7 +51,7 @@ class ConfigurationError(LlogError):
 
 
 class InvalidArgument(LlogError):
-    """A value handed to a call is out of its bounds."""
+    """A value passed to a call is malformed or outside its bounds, which the message names. Nothing was changed."""
 
     code = "invalid_argument"
     http_status = HTTPStatus.BAD_REQUEST
@@ -64,53 +63,71 @@ class InvalidArgument(LlogError):
 
 
 class StoreUnavailable(LlogError):
-    """A store cannot be reached or opened. Nothing was changed by the call."""
+    """A store cannot be reached, or is closed, and the call changed nothing.
+
+    Try again; if it persists, check the store that the message names.
+    """
 
     code = "store_unavailable"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class StoreUnreachable(StoreUnavailable):
-    """No server that can be used answers at the address that a setting names. Nothing was changed."""
+    """No usable server answers at the address in the settings. Nothing was changed.
+
+    Check the address, and that the server runs.
+    """
 
     code = "store_unreachable"
     exit_code = EXIT_BAD_INPUT
 
 
 class StaleReads(StoreUnavailable):
-    """Some reads may have been answered by a server that was no longer in charge: what they did not show may exist."""
+    """Some reads may come from a server that is no longer in charge: what they did not show may exist. Read again."""
 
     code = "stale_reads"
 
 
 class OutcomeUnknown(LlogError):
-    """The answer to a write was lost: the write may have happened."""
+    """The answer to a write was lost: the write may have happened, or may still happen. Read to find out.
+
+    An append with a producer id can be repeated with the same sequence: it takes effect once.
+    """
 
     code = "outcome_unknown"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class VersionMismatch(LlogError):
-    """A conditional write found another version of the key than the one expected."""
+    """A conditional write found another version of the key than it expected, and changed nothing.
+
+    Read the key again and decide anew.
+    """
 
     code = "version_mismatch"
 
 
 class BlobExists(LlogError):
-    """A blob of that name already exists; blobs are immutable."""
+    """A blob of that name already exists. Blobs are immutable: put the bytes under another name."""
 
     code = "blob_exists"
 
 
 class BlobNotFound(LlogError):
-    """The blob is not in the store."""
+    """The blob store has no blob of that name: it was never put, or was deleted.
+
+    If metadata refers to it, run `llog verify`.
+    """
 
     code = "blob_not_found"
     dbapi_exception = "InternalError"
 
 
 class WrongStore(LlogError):
-    """A store is not llog's, was written by a newer version, or does not belong to the other store."""
+    """A store is not llog's, was written by a newer llog, or does not belong to the other store.
+
+    Correct the address, or upgrade llog.
+    """
 
     code = "wrong_store"
     exit_code = EXIT_BAD_INPUT
@@ -121,14 +138,20 @@ class WrongStore(LlogError):
 
 
 class CorruptBatch(LlogError):
-    """Bytes are not the batch they should be: damaged, cut short, or of an unknown encoding."""
+    """Bytes are not the batch that they should be: they are damaged, cut short, or in an unknown encoding.
+
+    Run `llog verify`.
+    """
 
     code = "corrupt_batch"
     dbapi_exception = "InternalError"
 
 
 class RecordTooLarge(LlogError):
-    """A record or an append is larger than the limit."""
+    """A record, an append or a query's input is larger than the limit that the message names.
+
+    Send or read less at a time.
+    """
 
     code = "record_too_large"
     http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -140,7 +163,7 @@ class RecordTooLarge(LlogError):
 
 
 class TopicExists(LlogError):
-    """A topic of that name is already in the catalog."""
+    """A topic of that name is already in the catalog. Choose another name, or use the topic that exists."""
 
     code = "topic_exists"
     http_status = HTTPStatus.CONFLICT
@@ -149,7 +172,7 @@ class TopicExists(LlogError):
 
 
 class PartitionNotInitialized(LlogError):
-    """The topic has no such partition."""
+    """The topic has no such partition. Create it, or use a lower partition number."""
 
     code = "partition_not_initialized"
     http_status = HTTPStatus.NOT_FOUND
@@ -158,13 +181,13 @@ class PartitionNotInitialized(LlogError):
 
 
 class TopicNotFound(PartitionNotInitialized):
-    """No topic of that name is in the catalog, so none of its partitions exists."""
+    """No topic of that name is in the catalog. Create it, or correct the name."""
 
     code = "topic_not_found"
 
 
 class WrongEngine(LlogError):
-    """The topic is kept by an engine that cannot do this."""
+    """The topic's engine does not support this operation. The message names the engine, and the way that works."""
 
     code = "wrong_engine"
     http_status = HTTPStatus.CONFLICT
@@ -173,7 +196,10 @@ class WrongEngine(LlogError):
 
 
 class TopicElsewhere(LlogError):
-    """The topic's files are not on this machine, or not in the directory that the settings name."""
+    """The topic's files are not on this machine, or not in the directory that the settings name.
+
+    Run the command where they are, or go through the broker there.
+    """
 
     code = "topic_elsewhere"
     http_status = HTTPStatus.MISDIRECTED_REQUEST
@@ -181,21 +207,27 @@ class TopicElsewhere(LlogError):
 
 
 class OwnerUnavailable(TopicElsewhere):
-    """The owner of what was asked for is not running or does not answer. Nothing was changed; try again later."""
+    """The process that owns the requested topic, tables or keyed log does not run or does not answer.
+
+    Nothing was changed; try again later.
+    """
 
     code = "owner_unavailable"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class PartitionFenced(LlogError):
-    """The partition accepts no appends until it is unfenced."""
+    """The partition is fenced and accepts no appends until `LeaderlessLogWriter.unfence` is called. Reads continue."""
 
     code = "partition_fenced"
     http_status = HTTPStatus.CONFLICT
 
 
 class OffsetOutOfRange(LlogError):
-    """The offset is outside the partition's bounds, which the error carries."""
+    """The offset is outside the partition's bounds, which the error carries.
+
+    Continue at the log start, or at the next offset.
+    """
 
     code = "offset_out_of_range"
     http_status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
@@ -220,7 +252,10 @@ class OffsetOutOfRange(LlogError):
 
 
 class RecordRemoved(LlogError):
-    """Key compaction removed the record at this offset, because its key has a newer record."""
+    """Key compaction removed the record at this offset, because its key has a newer record.
+
+    Continue at the offset after it.
+    """
 
     code = "record_removed"
     exit_code = EXIT_BAD_INPUT
@@ -228,32 +263,45 @@ class RecordRemoved(LlogError):
 
 
 class InconsistentReadState(LlogError):
-    """Index and blobs do not agree: a gap, a missing blob, or a record count that differs."""
+    """Metadata and stored records disagree: an index gap, a missing blob, or a record that cannot be decoded.
+
+    Run `llog verify`.
+    """
 
     code = "inconsistent_read_state"
     dbapi_exception = "InternalError"
 
 
 class OutOfOrderSequence(LlogError):
-    """A producer's sequence is neither its next one nor one of its last."""
+    """A producer sent a sequence that is neither its next one nor one of its last ones. Nothing was appended.
+
+    Send sequences in order, or begin again under a new producer id.
+    """
 
     code = "out_of_order_sequence"
 
 
 class UnknownProducer(LlogError):
-    """The partition has forgotten this producer, so nobody knows whether its append happened."""
+    """The partition has forgotten this producer, so that llog cannot find out whether its append happened.
+
+    Check the records, then begin again under a new producer id.
+    """
 
     code = "unknown_producer"
 
 
 class PartlyAppended(LlogError):
-    """Some groups of one append were appended and others were not; `results` has the result or the error of each."""
+    """Some append groups of one append were appended and others were not.
+
+    `results` has the result or the error of each: repeat only those that failed.
+    """
 
     code = "partly_appended"
 
     def __init__(self, appended: int, results: list[object], first: LlogError) -> None:
         super().__init__(
-            f"{appended} of {len(results)} groups were appended; do not append those again. The first failure: {first}"
+            f"{appended} of {len(results)} append groups were appended: repeat only the others. "
+            f"The first failure: {first}"
         )
         self.appended = appended
         self.results = results
@@ -264,20 +312,23 @@ class PartlyAppended(LlogError):
 
 
 class Contention(LlogError):
-    """Other writers won every race within the attempts allowed. Nothing was appended; try again."""
+    """Other processes won every race for the same key within the attempts allowed. Nothing was changed; try again."""
 
     code = "contention"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class LogOwned(LlogError):
-    """Another process owns what was asked for; the message names it. Nothing was changed."""
+    """Another process owns what this call would change, and the message names that process. Nothing was changed.
+
+    Go through that process, or stop it.
+    """
 
     code = "log_owned"
     http_status = HTTPStatus.CONFLICT
 
     address: str | None = None
-    """Where that process answers requests, if it is a broker that others can reach."""
+    """The address of that process, if it is a broker that others can reach."""
 
     def fields(self) -> dict[str, Any]:
         return {} if self.address is None else {"owner": self.address}
@@ -287,7 +338,10 @@ class LogOwned(LlogError):
 
 
 class GroupConflict(LlogError):
-    """A consumer group is used in two ways that exclude each other: claimed, assigned, or with plain positions."""
+    """A consumer group is in use, or is of another kind than the call needs: plain, claimed or assigned.
+
+    Use another group, or delete this one once its members have left.
+    """
 
     code = "group_conflict"
     http_status = HTTPStatus.CONFLICT
@@ -296,14 +350,20 @@ class GroupConflict(LlogError):
 
 
 class StaleMember(LlogError):
-    """A member of an assigned group lost its partition or was considered dead. It must join again."""
+    """A member of an assigned group does not have the partition any more, or was silent for too long.
+
+    Join again, and continue with the partitions of the new assignment.
+    """
 
     code = "stale_member"
     http_status = HTTPStatus.CONFLICT
 
 
 class TooManyClaims(LlogError):
-    """A group has the most claims that a partition keeps. Nothing was delivered: acknowledge first."""
+    """A group has as many claims in a partition as llog keeps. Nothing was delivered.
+
+    Acknowledge records first, or consume more records per request.
+    """
 
     code = "too_many_claims"
     http_status = HTTPStatus.TOO_MANY_REQUESTS
@@ -313,7 +373,7 @@ class TooManyClaims(LlogError):
 
 
 class WriterFenced(LlogError):
-    """Another writer has taken over the keyed log; open the log again to go on.
+    """Another writer has taken over the keyed log. Open the log again to continue.
 
     Records of this writer that were not reported as durable are lost.
     """
@@ -323,14 +383,20 @@ class WriterFenced(LlogError):
 
 
 class NotSeenYet(LlogError):
-    """A keyed log does not reach the given position: its reader lags, or the cursor belongs to another log."""
+    """A reader of a keyed log has not reached the given position in time.
+
+    Try again, and check that the position belongs to this log.
+    """
 
     code = "not_seen_yet"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class LogNotFound(LlogError):
-    """No log exists where the settings say, and a command that only reads does not create one."""
+    """No log exists where the settings say, and a command that only reads does not create one.
+
+    Check LLOG_META and LLOG_DATA_DIR.
+    """
 
     code = "log_not_found"
     http_status = HTTPStatus.NOT_FOUND
@@ -338,7 +404,10 @@ class LogNotFound(LlogError):
 
 
 class KeyedLogNotFound(LlogError):
-    """No keyed log exists at this address, or its writer has not created it yet."""
+    """No keyed log exists at this address, or its writer has not created it yet.
+
+    Check the address, or start the writer.
+    """
 
     code = "keyed_log_not_found"
     http_status = HTTPStatus.NOT_FOUND
@@ -346,7 +415,7 @@ class KeyedLogNotFound(LlogError):
 
 
 class KeyedLogNotConfigured(LlogError):
-    """No setting names a keyed log, so the broker serves none."""
+    """The broker serves no keyed log. Start it with LLOG_KEYED."""
 
     code = "keyed_log_not_configured"
     http_status = HTTPStatus.NOT_FOUND
@@ -356,7 +425,10 @@ class KeyedLogNotConfigured(LlogError):
 
 
 class RequestTooLarge(LlogError):
-    """The body of a request is larger than the broker reads."""
+    """The body of a request is larger than the broker reads (LLOG_REQUEST_MAX_BYTES for most requests).
+
+    Nothing of the request was done; send less at a time.
+    """
 
     code = "request_too_large"
     http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -364,21 +436,30 @@ class RequestTooLarge(LlogError):
 
 
 class HeaderTooLarge(LlogError):
-    """The header of a request is larger than the broker reads. Nothing of the request was done."""
+    """The header of a request is larger than LLOG_REQUEST_HEADER_MAX_BYTES.
+
+    Nothing of the request was done; send large values in the body.
+    """
 
     code = "header_too_large"
     http_status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class RequestTimeout(LlogError):
-    """A request arrived too slowly. Nothing of it was done."""
+    """A request arrived more slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND.
+
+    Nothing of the request was done; send smaller requests.
+    """
 
     code = "request_timeout"
     http_status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class WrongRole(LlogError):
-    """A broker of another role answers this request. Nothing of it was done."""
+    """This broker's role excludes the request (LLOG_ROLE).
+
+    Nothing of the request was done; send it to a broker with the role that the message names.
+    """
 
     code = "wrong_role"
     http_status = HTTPStatus.MISDIRECTED_REQUEST
@@ -393,21 +474,30 @@ class TooManyConnections(LlogError):
 
 
 class WrongHost(LlogError):
-    """A request named a host that the broker does not serve. Nothing of it was done."""
+    """The request names a host that the broker does not serve.
+
+    Nothing of the request was done; use the broker's address, or add the name to LLOG_BROKER_HOSTS.
+    """
 
     code = "wrong_host"
     http_status = HTTPStatus.MISDIRECTED_REQUEST
 
 
 class Overloaded(LlogError):
-    """The broker has reached its limit of buffered bytes. Nothing of the request was done; try again later."""
+    """The broker has reached its limit of buffered bytes, clients or forwarded requests.
+
+    Nothing of the request was done; try again later.
+    """
 
     code = "overloaded"
     http_status = HTTPStatus.TOO_MANY_REQUESTS
 
 
 class StatementTimeout(LlogError):
-    """Statements ran longer than LLOG_SQL_TIMEOUT_MS and were cancelled."""
+    """Statements ran longer than LLOG_SQL_TIMEOUT_MS and were cancelled.
+
+    Those before the last one may have taken effect.
+    """
 
     code = "statement_timeout"
     http_status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -417,7 +507,7 @@ class StatementTimeout(LlogError):
 
 
 class TableNotFound(LlogError):
-    """No table of that name exists."""
+    """No table of that name exists. Create it, or correct the name."""
 
     code = "table_not_found"
     http_status = HTTPStatus.NOT_FOUND
@@ -426,7 +516,7 @@ class TableNotFound(LlogError):
 
 
 class TableExists(LlogError):
-    """A table of that name already exists."""
+    """A table of that name already exists. Choose another name, or use the table that exists."""
 
     code = "table_exists"
     http_status = HTTPStatus.CONFLICT
@@ -451,14 +541,17 @@ class TransactionConflict(LlogError):
 
 
 class TransactionFailed(LlogError):
-    """A statement of this transaction failed, so the transaction cannot be committed: roll it back."""
+    """A statement of this transaction failed, so the transaction cannot be committed. Roll it back."""
 
     code = "transaction_failed"
     http_status = HTTPStatus.CONFLICT
 
 
 class ResultTooLarge(LlogError):
-    """A query returned, or a transaction changed, more rows or bytes than the settings allow."""
+    """A query returned, or a transaction changed, more rows or bytes than the settings allow.
+
+    Add LIMIT, or change fewer rows at a time.
+    """
 
     code = "result_too_large"
     http_status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -468,7 +561,7 @@ class ResultTooLarge(LlogError):
 class SqlError(LlogError):
     """SQL text cannot be run: `line` and `column` say where, `hint` says what to do. Nothing was run.
 
-    Lines and columns count from 1; 0 stands for an unknown place.
+    Lines and columns count from 1; 0 means that the place is unknown.
     """
 
     code = "sql"
@@ -491,7 +584,7 @@ class SqlError(LlogError):
 
     @classmethod
     def at(cls, sql: str, position: int, message: str, hint: str = "") -> SqlError:
-        """An error that shows the line of this position, cut to 100 characters around it, with a caret below."""
+        """Return an error that shows the line of this position, at most 100 characters of it, with a caret below."""
         begin = sql.rfind("\n", 0, position) + 1
         end = sql.find("\n", position)
         first = max(begin, position - 60)
@@ -506,7 +599,10 @@ class SqlError(LlogError):
 
 
 class SqlMemoryExceeded(SqlError):
-    """A statement needs more memory than LLOG_SQL_MEMORY_MAX_BYTES allows. Nothing was changed."""
+    """A statement needs more memory than LLOG_SQL_MEMORY_MAX_BYTES. Nothing was changed.
+
+    Ask for less, or raise the setting.
+    """
 
     code = "sql_memory"
     http_status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -514,7 +610,10 @@ class SqlMemoryExceeded(SqlError):
 
 
 class SqlWorkerEnded(SqlError):
-    """The process that ran the statement died, or was ended to stop another. Nothing was changed; try again."""
+    """The process that ran the statement died, or was stopped to end another statement.
+
+    Nothing was changed; try again.
+    """
 
     code = "sql_worker_ended"
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -525,32 +624,38 @@ class SqlWorkerEnded(SqlError):
 
 
 class StaleWrite(LlogError):
-    """The sink has moved on: this writer belongs to an older attempt and wrote nothing."""
+    """This writer belongs to an older attempt: the sink has moved on. The writer wrote nothing; stop it."""
 
     code = "stale_write"
 
 
 class BlobCollected(LlogError):
-    """An upload waited longer than the grace period, so its blob may be collected: write it again."""
+    """An upload waited longer than the grace period, so that the collector may have deleted its blob.
+
+    Run the batch again.
+    """
 
     code = "blob_collected"
 
 
 class DataLoss(LlogError):
-    """Requested records are gone, by retention, deletion or damage."""
+    """Requested records are gone, by retention, deletion or damage.
+
+    The message says how to continue without them.
+    """
 
     code = "data_loss"
     dbapi_exception = "InternalError"
 
 
 class JavaNotFound(LlogError):
-    """Spark needs Java 17 or newer, and none was found."""
+    """Spark needs Java 17 or newer, and llog found none. Install it, or set JAVA_HOME."""
 
     code = "java_not_found"
 
 
 class MissingExtra(LlogError):
-    """A feature needs packages that are not installed."""
+    """A feature needs packages that are not installed. The message has the command that installs them."""
 
     code = "missing_extra"
     http_status = HTTPStatus.NOT_IMPLEMENTED
@@ -559,7 +664,7 @@ class MissingExtra(LlogError):
 
 
 class SparkFailed(LlogError):
-    """Spark did not start, or its session ended while it was needed."""
+    """Spark did not start, or its session ended while llog needed it. The message has Spark's reason."""
 
     code = "spark_failed"
 

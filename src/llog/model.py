@@ -1,4 +1,4 @@
-"""Plain data that every room shares: no I/O, no behaviour beyond what the data means."""
+"""Plain data that all packages share, without I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class TopicPartition(NamedTuple):
-    """One ordered log of a topic."""
+    """One ordered sequence of records of a topic."""
 
     topic: str
     partition: int
@@ -37,9 +37,9 @@ Header = tuple[str, bytes | None]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. `timestamp` is the producer's create time in ms, or None: then its append time is used.
+    """One record. `timestamp` is the producer's own time in ms; None stands for the append time.
 
-    A payload of None marks its key as deleted.
+    A payload of None marks the key as deleted.
     """
 
     payload: bytes | None
@@ -50,17 +50,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_topic_name(name: str) -> str:
-    """Topic names are letters, digits, '.', '_' and '-', so that they fit into keys and blob names unescaped."""
+    """Return the name, or raise `InvalidArgument` if it would have to be escaped in keys and blob names."""
     if len(name) > TOPIC_NAME_BYTES_MAX or name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
         raise InvalidArgument(
             f"topic name {name[:80]!r} is not usable: "
-            f"1 to {TOPIC_NAME_BYTES_MAX} letters, digits, '.', '_' or '-', and not '.' or '..'"
+            f"write 1 to {TOPIC_NAME_BYTES_MAX} letters, digits, '.', '_' or '-', but not '.' or '..' alone"
         )
     return name
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of the bytes, as an unsigned 32-bit number."""
+    """Return Kafka's murmur2 hash of the bytes as an unsigned 32-bit number."""
     length = len(data)
     mask = 0xFFFFFFFF
     m = 0x5BD1E995
@@ -78,5 +78,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """The partition that Kafka's default partitioner gives to `key`: every surface uses this one."""
+    """Return the partition that Kafka's default partitioner chooses for `key`. Every interface of llog uses it."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

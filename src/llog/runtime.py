@@ -1,4 +1,4 @@
-"""Clock, randomness and sleep, handed in from outside so that the simulation runs the code that ships."""
+"""Clock, randomness and sleep, which protocol code gets from outside, so that the simulation runs the shipped code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Protocol
 
 
 class Runtime(Protocol):
-    """What the protocol code may know of the world."""
+    """Everything that protocol code may know of the outside world, apart from its stores."""
 
     def now_ms(self) -> int:
-        """Wall clock, ms since 1970. May jump; nothing's safety may depend on it."""
+        """Return the wall clock in ms since 1970. It may jump, so no safety may depend on it."""
 
     def random(self) -> random.Random:
-        """Source of names and jitter."""
+        """Return the source of names and jitter."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait at least so long."""
+        """Wait for at least `seconds`."""
 
 
 class SystemRuntime:
-    """The real world."""
+    """The runtime of real processes."""
 
     def __init__(self) -> None:
         self._random = random.Random()
@@ -39,15 +39,15 @@ class SystemRuntime:
 
 
 def uuid7(stamp_ms: int, source: random.Random) -> str:
-    """A UUIDv7 of this stamp, so that names sort by time and carry their stamp."""
+    """Return a UUIDv7 with this stamp, so that names sort by time and carry their stamp."""
     value = (stamp_ms & ((1 << 48) - 1)) << 80 | 0x7 << 76 | source.getrandbits(12) << 64 | 0b10 << 62
     text = f"{value | source.getrandbits(62):032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-@lru_cache(maxsize=64)  # a flush asks for the one of its blob once for each partition
+@lru_cache(maxsize=64)  # a flush asks for the stamp of its blob once for each partition
 def stamp_of(name: str) -> int | None:
-    """The stamp in the UUIDv7 at the end of `name`, or None when it ends in no UUIDv7."""
+    """Return the stamp of the UUIDv7 at the end of `name`, or None if the name does not end in one."""
     text = name[-36:]
     if len(text) != 36 or text[8] != "-" or text[13] != "-" or text[14] != "7":
         return None

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llog.broker.arrivals import Arrival, Arrivals
-from llog.engines.port import Look
 from llog.engines.routing import EngineReader
+from llog.log.engine import PartitionView
 from llog.model import TopicPartition
 from llog.stores.memory.meta import MemoryMetaStore
 from tests.broker.serving import Served
@@ -89,11 +89,11 @@ async def test_one_who_comes_while_others_are_woken_is_woken_by_the_next_append(
     came: list[asyncio.Future[Arrival | None]] = []
 
     class Reader(EngineReader):
-        async def look(self, tp: TopicPartition) -> Look:
-            look = await super().look(tp)
+        async def view(self, tp: TopicPartition) -> PartitionView:
+            view = await super().view(tp)
             if not came:  # runs after the watch has woken the first, and before the first runs
                 came.append(asyncio.ensure_future(arrivals.first([(T0, 3)], LIMIT_S)))
-            return look
+            return view
 
     arrivals = Arrivals(Reader(served.log), served.broker.metrics, served.broker.stopping)
     first = asyncio.ensure_future(arrivals.first([(T0, 2)], LIMIT_S))

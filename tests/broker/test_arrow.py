@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llog.batch.columns import columns_of, stamped
-from llog.broker.http.arrow import MEDIA_TYPE, SCHEMA, columns_from, stream_of
+from llog.batch.columns import columns_of, stamp
+from llog.broker.auto_creation import AutoCreatingProducer
+from llog.broker.http.arrow import MEDIA_TYPE, SCHEMA, decode_records, encode_records
 from llog.engines.object.retention import trim
-from llog.engines.port import Batch
-from llog.errors import InvalidArgument
+from llog.errors import InvalidArgument, LogOwned
+from llog.log.engine import Batch
 from llog.model import Record, TopicPartition
 from tests.broker.serving import Served
 
@@ -142,7 +143,7 @@ def test_no_damage_to_a_stream_does_more_than_fail(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 8))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        columns = columns_from(body[: data.draw(st.integers(len(body) // 2, len(body)))])
+        columns = decode_records(body[: data.draw(st.integers(len(body) // 2, len(body)))])
     except InvalidArgument:
         return
     assert columns.count >= 1
@@ -150,9 +151,9 @@ def test_no_damage_to_a_stream_does_more_than_fail(data: st.DataObject) -> None:
 
 
 def test_many_small_batches_become_one() -> None:
-    columns = columns_from(_stream(pa.table({"value": pa.array([b"a", b"b"])})))._replace(append_runs=((2, 5),))
+    columns = decode_records(_stream(pa.table({"value": pa.array([b"a", b"b"])})))._replace(append_runs=((2, 5),))
     batches = [Batch(TopicPartition("t", 0), offset, columns) for offset in (1, 3, 9)]
-    reader = pa.ipc.open_stream(stream_of(batches))
+    reader = pa.ipc.open_stream(encode_records(batches))
     found = list(reader)
     assert len(found) == 1
     assert found[0]["offset"].to_pylist() == [1, 2, 3, 4, 9, 10]
@@ -162,8 +163,8 @@ def test_small_batches_that_differ_in_what_they_have_become_one() -> None:
     tp = TopicPartition("t", 0)
     full = Record(payload=b"a", key=b"k", timestamp=7, headers=(("h", b"x"),))
     parts = [(1, [full]), (5, [Record(payload=None)]), (9, [Record(payload=b"c", key=b"l"), full])]
-    batches = [Batch(tp, start, stamped(columns_of(records), start)) for start, records in parts]
-    table = pa.ipc.open_stream(stream_of(batches)).read_all()
+    batches = [Batch(tp, start, stamp(columns_of(records), start)) for start, records in parts]
+    table = pa.ipc.open_stream(encode_records(batches)).read_all()
     assert table["offset"].to_pylist() == [1, 5, 9, 10]
     assert [time.microsecond for time in table["timestamp"].to_pylist()] == [7000, 5000, 9000, 7000]
     assert table["key"].to_pylist() == [b"k", None, b"l", b"k"]
@@ -254,3 +255,29 @@ async def test_a_topic_tells_what_a_reader_plans_with(served: Served) -> None:
         {"partition": 0, "log_start_offset": 1, "next_offset": 1},
         {"partition": 1, "log_start_offset": 1, "next_offset": 3},
     ]
+
+
+async def test_a_broker_that_stops_waits_for_the_owner_of_records_that_it_sent_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, go = asyncio.Event(), asyncio.Event()
+
+    async def own(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await go.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        writer.close()
+
+    async def refuse(*_: object) -> list[LogOwned]:
+        error = LogOwned("another broker owns it")
+        error.address = f"http://127.0.0.1:{owner.sockets[0].getsockname()[1]}"
+        return [error]
+
+    monkeypatch.setattr(AutoCreatingProducer, "append", refuse)
+    async with await asyncio.start_server(own, "127.0.0.1", 0) as owner:
+        posting = asyncio.ensure_future(_post(served, _stream(pa.table({"value": [b"a"]}))))
+        await arrived.wait()
+        served.broker.stopping.set()
+        await asyncio.sleep(0.05)
+        go.set()
+        assert (await posting).status_code == 200

@@ -13,9 +13,9 @@ from llog.broker.batching import BatchingProducer, Part
 from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.metrics import Metrics
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult
 from llog.errors import StoreUnavailable, TopicNotFound
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendResult
 from llog.model import Record, TopicPartition
 from llog.stores.memory.meta import MemoryMetaStore
 from llog.stores.sqlite.store import SqliteMetaStore

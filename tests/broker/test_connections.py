@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from llog.broker.server import Server, listening
+from llog.broker.server import Server, listen
 from tests.broker.serving import Served
 
 LIMIT_S = 300
@@ -57,7 +57,7 @@ class Client:
 class Listening:
     def __init__(self, served: Served) -> None:
         self.served = served
-        self.listener = listening("127.0.0.1", 0)
+        self.listener = listen("127.0.0.1", 0)
         self.server = Server(served.broker, served.settings, FILES, lambda: None)
         self._clients: list[Client] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llog.broker.routes.consume import RECORD_OVERHEAD
+from llog.broker.routes.records import JSON_RECORD_OVERHEAD
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import trim
 from llog.model import TopicPartition
@@ -35,7 +35,7 @@ async def test_pages_within_a_limit_hand_out_every_record_once(served: Served, l
         assert (await Compactor(served.log).compact_once(TopicPartition("t", 0), force=True)).records == 100
     served.blobs.reads = 0
     other = Served(beside=served)
-    records, requests = await _paged(other, **{limit: 7 * (RECORD_OVERHEAD + 4)})
+    records, requests = await _paged(other, **{limit: 7 * (JSON_RECORD_OVERHEAD + 4)})
     assert [each["payload"] for each in records] == [f"{i:04}" for i in range(100)]
     assert [each["offset"] for each in records] == list(range(1, 101))
     assert requests == 16
@@ -55,7 +55,7 @@ async def test_partitions_share_what_a_request_may_hold_and_empty_ones_take_noth
     for partition in (17, 19):
         await served.produce("t", *["x" * 20] * 100, partition=partition)
     items = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in range(20)]
-    limit = 50 * (RECORD_OVERHEAD + 20)
+    limit = 50 * (JSON_RECORD_OVERHEAD + 20)
     response = await served.client.post("/consume", json={"topic_partitions": items, "max_bytes": limit})
     counts = [len(each["records"]) for each in response.json()["topic_partitions"]]
     assert counts[17] == 50
@@ -113,7 +113,7 @@ async def test_a_wait_ends_with_the_first_record_of_any_of_its_partitions(served
 
 async def test_a_wait_for_more_bytes_hands_out_what_came_meanwhile_without_reading_twice(served: Served) -> None:
     await served.produce("t", "first")
-    wanted = 3 * (RECORD_OVERHEAD + 5)
+    wanted = 3 * (JSON_RECORD_OVERHEAD + 5)
     other = Served(beside=served)
     waiting = asyncio.ensure_future(other.consume("t", 1, max_wait_ms=60_000, min_bytes=wanted))
     for text in ("again", "third"):

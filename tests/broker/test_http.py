@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llog.broker.http.problems import error_of, items_answer, problem_of
+from llog.broker.http.answers import error_answer, item_error, items_answer
 from llog.engines.object.fencing import fence
 from llog.errors import StoreUnavailable
 from llog.model import TopicPartition
@@ -241,6 +241,6 @@ async def test_a_topic_of_many_partitions_is_described_in_few_reads(served: Serv
 
 @pytest.mark.parametrize("kind", [StoreUnavailable, *StoreUnavailable.__subclasses__()])
 def test_a_store_that_is_away_is_503_whatever_its_error_is_called(kind: type[StoreUnavailable]) -> None:
-    for answer in (problem_of(kind("away")), items_answer([{"error": error_of(kind("away"))}])):
+    for answer in (error_answer(kind("away")), items_answer([{"error": item_error(kind("away"))}])):
         assert answer.status_code == 503
         assert "retry-after" in answer.headers

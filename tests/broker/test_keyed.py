@@ -21,7 +21,7 @@ from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.keyed.messages import ScanQuery
 from llog.broker.keyed.pages import scan_page
 from llog.broker.keyed.tail import TAILS_MAX
-from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, freshness
+from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, follower
 from llog.keyed.model import KEY_BYTES_MAX
 from llog.log.opening import opened_log
 from tests.broker.serving import Served
@@ -270,7 +270,7 @@ async def test_a_broker_ends_although_its_keyed_log_is_out_of_reach(
             waits += 1
             await asyncio.Event().wait()
 
-    held = keyed.broker._keyed._answers._held  # type: ignore[union-attr]
+    held = keyed.broker._keyed._handlers._held  # type: ignore[union-attr]
     writer = held._writer.now
     assert writer is not None
     with monkeypatch.context() as patch:
@@ -570,7 +570,7 @@ async def test_what_is_appended_and_scanned_is_counted(keyed: Served) -> None:
 async def test_a_cursor_from_beyond_the_log_costs_the_broker_neither_its_writer_nor_its_reader(
     keyed: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(freshness, "CATCH_UP_S", 0.05)
+    monkeypatch.setattr(follower, "CATCH_UP_S", 0.05)
     await _append(keyed, ("k", "1"))
     cursor = base64.urlsafe_b64encode(msgspec.msgpack.encode([10**15, 0, b"k"])).rstrip(b"=").decode()
     detail = await _refused(keyed, "scan", 503, "not_seen_yet", params={"prefix": "", "cursor": cursor})
@@ -584,7 +584,7 @@ async def test_a_scan_goes_on_behind_a_page_that_ends_with_the_longest_key(url: 
     async with await KeyedLog.open(url) as log:
         await log.append([(longest, b"1"), (b"z", b"2")])
         first = await scan_page(log, ScanQuery(prefix=b"", limit=1))
-        second = await scan_page(log, ScanQuery(prefix=b"", limit=5, cursor=first.cursor))
+        second = await scan_page(log, ScanQuery(prefix=b"", limit=5, cursor=first.next_token))
     assert [batch.column("value").to_pylist() for batch in first.batches + second.batches] == [[b"1"], [b"2"]]
 
 

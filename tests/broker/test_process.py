@@ -227,7 +227,7 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
-    assert f"port {port} of 127.0.0.1 is taken" in ended.stderr
+    assert f"port {port} of 127.0.0.1 is in use" in ended.stderr
 
 
 def test_a_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_up_goes_on_without_a_pipeline_that_cannot_run(tmp_path: Path) -> None:
     if find_spec("pyspark") is None:
         unavailable("Spark is not installed")
     with running(tmp_path, "--meta", "memory://", "--blobs", "memory://", "up", "--pipeline") as server:
-        server.wait_for("the upkeep goes on without Spark")
+        server.wait_for("the upkeep continues without Spark")
         assert server.produce("a")["start_offset"] == 1
         assert server.end() == 0
 

@@ -106,8 +106,8 @@ async def test_parameters_are_values_and_never_sql(served: WithSql) -> None:
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ([{"base64": "?"}], "no base64"),
-        ([{"timestamp": "yesterday"}], "no timestamp"),
+        ([{"base64": "?"}], "not a valid base64"),
+        ([{"timestamp": "yesterday"}], "not a valid timestamp"),
         ([{"a": 1, "b": 2}], "a, b"),
         ([[1]], "json"),
         ("x", "params"),

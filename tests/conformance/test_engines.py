@@ -16,7 +16,6 @@ import pytest
 from devtools.servers.postgres import PostgresServer
 from llog.batch.columns import records_of
 from llog.config import Secret, Settings
-from llog.engines.port import AppendResult, Batch, Group, RetentionResult, WriterOptions
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import retain_all
 from llog.errors import (
@@ -32,6 +31,7 @@ from llog.errors import (
     UnknownProducer,
 )
 from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.engine import AppendGroup, AppendResult, Batch, RetentionResult, WriterOptions
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.log.producers import PRODUCERS_MAX, Producer
@@ -131,9 +131,9 @@ class World:
         return [(record.payload or b"").decode() for record in await self.records(tp, start)]
 
 
-def group(*payloads: str | Record, tp: TopicPartition = TP, producer: Producer | None = None) -> Group:
+def group(*payloads: str | Record, tp: TopicPartition = TP, producer: Producer | None = None) -> AppendGroup:
     records = [each if isinstance(each, Record) else Record(payload=each.encode()) for each in payloads]
-    return Group(topic=tp.topic, partition=tp.partition, records=records, producer=producer)
+    return AppendGroup(topic=tp.topic, partition=tp.partition, records=records, producer=producer)
 
 
 def offsets(batches: list[Batch]) -> list[int]:
@@ -403,12 +403,12 @@ from llog.config.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
 from llog.log.opening import opened_log
-from llog.engines.port import AppendResult, Group
+from llog.log.engine import AppendGroup, AppendResult
 async def main():
     async with opened_log(load_settings()) as log:
         appender = EngineAppender(log)
         for line in sys.stdin:
-            [result] = await appender.append([Group(topic="orders", partition=0, records=[Record(payload=line.strip().encode())])])
+            [result] = await appender.append([AppendGroup(topic="orders", partition=0, records=[Record(payload=line.strip().encode())])])
             print(result.start_offset if isinstance(result, AppendResult) else repr(result), flush=True)
 asyncio.run(main())
 """  # noqa: E501

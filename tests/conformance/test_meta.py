@@ -27,10 +27,10 @@ from llog.stores.meta import (
     ABSENT,
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
-    Entry,
+    MetaEntry,
     MetaStore,
     Put,
-    after,
+    prefix_end,
     scan,
     scan_keys,
 )
@@ -201,14 +201,14 @@ async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
 async def test_a_put_is_read_back_with_its_version(store: MetaStore) -> None:
     assert await store.get("a") is None
     version = await store.put("a", b"1")
-    assert await store.get("a") == Entry("a", b"1", version)
+    assert await store.get("a") == MetaEntry("a", b"1", version)
 
 
 async def test_a_write_that_returned_is_seen_through_every_other_store_object(adapter: Adapter) -> None:
     one, other = adapter.open(), adapter.open()
     for number in range(20):
         version = await one.put("a", b"%d" % number)
-        assert await other.get("a") == Entry("a", b"%d" % number, version)
+        assert await other.get("a") == MetaEntry("a", b"%d" % number, version)
     await one.close()
     await other.close()
 
@@ -221,7 +221,7 @@ async def test_an_expected_version_that_does_not_hold_changes_nothing(store: Met
         await store.put("a", b"2", expected=ABSENT)
     with pytest.raises(VersionMismatch):
         await store.put("b", b"2", expected=version)
-    assert await store.range("", "z", 10) == [Entry("a", b"1", version)]
+    assert await store.range("", "z", 10) == [MetaEntry("a", b"1", version)]
     assert await store.put("a", b"2", expected=version) > version
 
 
@@ -256,7 +256,7 @@ async def test_one_of_sixteen_tasks_creates_an_absent_key(adapter: Adapter) -> N
     assert len(won) == 1
     assert all(isinstance(result, VersionMismatch) for task, result in enumerate(results) if task not in won)
     entry = await stores[0].get("a")
-    assert entry == Entry("a", b"%d" % won[0], results[won[0]])  # type: ignore[arg-type]
+    assert entry == MetaEntry("a", b"%d" % won[0], results[won[0]])  # type: ignore[arg-type]
     for each in stores:
         await each.close()
 
@@ -272,7 +272,7 @@ async def test_put_many_stops_at_no_mismatch_and_keeps_the_order_within_a_partit
     assert versions == sorted(set(versions))
     assert min(versions) > old
     entries = await store.range("", "z", 10)
-    assert entries == [Entry(a, b"5", versions[2]), Entry(b, b"old", old), Entry(c, b"3", versions[1])]
+    assert entries == [MetaEntry(a, b"5", versions[2]), MetaEntry(b, b"old", old), MetaEntry(c, b"3", versions[1])]
 
 
 async def test_put_many_over_several_partitions_gives_each_put_its_own_result(store: MetaStore) -> None:
@@ -284,8 +284,8 @@ async def test_put_many_over_several_partitions_gives_each_put_its_own_result(st
     for entry, key, result in zip(await store.get_many(keys), keys, results, strict=True):
         assert entry is not None
         if not isinstance(result, VersionMismatch):
-            assert entry == Entry(key, key.encode(), result)
-    assert [entry.key for entry in await store.range("t/", after("t/"), 1000)] == sorted(keys)
+            assert entry == MetaEntry(key, key.encode(), result)
+    assert [entry.key for entry in await store.range("t/", prefix_end("t/"), 1000)] == sorted(keys)
 
 
 async def test_put_many_takes_thousands_and_none(store: MetaStore) -> None:
@@ -333,7 +333,7 @@ async def test_writes_called_in_one_go_are_applied_in_the_order_of_the_calls(sto
     )
     assert gone is True
     assert first < second < third
-    assert await store.get("a") == Entry("a", b"3", third)
+    assert await store.get("a") == MetaEntry("a", b"3", third)
 
 
 # --- order
@@ -366,9 +366,9 @@ async def test_ranges_over_zero_padded_numbers_are_in_their_order(store: MetaSto
         await store.put(f"i/{number:020}", b"%d" % number)
     await store.put("h/x", b"")
     await store.put("j/x", b"")
-    entries = await store.range("i/", after("i/"), 100)
+    entries = await store.range("i/", prefix_end("i/"), 100)
     assert [int(entry.value) for entry in entries] == numbers
-    assert [int(key[2:]) for key in await store.keys("i/", after("i/"), 3)] == numbers[:3]
+    assert [int(key[2:]) for key in await store.keys("i/", prefix_end("i/"), 3)] == numbers[:3]
     assert [int(key[2:]) for key in await store.keys(f"i/{9:020}", f"i/{100:020}", 100)] == [9, 10, 99]
     assert await store.keys("i/5", "i/5", 10) == []
     assert await store.keys("j", "i", 10) == []
@@ -405,7 +405,7 @@ async def test_a_long_range_of_a_partition_is_one_snapshot(adapter: Adapter) -> 
 
     writing = asyncio.create_task(rewrite())
     while not writing.done():
-        entries = await reader.range(PARTITION, after(PARTITION), 5000)
+        entries = await reader.range(PARTITION, prefix_end(PARTITION), 5000)
         assert len({entry.value for entry in entries}) == 1
         await asyncio.sleep(0)
     await writing
@@ -420,8 +420,8 @@ async def test_a_long_range_of_a_partition_is_one_snapshot(adapter: Adapter) -> 
 async def test_values_from_nothing_to_the_largest(store: MetaStore, size: int) -> None:
     value = os.urandom(size)
     version = await store.put("a", value)
-    assert await store.get("a") == Entry("a", value, version)
-    assert await store.range("a", "b", 1) == [Entry("a", value, version)]
+    assert await store.get("a") == MetaEntry("a", value, version)
+    assert await store.range("a", "b", 1) == [MetaEntry("a", value, version)]
 
 
 async def test_keys_of_every_character_sort_as_their_utf8_bytes(store: MetaStore) -> None:
@@ -437,7 +437,7 @@ async def test_keys_of_every_character_sort_as_their_utf8_bytes(store: MetaStore
         assert entry.value == key.encode()
         with pytest.raises(VersionMismatch):
             await store.put(key, b"", expected=ABSENT)
-    stored = await store.keys("k/", after("k/"), 1000)
+    stored = await store.keys("k/", prefix_end("k/"), 1000)
     assert [key.encode() for key in stored] == sorted(key.encode() for key in keys)
     assert [key async for key in scan_keys(store, "k/", page=1)] == stored
 
@@ -544,7 +544,7 @@ async def test_a_watch_yields_at_once_and_after_changes_of_any_store_object(adap
                 await anext(watch)
 
     async def keys_are(*keys: str) -> bool:
-        return await store.keys("w/", after("w/"), 10) == list(keys)
+        return await store.keys("w/", prefix_end("w/"), 10) == list(keys)
 
     await delivered(store.put("w/2", b""), lambda: keys_are("w/1", "w/2"))
     await delivered(other.put("w/3", b""), lambda: keys_are("w/1", "w/2", "w/3"))
@@ -693,7 +693,7 @@ class MetaMachine(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.adapter = self.make(Path(self.directory.name))
         self.store = self.adapter.open()
-        self.model: dict[str, Entry] = {}
+        self.model: dict[str, MetaEntry] = {}
         self.ephemeral: set[str] = set()
         self.highest: dict[str, int] = {}
         """The highest version that each key ever had."""
@@ -711,7 +711,7 @@ class MetaMachine(RuleBasedStateMachine):
             assert isinstance(result, int)
             assert result > self.highest.get(key, ABSENT)
             self.highest[key] = result
-            self.model[key] = Entry(key, value, result)
+            self.model[key] = MetaEntry(key, value, result)
             self.ephemeral.discard(key)
         else:
             assert isinstance(result, VersionMismatch)

@@ -15,9 +15,9 @@ from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import ConfigurationError, LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.opening import open_log, opened_log
 from llog.model import Record, TopicPartition
 
@@ -38,7 +38,7 @@ def settings(s3_server: S3Server, tmp_path: Path) -> Settings:
 async def test_records_in_a_bucket_are_read_by_another_opening(settings: Settings) -> None:
     async with opened_log(settings) as log:
         await Catalog(log).create("t")
-        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"x")])])
+        await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"x")])])
     async with opened_log(settings) as log:
         assert (await Reader(log).read_offset(TopicPartition("t", 0), 1)).payload == b"x"
 
@@ -63,10 +63,10 @@ async def test_a_reader_needs_no_bucket_but_only_a_way_to_the_server(
 ) -> None:
     async with opened_log(settings) as log:
         await Catalog(log).create("t")
-        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"x")])])
-        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"y")])])
+        await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"x")])])
+        await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"y")])])
         await Compactor(log).compact_once(TopicPartition("t", 0), force=True)
-        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"z")])])
+        await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"z")])])
     environment = {
         "LLOG_META": settings.meta,
         "LLOG_S3_ENDPOINT_URL": s3_server.endpoint,
@@ -81,7 +81,7 @@ async def test_a_reader_needs_no_bucket_but_only_a_way_to_the_server(
         assert getattr(log.blobs, "counts").count["get"] >= 2  # noqa: B009 (no part of the port)
         assert (await verify(log, TopicPartition("t", 0))).problems == []
         with pytest.raises(ConfigurationError, match="set LLOG_S3_BUCKET or LLOG_BLOBS"):
-            await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"!")])])
+            await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"!")])])
     with pytest.raises(ConfigurationError, match=r"LLOG_S3_BUCKET=.*LLOG_BLOBS="):
         await open_log(without)
 

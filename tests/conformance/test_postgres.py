@@ -24,12 +24,12 @@ from llog.config.loading import load_settings
 from llog.errors import ConfigurationError, StoreUnavailable, VersionMismatch
 from llog.log.catalog import Catalog
 from llog.log.opening import open_log, opened_log
-from llog.stores.diagnosis import clock
+from llog.stores.diagnosis import judge_clock
 from llog.stores.meta import ABSENT, Put
 from llog.stores.postgres.address import PostgresAddress
 from llog.stores.postgres.store import PostgresMetaStore
 from llog.stores.postgres.watches import Watches
-from llog.stores.postgres.writer import NOTICE_BYTES_MAX, NOTICES_MAX, _touched, delete_range, put
+from llog.stores.postgres.writer import NOTICE_BYTES_MAX, NOTICES_MAX, _notices, delete_range_operation, put_operation
 from tests.conformance.conftest import Open
 
 
@@ -133,19 +133,19 @@ async def test_a_watch_sleeps_through_changes_elsewhere(open_store: Open) -> Non
     watch = store.watch("w/")
     await anext(watch)
     await watch.confirm()  # it listens from now on
-    while watch.changed.is_set():
+    while watch.event.is_set():
         await anext(watch)
     await other.put_many([Put(f"elsewhere/{number}", b"") for number in range(100)])
     heard = store.watch("elsewhere/")
     await heard.confirm()
-    assert not watch.changed.is_set()
+    assert not watch.event.is_set()
     await other.put("w/1", b"")
     async with asyncio.timeout(20):
         await anext(watch)
 
 
 async def test_the_poll_finds_what_no_notification_told(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watches, "_hear", lambda *_: None)  # as behind a proxy that pools transactions
+    monkeypatch.setattr(Watches, "_on_notification", lambda *_: None)  # as behind a proxy that pools transactions
     store, other = open_store(), open_store()
     watch = store.watch("w/")
     await anext(watch)
@@ -161,17 +161,20 @@ async def test_the_poll_finds_what_no_notification_told(open_store: Open, monkey
 
 
 def test_notices_name_the_keys_or_none_if_there_are_too_many() -> None:
-    assert _touched([put("a", b"", None), put('"é\x00', b"", None), put("a", b"", None)]) == [
-        '["a","\\"\\u00e9\\u0000"]'
-    ]
-    assert _touched([delete_range("a", "b")]) is None
-    assert _touched([put("\x01" * 2000, b"", None)]) is None
-    some = _touched([put(f"{number:0100}", b"", None) for number in range(500)])
+    assert _notices(
+        [put_operation("a", b"", None), put_operation('"é\x00', b"", None), put_operation("a", b"", None)]
+    ) == ['["a","\\"\\u00e9\\u0000"]']
+    assert _notices([delete_range_operation("a", "b")]) is None
+    assert _notices([put_operation("\x01" * 2000, b"", None)]) is None
+    some = _notices([put_operation(f"{number:0100}", b"", None) for number in range(500)])
     assert some is not None
     assert 1 < len(some) <= NOTICES_MAX
     assert all(len(each) < 7900 for each in some)
     assert (
-        _touched([put(f"{number:0100}", b"", None) for number in range(NOTICE_BYTES_MAX * NOTICES_MAX // 100)]) is None
+        _notices(
+            [put_operation(f"{number:0100}", b"", None) for number in range(NOTICE_BYTES_MAX * NOTICES_MAX // 100)]
+        )
+        is None
     )
 
 
@@ -395,14 +398,14 @@ async def test_the_password_is_shown_nowhere(
 # --- the doctor
 
 
-async def _diagnosed(settings: Settings) -> dict[str, Finding]:
+async def _diagnose(settings: Settings) -> dict[str, Finding]:
     async with opened_log(settings) as log:
         return {finding.check: finding for finding in await examine(log) if finding.store == "meta"}
 
 
 async def test_the_doctor_shows_version_clock_latency_and_durability(settings: Settings) -> None:
     for prefix in ("", "root"):
-        found = await _diagnosed(msgspec.structs.replace(settings, root_prefix=prefix))
+        found = await _diagnose(msgspec.structs.replace(settings, root_prefix=prefix))
         assert [finding for finding in found.values() if not finding.ok or finding.warning] == []
         assert found["version"].detail.startswith("PostgreSQL 1")
         assert found["compare and swap"].detail.endswith(" ms")
@@ -417,26 +420,26 @@ async def test_the_doctor_warns_of_commits_that_are_not_durable_and_llog_makes_i
     postgres.sql(f"CREATE DATABASE {name}")
     postgres.sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
     other = msgspec.structs.replace(settings, meta=settings.meta.replace("/llog?", f"/{name}?"))
-    found = await _diagnosed(other)
+    found = await _diagnose(other)
     assert found["commits are durable"].ok
     assert found["commits are durable"].warning
     assert "synchronous_commit is off" in found["commits are durable"].detail
     store = PostgresMetaStore(PostgresAddress.parse(other.meta), password=postgres.password)
-    assert await store._here().reader.rows("SHOW synchronous_commit") == [("on",)]
+    assert await store._process_state().reader.rows("SHOW synchronous_commit") == [("on",)]
     await store.close()
     postgres.sql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf()")
     try:
         async with asyncio.timeout(60):
             while "Set fsync = on" not in found["commits are durable"].detail:  # a reload takes its time
-                found = await _diagnosed(other)
+                found = await _diagnose(other)
         assert found["commits are durable"].warning
     finally:
         postgres.sql("ALTER SYSTEM RESET fsync; SELECT pg_reload_conf()")
 
 
 def test_a_clock_that_is_far_off_is_warned_of() -> None:
-    assert clock(1500).verdict == "ok"
-    assert clock(-61_000) == (
+    assert judge_clock(1500).verdict == "ok"
+    assert judge_clock(-61_000) == (
         "its clock is near ours",
         "-61.0 s: set the clock of this machine or of the server",
         "warning",

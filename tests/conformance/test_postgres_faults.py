@@ -38,7 +38,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @asynccontextmanager
-async def connected(server: PostgresServer) -> AsyncIterator[Any]:
+async def open_connection(server: PostgresServer) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(
         host=server.host, port=server.port, user=server.user, database=server.database, password=server.password
     )
@@ -115,7 +115,7 @@ async def test_a_write_that_is_interrupted_says_whether_it_may_have_happened(
 ) -> None:
     store = open_store()
     await store.put("a", b"")
-    async with connected(server) as other:
+    async with open_connection(server) as other:
         await other.execute(f"SELECT pg_advisory_lock({lock_key(schema)})")
         writing = asyncio.ensure_future(store.put("b", b""))
         (waiting,) = await _until(other, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
@@ -132,7 +132,7 @@ async def test_a_write_that_waits_too_long_for_other_writers_did_not_happen(
 ) -> None:
     store = open_store()
     await store.put("a", b"")
-    async with connected(server) as other:
+    async with open_connection(server) as other:
         await other.execute(f"SELECT pg_advisory_lock({lock_key(schema)})")
         with pytest.raises(StoreUnavailable):
             await store.put("b", b"")
@@ -202,7 +202,7 @@ async def test_every_call_and_closing_end_while_the_server_hangs(open_store: Ope
 
 
 async def test_a_commit_that_no_standby_has_is_not_acknowledged(open_store: Open, server: PostgresServer) -> None:
-    """Somebody cancels the wait for a synchronous standby, and PostgreSQL answers as if all were well, with a
+    """An operator cancels the wait for a synchronous standby, and PostgreSQL answers as if all were well, with a
     warning.
     """
     store = open_store()
@@ -210,7 +210,7 @@ async def test_a_commit_that_no_standby_has_is_not_acknowledged(open_store: Open
     reads = await store.begin_reads()
     server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()")
     try:
-        async with connected(server) as other:
+        async with open_connection(server) as other:
             waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             for call in (lambda: store.put("b", b""), reads.confirm):
                 writing = asyncio.ensure_future(call())

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 
 from llog.config import Settings
-from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import Contention, LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker
 from llog.history.recorder import HistoryRecorder
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
@@ -96,10 +96,10 @@ class Writer:
             start = f"{self.name}/{partition}/{self._sequences[partition]}"
             self._payloads[partition] = [f"{start}/{number}" for number in range(self._rng.randint(1, 4))]
 
-    def _group(self, partition: int) -> Group:
+    def _group(self, partition: int) -> AppendGroup:
         records = [Record(payload=payload.encode()) for payload in self._payloads[partition]]
         producer = Producer(id=self.name, sequence=self._sequences[partition], since=self._since[partition])
-        return Group(topic=TOPIC, partition=partition, records=records, producer=producer)
+        return AppendGroup(topic=TOPIC, partition=partition, records=records, producer=producer)
 
     def _settle(self, partition: int, result: AppendResult | LlogError) -> None:
         if isinstance(result, LlogError):

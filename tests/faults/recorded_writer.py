@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from llog.config.loading import load_settings
-from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import LlogError
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorder import HistoryRecorder
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
@@ -44,7 +44,7 @@ async def produce(appender: RecordedAppender, tp: TopicPartition, directory: Pat
     sequence = Sequence(directory / f"{name}.sequence")
     while True:
         payloads = [f"{name} {sequence.number} {place}".encode() for place in range(1 + sequence.number % 3)]
-        group = Group(
+        group = AppendGroup(
             topic=tp.topic,
             partition=tp.partition,
             records=[Record(payload=payload) for payload in payloads],

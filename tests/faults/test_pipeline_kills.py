@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.log import Log
 from llog.model import Record, TopicPartition
 from tests.pipeline.lake_tools import DAY_MS, rows_of, table_rows
@@ -125,7 +125,7 @@ async def fill(log: Log, made: Callable[[int], Record]) -> None:
         for partition in range(PARTITIONS):
             first = (number * PARTITIONS + partition) * RECORDS
             records = [made(n) for n in range(first, first + RECORDS)]
-            await writer.append([Group(topic="events", partition=partition, records=records)])
+            await writer.append([AppendGroup(topic="events", partition=partition, records=records)])
 
 
 def numbered(n: int) -> Record:

@@ -9,19 +9,19 @@ from pathlib import Path
 from devtools.servers.weed import Weed
 from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group
 from llog.engines.registry import all_engines
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedAppender, RecordedReader
 from llog.history.recorder import HistoryRecorder
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.log import Log
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
 from llog.runtime import SystemRuntime
-from llog.stores.object.answers import Limits
 from llog.stores.object.blobs import ObjectBlobStore
+from llog.stores.object.requests import Limits
 from llog.stores.sqlite.store import SqliteMetaStore
 
 BUCKET = "restarted"
@@ -109,7 +109,7 @@ class Workers:
     async def write(self, name: str, tp: TopicPartition) -> None:
         sequence = 0
         while not self.is_over.is_set():
-            group = Group(
+            group = AppendGroup(
                 topic=tp.topic,
                 partition=tp.partition,
                 records=[Record(payload=f"{name} {sequence} {number}".encode()) for number in range(2)],

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from llog.batch.columns import columns_of
-from llog.engines.disk.format.files import INDEX, name_of
+from llog.engines.disk.format.files import INDEX, file_name
 from llog.engines.disk.log.log import SegmentLog, SegmentOptions
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.disk.log.writer import Append, SegmentWriter
+from llog.engines.disk.log.writer import EncodedAppend, SegmentWriter
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.model import Record
 from tests.conftest import unavailable
@@ -83,7 +83,7 @@ async def test_a_log_on_a_full_disk_can_be_opened_and_retention_frees_it(small_d
     left = os.statvfs(small_disk)
     (small_disk / "rest").write_bytes(bytes(left.f_bavail * left.f_bsize))
     kill(log._writer)
-    os.truncate(small_disk / "log" / name_of(log._writer.active.base, INDEX), 0)
+    os.truncate(small_disk / "log" / file_name(log._writer.active.base, INDEX), 0)
     log = SegmentLog.open(small_disk / "log", SegmentOptions(segment_bytes=MIB))
     files = (small_disk / "log").glob("*.log")
     sizes = {file: file.stat().st_size for file in files}
@@ -210,7 +210,7 @@ def test_appends_that_found_no_segment_to_be_written_to_are_known_to_be_absent(t
 def test_all_appends_of_a_group_that_failed_get_the_error(tmp_path: Path, faults: Failing) -> None:
     writer = SegmentWriter(tmp_path / "log", SegmentOptions(), "t/0")
     faults.fail("pwritev", 1, errno.ENOSPC)
-    results = writer.commit([Append([body([b"a"])]), Append([body([b"b"])])], 1)
+    results = writer.commit([EncodedAppend([body([b"a"])]), EncodedAppend([body([b"b"])])], 1)
     assert [type(result) for result in results] == [StoreUnavailable, StoreUnavailable]
     assert append(writer, [b"c"]).start_offset == 1
     writer.close()

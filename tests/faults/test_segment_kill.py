@@ -63,5 +63,5 @@ async def test_a_killed_writer_loses_no_acknowledged_record_and_doubles_none(
     assert len(set(stored.values())) == len(stored)
     for start, number in acknowledged.items():
         assert [stored[start + each] for each in range(3)] == [b"%d.%d" % (number, each) for each in range(3)]
-    assert all(piece.problem is None for piece in beside.pieces())
+    assert all(piece.problem is None for piece in beside.frames())
     await log.close()

@@ -86,6 +86,7 @@ async def test_writes_fail_in_time_and_name_the_stopped_process_that_holds_the_l
         assert await store.get("before") is not None, "reads wait for no writer"
         resume(process)
     await store.put("after", b"")
+    assert (store.counts.count["put"], store.counts.errors["put"]) == (4, 2), "each call counts once"
     expected = ["after", "before", "stopped"] if program is _LLOG else ["after", "before"]
     assert await store.keys("", "z", 10) == expected
     await store.close()

@@ -10,7 +10,7 @@ import sys
 
 from llog.config.loading import load_settings
 from llog.engines.object.collector import Collector
-from llog.engines.object.compaction.compactor import Compactor, lagging
+from llog.engines.object.compaction.compactor import Compactor, lagging_partitions
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable, VersionMismatch
 from llog.log.log import Log
 from llog.log.opening import collector_options, compactor_options, opened_log
@@ -25,7 +25,7 @@ class _Compacting:
         self._compactor = Compactor(log, compactor_options(load_settings()))
 
     async def once(self) -> int:
-        tps = [each.tp async for each in lagging(self._log)]
+        tps = [each.tp async for each in lagging_partitions(self._log)]
         results = await self._compactor.compact_many(tps)
         for each in results:
             if each.damaged:

@@ -23,16 +23,16 @@ from pyspark.sql import SparkSession
 from llog.batch.columns import columns_of
 from llog.cli.main import main
 from llog.config import Settings
-from llog.engines.object.collector import CollectorOptions, partitions, references
+from llog.engines.object.collector import CollectorOptions, list_partitions, references
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.sink import SinkUploader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import ConfigurationError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.keys import ROOT, WAL, sink_key
 from llog.log.log import Log
 from llog.log.opening import opened_log
@@ -41,10 +41,10 @@ from llog.log.records import Manifest, Sink, encode
 from llog.model import Record, TopicPartition
 from llog.runtime import stamp_of, uuid7
 from llog.spark.jobs.collect import SparkCollector, collect, wal_prefixes
-from llog.spark.jobs.compact import TOGETHER_BYTES_MAX, Share, assign, compact_lagging
-from llog.spark.jobs.results import StepResult
+from llog.spark.jobs.compact import TOGETHER_BYTES_MAX, CompactionInput, assign_tasks, compact_lagging
 from llog.spark.jobs.retain import retain_topics
 from llog.spark.jobs.runner import DEFAULT_STEPS, StepFailure, run_round
+from llog.spark.jobs.tasks import StepResult
 
 R = TypeVar("R")
 NOW = CollectorOptions(grace_ms=0)
@@ -62,7 +62,7 @@ async def append(log: Log, tps: Iterable[TopicPartition], payload: str, writer: 
     """One blob that holds a record for each of the partitions."""
     records = [Record(payload=payload.encode())]
     results = await (writer or Writer(log)).append(
-        [Group(topic=tp.topic, partition=tp.partition, records=records) for tp in tps]
+        [AppendGroup(topic=tp.topic, partition=tp.partition, records=records) for tp in tps]
     )
     assert not [each for each in results if isinstance(each, Exception)]
 
@@ -83,7 +83,7 @@ async def blobs(log: Log) -> set[str]:
 
 
 async def named(log: Log) -> set[str]:
-    return {name async for name in references(log, await partitions(log))}
+    return {name async for name in references(log, await list_partitions(log))}
 
 
 async def put_orphans(log: Log, count: int) -> set[str]:
@@ -172,20 +172,20 @@ def test_a_damaged_slice_is_told_and_the_other_partitions_are_compacted(
     assert summary.total.records >= 9
 
 
-def shares(*groups: tuple[int, int]) -> list[Share]:
+def inputs(*groups: tuple[int, int]) -> list[CompactionInput]:
     """For each (partitions, bytes each), partitions that all share one blob."""
     return [
-        Share(TopicPartition(f"t{group}", number), size, (f"blob{group}", f"own{group}-{number}"))
+        CompactionInput(TopicPartition(f"t{group}", number), size, (f"blob{group}", f"own{group}-{number}"))
         for group, (count, size) in enumerate(groups)
         for number in range(count)
     ]
 
 
 def test_partitions_that_share_blobs_are_given_to_one_task() -> None:
-    tasks = assign(shares((7, 10), (1, 10), (5, 10), (3, 10)), 3)
+    tasks = assign_tasks(inputs((7, 10), (1, 10), (5, 10), (3, 10)), 3)
     assert len(tasks) == 3
     assert sorted(tp for task in tasks for tp in task) == sorted(
-        share.tp for share in shares((7, 10), (1, 10), (5, 10), (3, 10))
+        each.tp for each in inputs((7, 10), (1, 10), (5, 10), (3, 10))
     )
     for topic in ("t0", "t1", "t2", "t3"):
         assert sum(any(tp.topic == topic for tp in task) for task in tasks) == 1
@@ -193,12 +193,14 @@ def test_partitions_that_share_blobs_are_given_to_one_task() -> None:
 
 
 def test_sharers_of_more_than_a_task_should_do_are_spread() -> None:
-    sizes = [sum(TOGETHER_BYTES_MAX // 4 for _ in task) for task in assign(shares((64, TOGETHER_BYTES_MAX // 4)), 4)]
+    sizes = [
+        sum(TOGETHER_BYTES_MAX // 4 for _ in task) for task in assign_tasks(inputs((64, TOGETHER_BYTES_MAX // 4)), 4)
+    ]
     assert sizes == [4 * TOGETHER_BYTES_MAX] * 4
 
 
 def test_thousands_of_partitions_without_bytes_are_spread_evenly() -> None:
-    tasks = assign([Share(TopicPartition("t", number), 0, ()) for number in range(5000)], 8)
+    tasks = assign_tasks([CompactionInput(TopicPartition("t", number), 0, ()) for number in range(5000)], 8)
     assert [len(task) for task in tasks] == [625] * 8
 
 
@@ -428,7 +430,7 @@ def test_the_service_ends_with_0_when_it_is_terminated_between_rounds_or_within_
         (["--conf", "spark.driver.memory"], "--conf is 'spark.driver.memory': write it like"),
         (["--conf", "driver.memory=4g"], "--conf is 'driver.memory=4g': write it like"),
         (["--option", "grace"], "--option is 'grace': write it like collect.grace=1h"),
-        (["--option", "collect.grac=1h"], "there is collect.grace only"),
+        (["--option", "collect.grac=1h"], "collect.grace is the only option"),
         (["--option", "dust.colour=red"], "there is no step 'dust'"),
         (["--steps", "compact,shred"], "there is no step 'shred' in the pipeline: there are compact, retain, collect"),
     ],
@@ -458,5 +460,5 @@ def test_without_spark_the_command_names_what_to_install(
 
 
 def test_a_log_in_memory_is_refused_because_tasks_run_elsewhere(spark: SparkSession) -> None:
-    with pytest.raises(ConfigurationError, match="other processes cannot see"):
+    with pytest.raises(ConfigurationError, match="only this process can see"):
         compact_lagging(spark, Settings(meta="memory://x", blobs="memory://x"))

@@ -90,7 +90,7 @@ async def test_compacted_records_no_longer_lag_and_keep_their_first_append_time(
 
 async def test_lag_of_groups_is_told_by_partition(orders: Settings) -> None:
     async with opened_log(orders) as log:
-        await Groups(log).commit("billing", TopicPartition("orders", 0), 101)
+        await (await Groups(log).partition("billing", TopicPartition("orders", 0))).commit(101)
         measured = await gather(log)
     (lag,) = measured.groups
     assert (lag.group, lag.topic, lag.partition, lag.lag) == ("billing", "orders", 0, 20)

@@ -14,9 +14,9 @@ from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.findings import Problem
 from llog.log.log import Log
 from llog.log.opening import opened_log
@@ -52,7 +52,7 @@ class LogOnDisk:
         made = [Record(payload=record.encode()) if isinstance(record, str) else record for record in records]
 
         async def append(log: Log) -> None:
-            [result] = await Writer(log).append([Group(topic=topic, partition=partition, records=made)])
+            [result] = await Writer(log).append([AppendGroup(topic=topic, partition=partition, records=made)])
             if isinstance(result, LlogError):
                 raise result
 

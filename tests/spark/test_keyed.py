@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from llog.errors import ConfigurationError, DataLoss
 from llog.keyed import Segment, SyncKeyedLog
-from llog.spark.keyed import SCHEMA, KeyedTask, LlogKeyedReader, Piece, keyed_options, packed
+from llog.spark.keyed import SCHEMA, KeyedTask, LlogKeyedReader, SegmentRange, keyed_options, pack_tasks
 from tests.spark.conftest import message_of
 
 COLUMNS = "key binary,sequence bigint,value binary,append_time timestamp,segment bigint"
@@ -139,29 +139,29 @@ def _segment(segment_id: int, size: int, records: int = 10) -> Segment:
 
 
 def _ids(tasks: list[KeyedTask]) -> list[list[int]]:
-    return [[piece.segment_id for piece in task.pieces] for task in tasks]
+    return [[wanted.segment_id for wanted in task.ranges] for task in tasks]
 
 
 def test_small_neighbours_share_a_task_and_large_segments_do_not() -> None:
     options = keyed_options({"url": "file:///x", "maxPartitionBytes": "100"})
     segments = [_segment(n, size) for n, size in enumerate((40, 60, 1, 500, 50, 50))]
-    assert _ids(packed(segments, 60, options)) == [[0, 1], [2], [3], [4, 5]]
-    assert _ids(packed([_segment(0, 0, records=0)], 0, options)) == [[]]
+    assert _ids(pack_tasks(segments, 60, options)) == [[0, 1], [2], [3], [4, 5]]
+    assert _ids(pack_tasks([_segment(0, 0, records=0)], 0, options)) == [[]]
 
 
 def test_a_key_in_many_segments_has_a_bounded_number_of_tasks() -> None:
     options = keyed_options({"url": "file:///x", "key": "k"})
     segments = [_segment(n, 1 << 40) for n in range(1000)]
-    tasks = packed(segments, 10_000, options)
+    tasks = pack_tasks(segments, 10_000, options)
     assert len(tasks) == 63
     assert [each for ids in _ids(tasks) for each in ids] == list(range(1000))
-    assert all(len(task.pieces) == 1 for task in packed(segments[:60], 600, options))
+    assert all(len(task.ranges) == 1 for task in pack_tasks(segments[:60], 600, options))
 
 
 def test_pieces_end_where_the_log_ended_when_it_was_planned() -> None:
     options = keyed_options({"url": "file:///x", "startingSequence": "5", "endingSequence": "100"})
-    [task] = packed([_segment(0, 1), _segment(1, 1)], 17, options)
-    assert task.pieces == (Piece(0, 5, 10), Piece(1, 10, 17))
+    [task] = pack_tasks([_segment(0, 1), _segment(1, 1)], 17, options)
+    assert task.ranges == (SegmentRange(0, 5, 10), SegmentRange(1, 10, 17))
 
 
 def test_a_segment_that_is_deleted_after_the_plan_is_a_loss_that_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devtools import docs
-from llog.base.units import format_duration_ms, ms_of, parse_duration_ms, parse_size
+from llog.base.units import epoch_ms, format_duration_ms, parse_duration_ms, parse_size
 from llog.config import SETTINGS, Secret, Settings
 from llog.config.loading import load_settings
 from llog.config.locations import NO_BLOBS
@@ -256,8 +256,8 @@ def test_a_formatted_duration_reads_back(milliseconds: int) -> None:
 @given(st.integers(-62_000_000_000_000, 253_000_000_000_000), st.integers(0, 999), st.integers(-12, 12))
 def test_a_time_of_any_year_and_zone_is_its_ms(ms: int, microseconds: int, hours: int) -> None:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms, microseconds=microseconds)
-    assert ms_of(moment.astimezone(timezone(timedelta(hours=hours)))) == ms
-    assert ms_of(moment.replace(tzinfo=None)) == ms
+    assert epoch_ms(moment.astimezone(timezone(timedelta(hours=hours)))) == ms
+    assert epoch_ms(moment.replace(tzinfo=None)) == ms
 
 
 def test_every_setting_is_documented_and_the_documentation_is_fresh(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import pickle
 
 import pytest
 
+from devtools.docs import error_list
 from llog import errors
-from llog.broker.http.problems import problem_of
-from llog.client.exceptions import exception_of
+from llog.broker.http.answers import error_answer
+from llog.client.exceptions import to_dbapi_exception
 from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StaleReads, StoreUnavailable
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]
@@ -84,7 +85,7 @@ OUTSIDE = {  # code, HTTP status, exit code, exception of PEP 249: changing any 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_an_error_looks_outside_as_it_always_did(kind: type[LlogError]) -> None:
     error = WITH_FIELDS.get(kind) or kind("what was wrong")
-    looks = error.code, problem_of(error).status_code, error.exit_code, type(exception_of(error)).__name__
+    looks = error.code, error_answer(error).status_code, error.exit_code, type(to_dbapi_exception(error)).__name__
     assert looks == OUTSIDE[kind.__name__]
 
 
@@ -101,10 +102,16 @@ def test_an_error_comes_out_of_a_pickle_as_it_was(kind: type[LlogError]) -> None
 
 
 def test_the_broker_answers_stale_reads_as_an_error_that_passes() -> None:
-    answer = problem_of(StaleReads("a server that was paused has answered"))
+    answer = error_answer(StaleReads("a server that was paused has answered"))
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
 
 
 def test_no_two_errors_have_one_code() -> None:
     assert len({kind.code for kind in CLASSES}) == len(CLASSES)
+
+
+def test_every_error_has_its_entry_on_the_page() -> None:
+    assert [line for line in error_list().splitlines() if line.startswith("### ")] == [
+        f"### `{each.code}`" for each in CLASSES
+    ]

@@ -11,16 +11,16 @@ from stat import S_IMODE
 import pytest
 
 from llog.base.durable import make_directory, make_library_directory
-from llog.batch.columns import columns_of, stamped
+from llog.batch.columns import columns_of, stamp
 from llog.batch.format import encode
 from llog.broker.cache.shared_tail import TailReader, TailWriter
 from llog.broker.cache.tail import private_directory
 from llog.config import Settings
-from llog.engines.port import Group
 from llog.engines.routing import EngineAppender
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable
 from llog.keyed import KeyedLog
 from llog.log.catalog import DISK, OBJECT, ROCKSDB, Catalog
+from llog.log.engine import AppendGroup
 from llog.log.opening import opened_log
 from llog.log.records import Cleanup
 from llog.model import Record, TopicPartition
@@ -51,7 +51,7 @@ async def test_every_file_of_a_new_log_is_for_its_user_alone(tmp_path: Path) -> 
                 engine, engine=engine, cleanup=Cleanup.DELETE if engine is OBJECT else Cleanup.COMPACT
             )
             for _ in range(20):
-                group = Group(topic=engine, partition=0, records=[Record(payload=bytes(200), key=b"k")])
+                group = AppendGroup(topic=engine, partition=0, records=[Record(payload=bytes(200), key=b"k")])
                 (result,) = await appender.append([group])
                 assert not isinstance(result, LlogError)
         await log.engines[DISK].clean(log, TopicPartition(DISK, 0), force=True)
@@ -102,7 +102,7 @@ def test_a_file_system_without_lists_of_rights_still_gives_a_directory(
 def test_every_file_of_the_shared_tail_is_for_its_user_alone(tmp_path: Path) -> None:
     root = private_directory(tmp_path / "tail") / "log"
     writer = TailWriter(root, "w", 1 << 20)
-    assert writer.put(("t", 0), 1, b"".join(encode(stamped(columns_of([Record(payload=b"a")]), 5))))
+    assert writer.put(("t", 0), 1, b"".join(encode(stamp(columns_of([Record(payload=b"a")]), 5))))
     assert len(list(root.rglob("*"))) >= 4
     assert open_to_others(tmp_path) == {}
     writer.close()
@@ -135,7 +135,7 @@ def test_a_tail_cache_directory_of_another_user_is_refused(tmp_path: Path, monke
 def test_a_tail_cache_directory_that_others_may_replace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(ConfigurationError, match=f"lies in {tmp_path}/open, where anybody may replace it"):
+    with pytest.raises(ConfigurationError, match=f"lies in {tmp_path}/open, where any user may replace it"):
         private_directory(tmp_path / "open/tail")
     (tmp_path / "open").chmod(0o1777)
     assert private_directory(tmp_path / "open/tail").is_dir()
@@ -151,7 +151,7 @@ def test_records_that_another_user_plants_in_the_shared_tail_are_not_read(
 ) -> None:
     """The directory was removed under a running broker, and another user was quicker to make it again."""
     writer = TailWriter(tmp_path, "planted", 1 << 20)
-    batch = b"".join(encode(stamped(columns_of([Record(payload=b"planted")]), 5)))
+    batch = b"".join(encode(stamp(columns_of([Record(payload=b"planted")]), 5)))
     assert writer.put(("t", 0), 1, batch)
     assert len(TailReader(tmp_path).find(("t", 0), 1, 1000)) == 1
     own = os.geteuid()

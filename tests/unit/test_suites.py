@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -116,3 +117,8 @@ def _gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_contributing_lists_every_suite_in_the_order_in_which_they_run() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Suites", 1)[1].split("`make test` runs", 1)[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [suite.name for suite in suites()]

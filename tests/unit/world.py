@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from llog.engines.object.partition_keys import find_keys
-from llog.engines.object.reader import Piece, Reader
+from llog.engines.object.reader import EntrySpan, Reader, span_of
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group
 from llog.engines.registry import all_engines
 from llog.errors import LlogError, StaleReads, VersionMismatch
 from llog.log.catalog import Catalog
-from llog.log.keys import PartitionKeys, end_offset_of
+from llog.log.engine import AppendGroup, AppendResult
+from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import Control, Cursor, IndexEntry, Kind, decode, encode
+from llog.log.records import CompactionCursor, Control, Kind, decode, encode
 from llog.model import Record, TopicPartition
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
-from llog.stores.meta import Entry, Put, Reads, Watch, scan
+from llog.stores.meta import MetaEntry, Put, Reads, Watch, scan
 
 T = TypeVar("T")
 START_MS = 1_700_000_000_000
@@ -138,10 +138,10 @@ class FaultyMeta:
     def __init__(self, inner: MemoryMetaStore, faults: Faults) -> None:
         self.inner, self.faults = inner, faults
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> MetaEntry | None:
         return await self.faults.around("get", key, lambda: self.inner.get(key))
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         return await self.faults.around("get_many", keys[-1], lambda: self.inner.get_many(keys))
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
@@ -157,13 +157,13 @@ class FaultyMeta:
     async def delete_range(self, start: str, end: str) -> None:
         return await self.faults.around("delete_range", start, lambda: self.inner.delete_range(start, end))
 
-    async def floor(self, key: str) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
         return await self.faults.around("floor", key, lambda: self.inner.floor(key))
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         return await self.faults.around("ceiling", key, lambda: self.inner.ceiling(key))
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
         return await self.faults.around("range", start, lambda: self.inner.range(start, end, limit))
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
@@ -205,16 +205,16 @@ class StaleMeta(FaultyMeta):
         self.old_answers += 1
         return self._old
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> MetaEntry | None:
         return await self._answering(key).get(key)
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         return [await self.get(key) for key in keys]
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         return await self._answering(key).ceiling(key)
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
         return await self._answering(start).range(start, end, limit)
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
@@ -293,7 +293,7 @@ class World:
 
     async def append(self, *payloads: str, tp: TopicPartition = TP, writer: Writer | None = None) -> AppendResult:
         records = [Record(payload=payload.encode()) for payload in payloads]
-        group = Group(topic=tp.topic, partition=tp.partition, records=records)
+        group = AppendGroup(topic=tp.topic, partition=tp.partition, records=records)
         [result] = await (writer or self.writer).append([group])
         if isinstance(result, LlogError):
             raise result
@@ -323,25 +323,21 @@ class World:
     async def cursor(self, tp: TopicPartition = TP) -> int:
         found = await self.meta.get((await self.keys(tp)).cursor)
         assert found is not None
-        return decode(Cursor, found.value, found.key).offset
+        return decode(CompactionCursor, found.value, found.key).offset
 
-    async def index(self, tp: TopicPartition = TP) -> list[Piece]:
-        pieces = []
-        async for found in scan(self.meta, (await self.keys(tp)).index):
-            entry, end = decode(IndexEntry, found.value, found.key), end_offset_of(found.key)
-            pieces.append(Piece(end - entry.msg_count + 1, end, entry))
-        return pieces
+    async def index(self, tp: TopicPartition = TP) -> list[EntrySpan]:
+        return [span_of(found) async for found in scan(self.meta, (await self.keys(tp)).index)]
 
     async def shape(self, tp: TopicPartition = TP) -> list[tuple[int, int, Kind]]:
-        return [(piece.start_offset, piece.end_offset, piece.entry.kind) for piece in await self.index(tp)]
+        return [(span.start_offset, span.end_offset, span.entry.kind) for span in await self.index(tp)]
 
     async def check_index(self, tp: TopicPartition = TP) -> None:
         """At rest: no gap, no overlap, no breadcrumb, and everything below the cursor compacted."""
         expected = None
-        for piece in await self.index(tp):
-            assert expected is None or piece.start_offset == expected
-            expected = piece.end_offset + 1
-            assert (piece.entry.kind is Kind.COMPACTED) == (piece.end_offset < await self.cursor(tp))
+        for span in await self.index(tp):
+            assert expected is None or span.start_offset == expected
+            expected = span.end_offset + 1
+            assert (span.entry.kind is Kind.COMPACTED) == (span.end_offset < await self.cursor(tp))
         assert await self.meta.get((await self.keys(tp)).compaction) is None
 
     def damage(self, data_uri: str) -> None:

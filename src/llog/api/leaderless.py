@@ -1,7 +1,7 @@
 """The log for programs without an event loop: blocking classes over the asynchronous core.
 
-All of them share one event loop in a background thread, so they may be used from any thread. Stores are opened by the
-first call, in the process that makes it: an object that was made before a fork works on both sides of it.
+All of them share one event loop in a background thread, so that any thread may use them. The first call opens the
+stores, in the process that makes it: an object that was created before a fork works in both processes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from llog.api.portal import Connection
+from llog.api.portal import LogPortal
 from llog.batch.columns import records_of
 from llog.config import Settings
 from llog.config.loading import load_settings
 from llog.engines.object.compaction.compactor import CompactionResult, Compactor
 from llog.engines.object.fencing import fence, unfence
-from llog.engines.port import AppendResult, Batch, Bounds, Group
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.errors import InvalidArgument, LlogError, PartlyAppended, TopicExists, TopicNotFound
+from llog.errors import InvalidArgument, LlogError, PartlyAppended
 from llog.log.catalog import OBJECT, Catalog
+from llog.log.engine import AppendGroup, AppendResult, Batch, Bounds
 from llog.log.log import Log
 from llog.log.opening import compactor_options, writer_options
 from llog.log.producers import Producer
@@ -32,43 +32,42 @@ Payload = str | bytes | bytearray | memoryview | Record
 
 
 class SharedAppendGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Records for one partition, appended together or not at all. Text is stored as UTF-8; a `Record` has a key and
-    more.
+    """Records for one partition, appended together or not at all. Text is stored as UTF-8; a `Record` can also have a
+    key, a timestamp and headers.
     """
 
     topic: str
     partition: int
     payloads: Sequence[Payload]
     producer: Producer | None = None
-    """Identity of this append: repeated under it, nothing is appended twice."""
+    """The identity of this append: a repetition under the same identity appends nothing."""
 
 
 class LeaderlessLogWriter:
-    """Appends to any partition. Any number of writers, in any processes, may append to the same ones.
+    """Appends to any partition. Any number of writers, in any processes, may append to a partition of an `object`
+    topic.
 
-    Except for topics of engine `disk`: the first to append to one of their partitions owns it until it is closed.
+    The first writer that appends to a partition of a `disk` topic owns it until the writer is closed.
     """
 
     def __init__(self, settings: Settings) -> None:
         options = writer_options(settings)
-        self._connection = Connection(
-            settings, lambda log: _WriterParts(log, EngineAppender(log, options), Catalog(log))
-        )
+        self._portal = LogPortal(settings, lambda log: _WriterParts(log, EngineAppender(log, options), Catalog(log)))
 
     @classmethod
     def from_env(cls) -> LeaderlessLogWriter:
-        """From the `LLOG_…` variables and the configuration file; `ConfigurationError` if they are wrong."""
+        """Use the `LLOG_…` variables and the configuration file; raise `ConfigurationError` if they are wrong."""
         return cls(load_settings())
 
     def append_shared(self, groups: Sequence[SharedAppendGroup]) -> list[AppendResult]:
-        """Appends all groups, those of object topics through one shared blob; returns their offsets, in their order,
-        once they are durable.
+        """Append all groups, those of `object` topics through one shared blob; return their offsets, in the order of
+        the groups, once they are durable.
 
-        Partitions commit independently. If only some groups failed, `PartlyAppended` carries every group's result or
-        error; if all did, the first one's error is raised.
+        Partitions commit independently. If only some groups failed, raises `PartlyAppended` with every group's result
+        or error; if all failed, raises the error of the first.
         """
-        wanted = [group_of(group) for group in groups]
-        results = self._connection.call(lambda parts: parts.appender.append(wanted))
+        wanted = [to_append_group(group) for group in groups]
+        results = self._portal.call(lambda parts: parts.appender.append(wanted))
         appended = [result for result in results if isinstance(result, AppendResult)]
         if len(appended) == len(results):
             return appended
@@ -78,8 +77,8 @@ class LeaderlessLogWriter:
         raise PartlyAppended(len(appended), list(results), first)
 
     def initialize_partition(self, topic: str, partition: int) -> None:
-        """Makes sure that the partition exists: creates the topic, or adds partitions to it, as far as needed."""
-        self._connection.call(lambda parts: ensure_partition(parts.catalog, topic, partition))
+        """Create the topic, or add partitions to it, unless the partition exists."""
+        self._portal.call(lambda parts: parts.catalog.get_or_create_partition(TopicPartition(topic, partition)))
 
     def create_topic(
         self,
@@ -93,17 +92,17 @@ class LeaderlessLogWriter:
         cleanup: str = Cleanup.DELETE,
         delete_retention_ms: int = DELETE_RETENTION_MS,
     ) -> Topic:
-        """Raises `TopicExists` if there is one of that name. Retention is applied by `llog retain` or a pipeline, not
-        by itself.
+        """Create a topic; raise `TopicExists` if the name is taken. Retention takes place when `llog retain` or a
+        pipeline runs.
 
-        `cleanup` compact keeps the newest record of each key, and deletions for `delete_retention_ms`; it needs engine
-        `disk`.
+        With `cleanup` "compact", key compaction keeps the newest record of each key, and deletions for
+        `delete_retention_ms`; it needs engine `disk` or `rocksdb`.
         """
         if timestamp_type not in list(TimestampType):
             raise InvalidArgument(f"timestamp_type {timestamp_type!r} is unknown: use {' or '.join(TimestampType)}")
         if cleanup not in list(Cleanup):
             raise InvalidArgument(f"cleanup {cleanup!r} is unknown: use {' or '.join(Cleanup)}")
-        return self._connection.call(
+        return self._portal.call(
             lambda parts: parts.catalog.create(
                 name,
                 partitions,
@@ -117,18 +116,18 @@ class LeaderlessLogWriter:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Its records are gone at once, its blobs with the next collection, the files of a disk topic at once."""
-        self._connection.call(lambda parts: parts.catalog.delete(name))
+        """Delete a topic: its records and the files of a `disk` topic at once, its blobs with the next collection."""
+        self._portal.call(lambda parts: parts.catalog.delete(name))
 
     def fence(self, topic: str, partition: int) -> None:
-        """Once this returns, nothing is appended to the partition until `unfence`. `WrongEngine` if it is on disk."""
-        self._connection.call(lambda parts: fence(parts.log, TopicPartition(topic, partition)))
+        """Stop all appends to the partition until `unfence`; raise `WrongEngine` unless its engine is `object`."""
+        self._portal.call(lambda parts: fence(parts.log, TopicPartition(topic, partition)))
 
     def unfence(self, topic: str, partition: int) -> None:
-        self._connection.call(lambda parts: unfence(parts.log, TopicPartition(topic, partition)))
+        self._portal.call(lambda parts: unfence(parts.log, TopicPartition(topic, partition)))
 
     def close(self) -> None:
-        self._connection.close()
+        self._portal.close()
 
     def __enter__(self) -> LeaderlessLogWriter:
         return self
@@ -140,61 +139,63 @@ class LeaderlessLogWriter:
 
 
 class LeaderlessLogReader:
-    """Reads any partition, from any process, while others write. It needs no LLOG_BLOBS: the metadata says where the
-    blobs are.
+    """Reads any partition, from any process, while others write. It needs no LLOG_BLOBS: the metadata store names the
+    blob store.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._connection = Connection(settings, _ReaderParts.of, reads_only=True)
+        self._portal = LogPortal(settings, _ReaderParts.of, reads_only=True)
 
     @classmethod
     def from_env(cls) -> LeaderlessLogReader:
-        """From the `LLOG_…` variables and the configuration file; `ConfigurationError` if they are wrong."""
+        """Use the `LLOG_…` variables and the configuration file; raise `ConfigurationError` if they are wrong."""
         return cls(load_settings())
 
     def read_offset(self, topic: str, partition: int, offset: int) -> Record:
-        """The record at `offset`; `OffsetOutOfRange` with both bounds if there is none."""
-        return self._connection.call(lambda parts: parts.reader.read_offset(TopicPartition(topic, partition), offset))
+        """Return the record at `offset`; raise `OffsetOutOfRange` with both bounds if there is none."""
+        return self._portal.call(lambda parts: parts.reader.read_offset(TopicPartition(topic, partition), offset))
 
     def read_range(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
-        """The records of [start, stop), fewer if the partition ends before; all of them in memory.
+        """Return the records of [start, stop), fewer if the partition ends before; all of them in memory.
 
-        None if `start` is the next offset; `OffsetOutOfRange` with both bounds if it is outside them.
+        Returns none if `start` is the next offset; raises `OffsetOutOfRange` with both bounds if it is outside them.
         """
         return list(self.iter_from(topic, partition, start, stop=stop))
 
     def iter_from(self, topic: str, partition: int, offset: int, *, stop: int | None = None) -> Iterator[Record]:
-        """Records from `offset` up to `stop` (exclusive), or to what was the end when this began.
+        """Yield the records from `offset` up to `stop` (exclusive), or to the end that the partition has now.
 
-        None if `offset` is the next offset; the first step raises `OffsetOutOfRange` with both bounds if it is outside
-        them.
+        Yields none if `offset` is the next offset; the first step raises `OffsetOutOfRange` with both bounds if it is
+        outside them.
         """
         tp = TopicPartition(topic, partition)
-        batches = self._connection.call(lambda parts: _begun(parts.reader.iter_from(tp, offset, stop)))
-        while (batch := self._connection.call(lambda _: _next(batches))) is not None:
+        batches = self._portal.call(lambda parts: _start_iterating(parts.reader.iter_from(tp, offset, stop)))
+        while (batch := self._portal.call(lambda _: _next(batches))) is not None:
             yield from records_of(batch.columns, batch.start_offset)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
-        """Readable are the offsets in [log_start_offset, next_offset)."""
-        return self._connection.call(lambda parts: parts.reader.bounds(TopicPartition(topic, partition)))
+        """Return the bounds: the offsets in [log_start_offset, next_offset) can be read."""
+        return self._portal.call(lambda parts: parts.reader.bounds(TopicPartition(topic, partition)))
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset whose time is at or after this; the next offset if there is none."""
-        return self._connection.call(
+        """Return the first offset whose time is at or after `timestamp_ms`; the next offset if there is none."""
+        return self._portal.call(
             lambda parts: parts.reader.offset_for_time(TopicPartition(topic, partition), timestamp_ms)
         )
 
     def wait(self, topic: str, partition: int, past_offset: int, timeout: float) -> bool:
-        """Whether there is a record at `past_offset` within `timeout` seconds; wakes when any process appends one."""
-        return self._connection.call(
+        """Wait up to `timeout` seconds for a record at `past_offset`, which any process may append; return whether it
+        exists.
+        """
+        return self._portal.call(
             lambda parts: parts.reader.wait(TopicPartition(topic, partition), past_offset, timeout)
         )
 
     def topics(self) -> list[Topic]:
-        return self._connection.call(lambda parts: parts.catalog.topics())
+        return self._portal.call(lambda parts: parts.catalog.topics())
 
     def close(self) -> None:
-        self._connection.close()
+        self._portal.close()
 
     def __enter__(self) -> LeaderlessLogReader:
         return self
@@ -206,26 +207,28 @@ class LeaderlessLogReader:
 
 
 class LeaderlessLogCompactor:
-    """Joins the many small pieces of a partition into few large blobs. Several may run; each partition has one at a
-    time.
+    """Joins many small ranges of a partition into few large blobs. Several compactors may run; each partition has one
+    at a time.
     """
 
     def __init__(self, settings: Settings) -> None:
         options = compactor_options(settings)
-        self._connection = Connection(settings, lambda log: Compactor(log, options))
+        self._portal = LogPortal(settings, lambda log: Compactor(log, options))
 
     @classmethod
     def from_env(cls) -> LeaderlessLogCompactor:
-        """From the `LLOG_…` variables and the configuration file; `ConfigurationError` if they are wrong."""
+        """Use the `LLOG_…` variables and the configuration file; raise `ConfigurationError` if they are wrong."""
         return cls(load_settings())
 
     def compact_once(self, topic: str, partition: int, *, force: bool = False) -> CompactionResult:
-        """One run of the partition; what it did. `force` takes the newest append and a single index entry, too."""
+        """Compact the partition once; return what was done. `force` includes the newest append and a single index
+        entry.
+        """
         tp = TopicPartition(topic, partition)
-        return self._connection.call(lambda compactor: compactor.compact_once(tp, force=force))
+        return self._portal.call(lambda compactor: compactor.compact_once(tp, force=force))
 
     def close(self) -> None:
-        self._connection.close()
+        self._portal.close()
 
     def __enter__(self) -> LeaderlessLogCompactor:
         return self
@@ -251,34 +254,9 @@ class _ReaderParts(NamedTuple):
         return cls(EngineReader(log), Catalog(log))
 
 
-async def ensure_partition(catalog: Catalog, name: str, partition: int) -> None:
-    """Creates the topic, or adds partitions to it, as far as needed; whoever does the same at the same time does not
-    matter.
-    """
-    if partition < 0:
-        raise InvalidArgument(f"partition {partition} of {name!r} cannot be: partitions are counted from 0")
-    while True:
-        try:
-            topic = await catalog.get(name)
-        except TopicNotFound:
-            try:
-                await catalog.create(name, partition + 1)
-            except TopicExists:
-                continue  # somebody else created it just now, perhaps with fewer partitions
-            return
-        if partition < topic.partitions:
-            return
-        try:
-            await catalog.add_partitions(name, partition + 1)
-        except InvalidArgument:
-            if partition >= (await catalog.get(name)).partitions:
-                raise
-        return  # by this call, or by somebody else who added more of them
-
-
-def group_of(group: SharedAppendGroup) -> Group:
-    """The group as the core takes it; `InvalidArgument` if a payload is neither text, bytes nor a record."""
-    return Group(
+def to_append_group(group: SharedAppendGroup) -> AppendGroup:
+    """Return the group with records; raise `InvalidArgument` if a payload is neither text, bytes nor a record."""
+    return AppendGroup(
         topic=group.topic,
         partition=group.partition,
         records=[_record(payload) for payload in group.payloads],
@@ -286,7 +264,7 @@ def group_of(group: SharedAppendGroup) -> Group:
     )
 
 
-async def _begun(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+async def _start_iterating(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
     return batches
 
 
@@ -301,7 +279,7 @@ def _record(payload: Payload) -> Record:
         try:
             return Record(payload=payload.encode())
         except UnicodeEncodeError:
-            raise InvalidArgument("a payload is text with a lone surrogate, which is no Unicode: send bytes") from None
+            raise InvalidArgument("a payload has a lone surrogate, which UTF-8 cannot encode: send bytes") from None
     if isinstance(payload, bytes | bytearray | memoryview):
         return Record(payload=bytes(payload))
-    raise InvalidArgument(f"a payload is text, bytes or a Record, not {type(payload).__name__}")
+    raise InvalidArgument(f"a payload must be text, bytes or a Record, not {type(payload).__name__}")

@@ -1,4 +1,4 @@
-"""The way from blocking code into the asynchronous core: one event loop in a background thread per process."""
+"""The portal from blocking code into the asynchronous core: one event loop per process, in a background thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Runs it on this process's background loop and waits. An interrupt of the wait (Ctrl-C) cancels it."""
+    """Run the coroutine on this process's background loop and wait for its result. An interrupt (Ctrl-C) cancels it."""
     loop = _background_loop()
     if _running_loop() is loop:
         coroutine.close()
-        raise InvalidArgument("a blocking call was made on llog's own event loop, which would wait for itself for ever")
+        raise InvalidArgument(
+            "a blocking call was made on llog's own event loop, which would wait for itself forever: use another thread"
+        )
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()
@@ -34,31 +36,31 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
         raise
 
 
-class Connection(Generic[T]):
-    """A log and what is `made` on it, opened by the first call of a process and again in a forked child.
+class LogPortal(Generic[T]):
+    """A log and the object that `build` makes on it, opened by the first call of a process and again in a forked child.
 
-    It may be shared by threads. A failed opening is tried again by the next call.
+    Threads may share a portal. After a failed opening, the next call tries again.
     """
 
-    def __init__(self, settings: Settings, made: Callable[[Log], T], *, reads_only: bool = False) -> None:
+    def __init__(self, settings: Settings, build: Callable[[Log], T], *, reads_only: bool = False) -> None:
         self.settings = settings
         self._reads_only = reads_only
-        self._made = made
+        self._build = build
         self._pid = 0
         self._opening: asyncio.Future[tuple[Log, T]] | None = None
         self._closed = False
 
     def call(self, operation: Callable[[T], Awaitable[R]]) -> R:
-        return run(self._called(operation))
+        return run(self._call_opened(operation))
 
     def close(self) -> None:
-        """Idempotent. Calls after it are refused."""
+        """Close the log and refuse further calls. Idempotent."""
         if not self._closed:
             self._closed = True
             if self._opening is not None and self._pid == os.getpid():
                 run(self._close())
 
-    async def _called(self, operation: Callable[[T], Awaitable[R]]) -> R:
+    async def _call_opened(self, operation: Callable[[T], Awaitable[R]]) -> R:
         if self._closed:
             raise StoreUnavailable("this object is closed: make another one")
         if self._opening is None or self._pid != os.getpid():
@@ -69,12 +71,12 @@ class Connection(Generic[T]):
             await asyncio.wait([opening])
         if self._opening is opening and (opening.cancelled() or opening.exception()):
             self._opening = None
-        _, made = opening.result()
-        return await operation(made)
+        _, target = opening.result()
+        return await operation(target)
 
     async def _open(self) -> tuple[Log, T]:
         log = await open_log(self.settings, reads_only=self._reads_only)
-        return log, self._made(log)
+        return log, self._build(log)
 
     async def _close(self) -> None:
         if self._opening is not None:
@@ -98,10 +100,12 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _forget() -> None:
-    """A forked child has the loop's memory but not its thread, and perhaps a lock that nobody will release."""
+def _forget_after_fork() -> None:
+    """Start anew in a forked child: it has the loop's memory but not its thread, and perhaps a lock that nothing
+    releases.
+    """
     global _loop, _starting
     _loop, _starting = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_after_fork)

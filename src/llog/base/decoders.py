@@ -1,6 +1,7 @@
-"""Decoders of JSON for structs, which any thread may ask for and use.
+"""JSON decoders that any thread may get and use.
 
-msgspec examines a type at its first use, and two threads that have it examine one at the same time crash the process.
+They have their own module because msgspec examines a type on its first use, and crashes the process if two threads do
+so at the same time: every decoder of a struct must come from here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _examining = threading.Lock()
 
 
 def json_decoder(kind: type[T], *, strict: bool = True) -> msgspec.json.Decoder[T]:
-    """The decoder of this type, the same for every call. Without `strict`, numbers may come as text."""
+    """Return the one decoder of this type. Without `strict`, it accepts numbers as text."""
     decoder = _decoders.get((kind, strict))
     if decoder is None:
         with _examining:

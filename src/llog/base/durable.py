@@ -1,6 +1,4 @@
-"""Directories whose names survive a power cut, for this user alone; whether there may have been a power cut; what to do
-when a file system refuses.
-"""
+"""Files and directories that survive a power cut and belong to this user alone; remedies for file system errors."""
 
 from __future__ import annotations
 
@@ -28,25 +26,28 @@ REMEDIES: Final = {
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Of all that holds records: for this user alone. The umask may take away more."""
+"""The modes of everything that holds records: for this user alone. The umask may remove more."""
 
 PROBE_BYTES: Final = 1 << 20
-"""A disk with less space than this is called full."""
+"""A disk with less free space than this counts as full."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _acl(*entries: tuple[int, int]) -> bytes:
-    """Pairs of tag and permissions, as Linux stores them (acl(5), `posix_acl_xattr.h`)."""
+    """Return the pairs of tag and permissions as Linux stores them (acl(5), `posix_acl_xattr.h`)."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", tag, permissions, -1) for tag, permissions in entries)
 
 
 _OWNER_ONLY: Final = _acl((0x01, 7), (0x04, 0), (0x20, 0))
-"""The owner may read, write and enter; its group and others may nothing."""
+"""The owner may read, write and enter; the group and others may do nothing."""
 
 
 def boot_id() -> str | None:
-    """The same as long as the machine runs, and with it what was written and not synced; None where no system tells."""
+    """Return an id that is the same until the machine restarts, or None where the system has none.
+
+    While it is the same, no power cut has lost data that was written but not synced.
+    """
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -54,34 +55,31 @@ def boot_id() -> str | None:
 
 
 class OpenedFile:
-    """A file as it was when it was opened. What is written to a file that was deleted since is lost, and no write says
-    so.
-    """
+    """The identity of an open file. Writes to a file that was deleted meanwhile are lost, and no write reports it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._identity = _identity(path)
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to it."""
+        """Return whether the path still leads to this file."""
         try:
             return _identity(self.path) == self._identity
         except OSError:
             return False
 
     def check(self) -> None:
-        """`StoreUnavailable` if the path leads to nothing, or to another file."""
+        """Raise `StoreUnavailable` if the path leads to nothing, or to another file."""
         if not self.is_in_place():
             raise StoreUnavailable(
                 f"{self.path} was deleted, replaced or unmounted while this process had it open, so nothing was "
-                "written: bring it back "
-                "as it was, or restart this process to use what is there now"
+                "written: restore it, or restart this process to use what is there now"
             )
 
 
 def check_writable(directory: Path) -> None:
-    """`StoreUnavailable` if no file of a size that counts can be written there: the disk is full or read-only, or
-    access is denied.
+    """Raise `StoreUnavailable` if no file of PROBE_BYTES can be written: the disk is full or read-only, or access is
+    denied.
     """
     probe = directory / f".tmp-{uuid.uuid4().hex}"
     try:
@@ -93,17 +91,21 @@ def check_writable(directory: Path) -> None:
             os.close(descriptor)
             os.unlink(probe)
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "check its file system")
-        raise StoreUnavailable(f"cannot write to {directory} ({error.strerror or error}): {remedy}") from error
+        raise cannot_write(directory, error) from error
+
+
+def cannot_write(directory: Path, error: OSError) -> StoreUnavailable:
+    remedy = REMEDIES.get(error.errno or 0, "check its file system")
+    return StoreUnavailable(f"cannot write to {directory} ({error.strerror or error}): {remedy}")
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in it durable, as their files are."""
+    """Make the names in the directory durable; the files must be synced on their own."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -112,21 +114,20 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes it and what is missing above it, durably and for this user alone."""
+    """Create the directory and its missing parents, durably and for this user alone."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(DIRECTORY_MODE, exist_ok=True)
-    directory.mkdir(DIRECTORY_MODE, exist_ok=True)  # which raises if it is a file
+    directory.mkdir(DIRECTORY_MODE, exist_ok=True)  # raises if it is a file
     for each in reversed(missing):
         sync_directory(each.parent)
 
 
 def make_library_directory(directory: Path) -> None:
-    """As `make_directory`, for a library that makes files in it with modes of its own: in an empty directory, they are
-    for this user alone, too.
+    """Create a directory for a library that gives its files modes of its own, so that they are for this user alone.
 
-    A default ACL does it: the umask, which could as well, belongs to the whole program. Where a file system has none,
-    only the directory keeps others out.
+    A default ACL on the empty directory achieves it. The umask could, too, but belongs to the whole program. On a file
+    system without ACLs, only the mode of the directory keeps other users out.
     """
     make_directory(directory)
     if hasattr(os, "setxattr") and not any(directory.iterdir()):
@@ -134,6 +135,6 @@ def make_library_directory(directory: Path) -> None:
             os.setxattr(directory, "system.posix_acl_default", _OWNER_ONLY)
 
 
-def changeable_by_others(found: os.stat_result) -> bool:
-    """Whether other users than this one may change a file, or what is in a directory; root always may."""
-    return found.st_uid != os.geteuid() or bool(found.st_mode & 0o022)
+def is_changeable_by_others(status: os.stat_result) -> bool:
+    """Return whether users other than this one and root may change a file, or the content of a directory."""
+    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)

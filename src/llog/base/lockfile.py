@@ -1,5 +1,6 @@
-"""A directory that one process may write: its lock, an flock, which ends with the process and has its holder as JSON in
-the file; and the id that tells the directory from those of other machines.
+"""A directory that only one process may write: its lock, and the id that distinguishes it from other directories.
+
+The lock is an flock, which ends with the process. The file holds its owner as JSON.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from typing import Final
 import msgspec
 
 from llog.base.decoders import json_decoder
-from llog.base.durable import FILE_MODE, REMEDIES, make_directory, sync_directory
+from llog.base.durable import FILE_MODE, cannot_write, make_directory, sync_directory
 from llog.errors import LogOwned, StoreUnavailable
 
 LOCK: Final = "lock"
 LOCK_AMONG_OTHERS: Final = "~lock"
-"""Where others name files: no topic and no file of SlateDB is called so."""
+"""The lock's name in a directory with other files: no topic and no file of SlateDB has this name."""
 DIRECTORY_ID: Final = "~id"
 _COMMAND_CHARS_MAX: Final = 500
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The process that holds a lock, as the lock's file names it."""
+
     pid: int
     command: str
     address: str | None = None
-    """Where it answers requests, if it is a broker."""
+    """The address at which the process answers requests, if it is a broker."""
 
     @classmethod
     def this(cls, address: str | None = None) -> Owner:
@@ -38,7 +41,9 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def take_lock(directory: Path, what: str, *, address: str | None = None, name: str = LOCK) -> int:
-    """The descriptor that holds the lock until it is closed; `LogOwned` if another has it."""
+    """Take the lock and return its descriptor, which holds it until it is closed. Raise `LogOwned` if another process
+    has the lock.
+    """
     path = directory / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -49,8 +54,7 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
             at = f" at {owner.address}" if owner and owner.address else ""
             refusal = LogOwned(
                 f"{what} in {directory} can only be changed by {owner or 'another process'}{at}, which has the "
-                "lock: go through that "
-                "process, or stop it"
+                "lock: go through that process, or stop it"
             )
             refusal.address = None if owner is None else owner.address
             raise refusal from None
@@ -58,7 +62,7 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(Owner.this(address)), 0)
         except OSError:
-            pass  # the disk may be full: it is the lock that counts, not the name on it
+            pass  # the disk may be full: the lock counts, not the name in it
     except BaseException:
         os.close(descriptor)
         raise
@@ -66,7 +70,7 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
 
 
 def owner_of(directory: Path, name: str = LOCK) -> Owner | None:
-    """Who took the lock last; None if nobody can be named."""
+    """Return the process that took the lock last, or None if the file does not name it."""
     try:
         return json_decoder(Owner).decode((directory / name).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -74,9 +78,7 @@ def owner_of(directory: Path, name: str = LOCK) -> Owner | None:
 
 
 def directory_id(directory: Path) -> str | None:
-    """The id that the directory was given, and that goes wherever its files are moved or mounted; None if it has
-    none.
-    """
+    """Return the directory's id, which moves with its files and mounts, or None if it has none."""
     try:
         return (directory / DIRECTORY_ID).read_text().strip() or None
     except FileNotFoundError:
@@ -86,12 +88,13 @@ def directory_id(directory: Path) -> str | None:
 
 
 def make_directory_id(directory: Path, new_id: str) -> str:
-    """The directory's id: `new_id`, durably, unless it has one, or another process gives it one at the same moment.
-    Makes the directory.
+    """Create the directory if need be, give it `new_id` unless it has an id, and return its id.
+
+    If two processes do so at the same moment, both get the same id.
     """
-    found = directory_id(directory)
-    if found is not None:
-        return found
+    existing = directory_id(directory)
+    if existing is not None:
+        return existing
     written = directory / f".tmp-{new_id}"
     try:
         make_directory(directory)
@@ -109,8 +112,5 @@ def make_directory_id(directory: Path, new_id: str) -> str:
             os.unlink(written)
         sync_directory(directory)
     except OSError as error:
-        raise StoreUnavailable(
-            f"cannot write to {directory} ({error.strerror or error}): "
-            f"{REMEDIES.get(error.errno or 0, 'check its file system')}"
-        ) from error
+        raise cannot_write(directory, error) from error
     return directory_id(directory) or new_id

@@ -1,4 +1,4 @@
-"""Text that must not be shown: alone in its module, because both settings and stores hold secrets."""
+"""Text that must not be shown. It has its own module because both settings and stores hold secrets."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration_ms(text: str) -> int:
-    """`500ms`, `10s`, `10m`, `1.5h`, `7d`, `2w`, or a bare number of milliseconds; else `InvalidArgument`."""
+    """Parse `500ms`, `10s`, `10m`, `1.5h`, `7d`, `2w` or a bare number of milliseconds, or raise `InvalidArgument`."""
     return _parse(text, _DURATIONS_MS, "ms", "a duration", "500ms, 10s, 15m, 1h or 7d")
 
 
 def parse_size(text: str) -> int:
-    """`64MiB`, `1.5GiB`, `10MB` or a bare number of bytes; else `InvalidArgument`."""
+    """Parse `64MiB`, `1.5GiB`, `10MB` or a bare number of bytes, or raise `InvalidArgument`."""
     return _parse(text, _SIZES, "b", "a size", "4096, 512KiB, 64MiB or 10GiB")
 
 
-def ms_of(moment: datetime) -> int:
-    """Whole ms since 1970; UTC unless it names another zone."""
+def epoch_ms(moment: datetime) -> int:
+    """Return whole milliseconds since 1970. A moment without a time zone is taken as UTC."""
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
 
 
@@ -53,15 +53,15 @@ def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def parse_base64url(text: str) -> bytes:
-    """Bytes that are written as base64 for addresses, with or without its padding; else `InvalidArgument`."""
-    whole = text.rstrip("=")
-    if not _BASE64URL.fullmatch(whole) or len(whole) % 4 == 1:
-        raise InvalidArgument(f"{text[:40]!r} is not base64url: it has A-Z, a-z, 0-9, '-' and '_' only")
-    return base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4))
+    """Decode base64url, with or without its padding, or raise `InvalidArgument`."""
+    digits = text.rstrip("=")
+    if not _BASE64URL.fullmatch(digits) or len(digits) % 4 == 1:
+        raise InvalidArgument(f"{text[:40]!r} is not base64url: use A-Z, a-z, 0-9, '-' and '_' only")
+    return base64.urlsafe_b64decode(digits + "=" * (-len(digits) % 4))
 
 
 def format_size(size: int) -> str:
-    """Three significant digits with a binary unit: `1.5 MiB`."""
+    """Return three significant digits with a binary unit: `1.5 MiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -71,7 +71,10 @@ def format_size(size: int) -> str:
 
 
 def format_duration_ms(duration_ms: int) -> str:
-    """The largest unit up to days that divides it: `7d`, `90m`, `1500ms`; `parse_duration_ms` reads it back."""
+    """Return the duration in the largest unit, up to days, that divides it: `7d`, `90m`, `1500ms`.
+
+    `parse_duration_ms` reads it back.
+    """
     for unit in ("d", "h", "m", "s"):
         if duration_ms and duration_ms % _DURATIONS_MS[unit] == 0:
             return f"{duration_ms // _DURATIONS_MS[unit]}{unit}"

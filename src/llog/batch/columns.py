@@ -1,4 +1,4 @@
-"""Records of one partition as Arrow columns: what appends carry in, batches hold, and reads hand out.
+"""Records of one partition as Arrow columns: the form that appends take, batches store, and reads return.
 
 Only `columns_of`, `records_of` and the conversions of headers loop over records in Python.
 """
@@ -24,29 +24,31 @@ COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 """Arrow's binary arrays have 32-bit offsets."""
 
 TIMESTAMP_MS_MAX: Final = (1 << 63) // 1000 - 1
-"""Either way from 1970: readers that count microseconds in 64 bits, as Spark does, must be able to hold it."""
+"""The limit before and after 1970: readers that count microseconds in 64 bits, as Spark does, must be able to hold it.
+"""
 
 FEW: Final = 16
-"""Records or rows that are faster one by one: a call into Arrow costs some 50 µs when it has not been made for a while.
+"""Up to this many records or rows, a Python loop is faster: a call into Arrow that was not made for a while costs about
+50 µs.
 """
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 class Columns(NamedTuple):
-    """Records of one partition as Arrow columns; all of one length.
+    """Records of one partition as Arrow columns, all of one length.
 
-    Timestamps are effective: the create time, or the append time where none was given (null there before `stamped`).
+    Timestamps are effective: the create time, or the append time where none was given (null until `stamp`).
     """
 
     values: pa.BinaryArray
-    """A null value is a deletion mark."""
+    """A null value marks its key as deleted."""
     keys: pa.BinaryArray | None
-    """Null where a record has no key; None: no record has one."""
+    """Null where a record has no key; None if no record has one."""
     timestamps: pa.Int64Array | None
-    """In ms; None: every record has the append time of its run."""
+    """In ms; None if every record has the append time of its run."""
     headers: pa.BinaryArray | None
-    """One encoded list per record (`encode_headers`), empty where a record has none; None: no record has any."""
+    """One encoded list per record (`encode_headers`), empty where a record has none; None if no record has any."""
     append_runs: Runs
     """((record count, append time in ms), …), which cover all records; () before the append."""
 
@@ -56,26 +58,26 @@ class Columns(NamedTuple):
 
 
 def columns_of(records: Sequence[Record]) -> Columns:
-    """Not yet stamped. Offsets of the records are ignored: an append gives them new ones.
+    """Return records as columns without append times. Offsets of the records are ignored: an append assigns new ones.
 
-    `InvalidArgument` says which part of a record has a wrong type or is out of its bounds.
+    Raises `InvalidArgument` if a part of a record has a wrong type or is out of bounds.
     """
     keys = [record.key for record in records]
     timestamps = [record.timestamp for record in records]
     headers = [encode_headers(record.headers) for record in records]
     return Columns(
-        values=_given_bytes("payload", [record.payload for record in records]),
-        keys=_given_bytes("key", keys) if any(key is not None for key in keys) else None,
+        values=_bytes_array("payload", [record.payload for record in records]),
+        keys=_bytes_array("key", keys) if any(key is not None for key in keys) else None,
         timestamps=times_of(timestamps) if any(ms is not None for ms in timestamps) else None,
         headers=_binary(headers) if any(headers) else None,
         append_runs=(),
     )
 
 
-def stamped(columns: Columns, append_ms: int) -> Columns:
-    """The same records appended at `append_ms`, which becomes the timestamp of those that have none.
+def stamp(columns: Columns, append_ms: int) -> Columns:
+    """Return the records with the append time `append_ms`, which becomes the timestamp of those that have none.
 
-    `InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`.
+    Raises `InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`.
     """
     values, keys, timestamps, headers, _ = columns
     if timestamps is not None:
@@ -87,7 +89,7 @@ def stamped(columns: Columns, append_ms: int) -> Columns:
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
-    """The parts one after the other: all of them stamped, or none. Neighbouring runs of one append time become one.
+    """Join the parts, all of them stamped or none. Neighbouring runs with the same append time become one.
 
     Raises `RecordTooLarge` if a column would not fit into one Arrow array.
     """
@@ -99,18 +101,18 @@ def concat(parts: Sequence[Columns]) -> Columns:
     if len({bool(part.append_runs) for part in parts}) > 1:
         raise InvalidArgument("columns that were stamped with an append time cannot be joined with some that were not")
     return Columns(
-        values=_joined([part.values for part in parts]),
-        keys=_joined_optional([(part.keys, part.count) for part in parts], None),
-        timestamps=_joined_timestamps(parts),
-        headers=_joined_optional([(part.headers, part.count) for part in parts], b""),
-        append_runs=_merged(chain.from_iterable(part.append_runs for part in parts)),
+        values=_concat_binary([part.values for part in parts]),
+        keys=_concat_optional([(part.keys, part.count) for part in parts], None),
+        timestamps=_concat_timestamps(parts),
+        headers=_concat_optional([(part.headers, part.count) for part in parts], b""),
+        append_runs=_merge_runs(chain.from_iterable(part.append_runs for part in parts)),
     )
 
 
 def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
-    """Records [start, stop), counted from 0, sharing the memory of `columns`."""
+    """Return the records [start, stop), counted from 0, sharing the memory of `columns`."""
     if not 0 <= start <= stop <= columns.count:
-        raise InvalidArgument(f"records {start} to {stop} are not within the {columns.count} records there are")
+        raise InvalidArgument(f"records {start} to {stop} are outside of the {columns.count} records")
     if start == 0 and stop == columns.count:
         return columns
     length = stop - start
@@ -131,8 +133,8 @@ def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def cut_columns(columns: Columns, edges: Sequence[int]) -> list[Columns]:
-    """`slice_columns` from each of `edges` to the next, from 0 to the count; the append runs are gone through once for
-    all of them.
+    """Return `slice_columns` between each of `edges`, which go from 0 to the count, and the next. Reads the append runs
+    only once.
     """
     values, keys, timestamps, headers, append_runs = columns
     runs = iter(append_runs)
@@ -161,14 +163,14 @@ def cut_columns(columns: Columns, edges: Sequence[int]) -> list[Columns]:
 
 
 def effective_timestamps(columns: Columns) -> pa.Int64Array:
-    """The timestamp of every record, in ms."""
+    """Return the timestamp of every record, in ms."""
     if columns.timestamps is not None:
         return columns.timestamps
     return pa.array(append_times(columns), pa.int64())
 
 
 def append_times(columns: Columns) -> npt.NDArray[np.int64]:
-    """The append time of every record, in ms; `InvalidArgument` if they were not stamped."""
+    """Return the append time of every record, in ms; raises `InvalidArgument` if they are not stamped."""
     if columns.count and not columns.append_runs:
         raise InvalidArgument("these records have no append time yet: stamp them first")
     runs = np.array(columns.append_runs, np.int64).reshape(-1, 2)
@@ -176,7 +178,7 @@ def append_times(columns: Columns) -> npt.NDArray[np.int64]:
 
 
 def timestamp_bounds(columns: Columns) -> tuple[int, int]:
-    """Lowest and highest effective timestamp of stamped, non-empty columns."""
+    """Return the lowest and highest effective timestamp of stamped, non-empty columns."""
     if columns.timestamps is None:
         runs = columns.append_runs
         if len(runs) == 1:
@@ -188,7 +190,7 @@ def timestamp_bounds(columns: Columns) -> tuple[int, int]:
 
 
 def byte_size(columns: Columns) -> int:
-    """Bytes of payload: values, keys and encoded headers, without what a format adds."""
+    """Return the bytes of values, keys and encoded headers, without those that a format adds."""
     size = binary_size(columns.values)
     for array in (columns.keys, columns.headers):
         if array is not None:
@@ -197,7 +199,7 @@ def byte_size(columns: Columns) -> int:
 
 
 def binary_size(array: pa.BinaryArray) -> int:
-    """Bytes of all values of a binary array."""
+    """Return the bytes of all values of a binary array."""
     if len(array) == 0:
         return 0
     if array.null_count:
@@ -207,12 +209,12 @@ def binary_size(array: pa.BinaryArray) -> int:
 
 
 def binary_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """The n + 1 offsets of a non-empty binary array into its data; a slice's do not start at 0."""
+    """Return the n + 1 offsets of a non-empty binary array into its data; those of a slice do not start at 0."""
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
 
 
 def binary_lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Bytes of each value of a binary array; 0 where it is null."""
+    """Return the bytes of each value of a binary array; 0 where it is null."""
     if len(array) == 0:
         return np.zeros(0, np.int64)
     if array.null_count:
@@ -222,7 +224,7 @@ def binary_lengths(array: pa.BinaryArray) -> npt.NDArray[np.int64]:
 
 
 def record_sizes(columns: Columns) -> npt.NDArray[np.int64]:
-    """Bytes of each record: payload, key and headers."""
+    """Return the bytes of each record: value, key and headers."""
     sizes: npt.NDArray[np.int64] = np.zeros(columns.count, np.int64)
     for array in (columns.values, columns.keys, columns.headers):
         if array is not None:
@@ -230,20 +232,36 @@ def record_sizes(columns: Columns) -> npt.NDArray[np.int64]:
     return sizes
 
 
+def count_fitting(columns: Columns, max_bytes: int, *, record_overhead: int = 0) -> tuple[int, int]:
+    """Return how many of the first records fit into `max_bytes`, and their bytes; if none fits, 0 and the bytes of the
+    first record.
+
+    Each record counts for `record_overhead` bytes more than its value, key and headers.
+    """
+    size = byte_size(columns) + record_overhead * columns.count
+    if size <= max_bytes:
+        return columns.count, size
+    if record_overhead:
+        columns = slice_columns(columns, 0, min(columns.count, max_bytes // record_overhead + 1))
+    ends = (record_sizes(columns) + record_overhead).cumsum()
+    count = int(np.searchsorted(ends, max_bytes, side="right"))
+    return count, int(ends[max(count, 1) - 1])
+
+
 def binary_rows(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
-    """The rows of a matrix of bytes as values of a binary array, without a copy."""
+    """Return the rows of a matrix of bytes as the values of a binary array, without a copy."""
     count, width = rows.shape
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a table; a copy only if it is in several pieces."""
+    """Return a column of a table as one array; copies only if the column has several chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def records_of(columns: Columns, first_offset: int) -> list[Record]:
-    """One object per record, of stamped columns: for reads small enough that this cost does not matter."""
+    """Return one object per record of stamped columns, for reads so small that the cost does not matter."""
     count = columns.count
     keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
     headers = [b""] * count if columns.headers is None else columns.headers.to_pylist()
@@ -257,7 +275,7 @@ def records_of(columns: Columns, first_offset: int) -> list[Record]:
 
 
 def encode_headers(headers: Sequence[Header]) -> bytes:
-    """Per header: u32 length and UTF-8 bytes of its key, i32 length (-1: null) and bytes of its value; no count."""
+    """Encode each header as u32 length and UTF-8 bytes of its key, i32 length (-1: null) and bytes of its value."""
     if not headers:
         return b""
     parts: list[bytes] = []
@@ -283,7 +301,7 @@ def encode_headers(headers: Sequence[Header]) -> bytes:
 
 
 def decode_headers(data: Buffer) -> tuple[Header, ...]:
-    """The inverse of `encode_headers`; `CorruptBatch` for any other bytes."""
+    """Decode what `encode_headers` made; raises `CorruptBatch` for any other bytes."""
     if not data:
         return ()
     data = bytes(data)
@@ -307,7 +325,7 @@ def decode_headers(data: Buffer) -> tuple[Header, ...]:
 
 
 def headers_to_arrow(headers: pa.BinaryArray | None, count: int) -> pa.ListArray:
-    """As list<struct<key: string, value: binary>>, the list being null where a record has no headers."""
+    """Return headers as list<struct<key: string, value: binary>>; the list is null where a record has no headers."""
     if headers is None:
         return pa.nulls(count, HEADERS_TYPE)
     keys: list[str] = []
@@ -325,8 +343,8 @@ def headers_to_arrow(headers: pa.BinaryArray | None, count: int) -> pa.ListArray
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=without)
 
 
-def headers_in(headers: pa.ChunkedArray) -> list[tuple[Header, ...]]:
-    """Returns the headers of each record of a column that `headers_to_arrow` made."""
+def decode_arrow_headers(headers: pa.ChunkedArray) -> list[tuple[Header, ...]]:
+    """Return the headers of each record of a column that `headers_to_arrow` made."""
     found: list[tuple[Header, ...]] = []
     for chunk in headers.chunks:
         if chunk.null_count == len(chunk):
@@ -339,7 +357,7 @@ def headers_in(headers: pa.ChunkedArray) -> list[tuple[Header, ...]]:
 
 
 def headers_from_arrow(headers: pa.ListArray) -> pa.BinaryArray | None:
-    """The inverse of `headers_to_arrow`: a null list and an empty one both mean no headers."""
+    """Encode a column like that of `headers_to_arrow`; a null list and an empty one both mean no headers."""
     encoded = []
     for items in headers.to_pylist():
         pairs = []
@@ -370,8 +388,8 @@ def _binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
     return array
 
 
-def _given_bytes(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
-    """Arrow alone would take text for bytes."""
+def _bytes_array(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """Return values as an Arrow array; raises `InvalidArgument` for text, which Arrow would accept as bytes."""
     for kind in set(map(type, values)):
         if kind is not type(None) and not issubclass(kind, bytes):
             raise InvalidArgument(f"the {what} of a record is {kind.__name__}, not bytes")
@@ -379,7 +397,7 @@ def _given_bytes(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
 
 
 def times_of(values: Sequence[int | None]) -> pa.Int64Array:
-    """Given timestamps, checked."""
+    """Return timestamps as an Arrow array, checked."""
     try:
         times = pa.array(values, pa.int64())
     except (OverflowError, pa.ArrowException) as error:
@@ -389,7 +407,7 @@ def times_of(values: Sequence[int | None]) -> pa.Int64Array:
 
 
 def check_times(times: pa.Int64Array) -> None:
-    """`InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`."""
+    """Raise `InvalidArgument` if a timestamp is farther from 1970 than `TIMESTAMP_MS_MAX`."""
     bounds = pc.min_max(times)
     for ms in (bounds["min"].as_py(), bounds["max"].as_py()):
         if ms is not None and abs(ms) > TIMESTAMP_MS_MAX:
@@ -398,21 +416,21 @@ def check_times(times: pa.Int64Array) -> None:
             )
 
 
-def _joined(arrays: Sequence[Any]) -> pa.BinaryArray:
+def _concat_binary(arrays: Sequence[Any]) -> pa.BinaryArray:
     size = sum(map(binary_size, arrays))
     if size > COLUMN_BYTES_MAX:
         raise RecordTooLarge(f"joined records have {size} bytes, more than {COLUMN_BYTES_MAX}: join fewer at a time")
     return pa.concat_arrays(arrays)
 
 
-def _joined_optional(parts: Sequence[tuple[Any, int]], absent: bytes | None) -> pa.BinaryArray | None:
+def _concat_optional(parts: Sequence[tuple[Any, int]], absent: bytes | None) -> pa.BinaryArray | None:
     if all(array is None for array, _ in parts):
         return None
     filler = pa.scalar(absent, pa.binary())
-    return _joined([pa.repeat(filler, count) if array is None else array for array, count in parts])
+    return _concat_binary([pa.repeat(filler, count) if array is None else array for array, count in parts])
 
 
-def _joined_timestamps(parts: Sequence[Columns]) -> pa.Int64Array | None:
+def _concat_timestamps(parts: Sequence[Columns]) -> pa.Int64Array | None:
     if all(part.timestamps is None for part in parts):
         return None
     return pa.concat_arrays(
@@ -423,7 +441,7 @@ def _joined_timestamps(parts: Sequence[Columns]) -> pa.Int64Array | None:
     )
 
 
-def _merged(runs: Iterator[tuple[int, int]]) -> Runs:
+def _merge_runs(runs: Iterator[tuple[int, int]]) -> Runs:
     merged: list[tuple[int, int]] = []
     for count, append_ms in runs:
         if merged and merged[-1][1] == append_ms:

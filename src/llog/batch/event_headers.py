@@ -1,6 +1,6 @@
 """The header of change events, and which records delete their key. No I/O.
 
-Records that tell of a change of a table have the header `llog-event`, little-endian:
+Records that describe a change of a table have the header `llog-event`, little-endian:
 
  0  1  version 1            4  4  zero
  1  1  op                   8  8  message id (i64)
@@ -26,12 +26,12 @@ FIXED: Final = struct.Struct("<BBBBIq")
 _NAME: Final = HEADER.encode()
 START: Final = len(_NAME).to_bytes(4, "little") + _NAME
 VALUE: Final = len(START) + 4
-"""Where the header's value begins, after its name and its length."""
+"""The position of the header's value, after its name and its length."""
 TABLE: Final = VALUE + FIXED.size
 
 
 class Op(IntEnum):
-    """What was done to a row."""
+    """The change of a row."""
 
     INSERT = 1
     UPDATE = 2
@@ -39,7 +39,7 @@ class Op(IntEnum):
 
 
 class PayloadMode(IntEnum):
-    """What an event says of its row: the primary key, all columns, or the key and the columns that changed."""
+    """What an event contains of its row: the primary key, all columns, or the key and the columns that changed."""
 
     KEY = 1
     FULL = 2
@@ -47,14 +47,14 @@ class PayloadMode(IntEnum):
 
 
 _STATES: Final = (PayloadMode.KEY, PayloadMode.FULL)
-"""Payloads of which the newest of a row says what the row is, so that it deletes the key when the row is gone."""
+"""Payload modes whose newest event describes the whole row, so that the event of a deleted row deletes the key."""
 
 
-def deletions(columns: Columns) -> npt.NDArray[np.bool_]:
-    """Which records delete their key, for key compaction: those without a value, and events of a DELETE with payload
-    `key` or `full`.
+def deletion_mask(columns: Columns) -> npt.NDArray[np.bool_]:
+    """Return which records delete their key, for key compaction: those without a value, and events of a DELETE with
+    payload `key` or `full`.
 
-    Events as a route makes them have no header before their own.
+    An event counts only if `llog-event` is its first header, as in the events that routes make.
     """
     found: npt.NDArray[np.bool_] = columns.values.is_null().to_numpy(zero_copy_only=False)
     return found if columns.headers is None or not columns.count else found | _deleting_events(columns.headers)

@@ -1,4 +1,4 @@
-"""`bytes-batch-v1`: the records of one partition group, as stored in blobs. docs/format.md states every byte.
+"""`bytes-batch-v1`: records of one partition, as stored in blobs. docs/format.md defines every byte.
 
  0  4  magic "LLB1"                     16  8  append time of the first record, ms (i64)
  4  4  crc32c of bytes 8..              24  8  highest effective timestamp, ms (i64)
@@ -34,9 +34,9 @@ MAGIC: Final = b"LLB1"
 BATCH_BYTES_MAX: Final = 1 << 30
 HEADER_BYTES: Final = 32
 JOINED_BYTES_MAX: Final = 64 << 10
-"""A batch up to this size is returned as one part: copying it costs less than handling its parts."""
+"""A batch up to this size is returned as one buffer: copying it costs less than handling its parts."""
 SMALL_BYTES_MAX: Final = 16 << 10
-"""So are values of many joined columns that have less than this on average."""
+"""The values of many columns are joined into one buffer if they have less than this on average."""
 
 KEYS: Final = 1
 TIMESTAMPS: Final = 2
@@ -54,7 +54,7 @@ _SUMMED: Final = struct.Struct("<IBBHqq")
 
 
 class Codec(StrEnum):
-    """How a batch is compressed. The numbers in `_CODEC_NUMBERS` are stored and must be kept."""
+    """How a batch is compressed. The numbers in `_CODEC_NUMBERS` are stored, and must stay."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -66,7 +66,7 @@ _CODECS: Final = {number: codec for codec, number in _CODEC_NUMBERS.items()}
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
-    """What a batch says about itself before anything is decompressed or decoded."""
+    """The header of a batch, known before anything is decompressed or decoded."""
 
     count: int
     append_ms: int
@@ -76,17 +76,18 @@ class BatchHeader(msgspec.Struct, frozen=True):
 
 
 def encode(columns: Columns, codec: Codec = Codec.NONE) -> list[Buffer]:
-    """The parts of the batch, to be written one after the other; large ones are the memory of `columns`, not copies.
+    """Encode stamped, non-empty columns as a batch. Return buffers to be written one after the other; large ones share
+    the memory of `columns`.
 
-    Takes stamped, non-empty columns. Raises `RecordTooLarge` beyond `BATCH_BYTES_MAX` before compression.
+    Raises `RecordTooLarge` if the batch exceeds `BATCH_BYTES_MAX` before compression.
     """
     _check_stamped(columns)
     return _encode([columns.values], columns, codec)
 
 
 def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[Buffer]:
-    """One batch of the records of all `joined`, as `encode(concat(joined))` but without copying their values
-    together.
+    """Encode the records of all `joined` as one batch, like `encode(concat(joined))` but without copying their
+    values.
     """
     joined = [columns for columns in joined if columns.count]
     if len(joined) == 1:
@@ -100,7 +101,7 @@ def encode_joined(joined: Sequence[Columns], codec: Codec = Codec.NONE) -> list[
 
 
 def _encode(values: Sequence[Any], rest: Columns, codec: Codec) -> list[Buffer]:
-    """The batch of these values, one array after the other, and of all the other columns of `rest`."""
+    """Encode a batch of these values, one array after the other, and of all other columns of `rest`."""
     count = rest.count
     flags = 0
     sections: list[Sequence[Buffer]] = [*_binary_sections(values)]
@@ -152,7 +153,7 @@ def _encode(values: Sequence[Any], rest: Columns, codec: Codec) -> list[Buffer]:
 
 
 def peek(data: Buffer) -> BatchHeader:
-    """What the first 32 bytes say. The checksum is not looked at: `decode` does that."""
+    """Decode the header from the first 32 bytes, without verifying the checksum, which `decode` does."""
     if len(data) < HEADER_BYTES:
         raise CorruptBatch(f"a batch has at least {HEADER_BYTES} bytes, this one {len(data)}")
     magic, _, count, codec, flags, reserved, append_ms, timestamp_max = _HEADER.unpack_from(data)
@@ -169,11 +170,11 @@ def peek(data: Buffer) -> BatchHeader:
 
 
 def decode(data: Buffer) -> Columns:
-    """The records of exactly these bytes; `CorruptBatch` if they are not one whole, undamaged batch.
+    """Decode a batch. Raises `CorruptBatch` unless the bytes are exactly one undamaged batch: uncompressed, those that
+    `encode` makes of the returned columns.
 
-    Uncompressed, the only bytes accepted are those that `encode` makes of the columns returned.
-    Without compression the columns are views into `data`, which must not change while they live. Only numbers that
-    are not aligned in memory are copied. The inside of a record's headers is checked by `decode_headers`.
+    Without compression, the columns are views into `data`, which must not change while they exist; only numbers that
+    are not aligned in memory are copied. `decode_headers` checks the inside of a record's headers.
     """
     view = memoryview(data).cast("B")
     header = peek(view)
@@ -223,10 +224,10 @@ def decode(data: Buffer) -> Columns:
 
 
 class _Sections:
-    """Takes one section after the other, each checked to lie within the batch before it is touched."""
+    """Returns one section after the other, after checking that it lies within the batch."""
 
     def __init__(self, region: pa.Buffer, codec: Codec) -> None:
-        self._region = region if codec is Codec.NONE else _decompressed(region, codec)
+        self._region = region if codec is Codec.NONE else _decompress(region, codec)
         self._bytes = memoryview(self._region)
         self._position = 0
 
@@ -241,12 +242,12 @@ class _Sections:
         return self._region.slice(start, size)
 
     def numbers(self, size: int, what: str) -> pa.Buffer:
-        """A section that Arrow reads as numbers, which it does from aligned memory only."""
+        """Return a section that Arrow can read as numbers, which must be aligned in memory."""
         section = self.take(size, what)
         return section if section.address % 8 == 0 else pa.py_buffer(section.to_pybytes())
 
     def binary(self, count: int, what: str) -> list[pa.Buffer]:
-        """Offsets and data of a binary array. What the offsets say in between, `_binary_array` checks."""
+        """Return the offsets and data of a binary array. `_binary_array` checks the offsets in between."""
         section = self.numbers((count + 1) * 4, what)
         offsets = memoryview(section)
         (first,), (last,) = _OFFSET.unpack_from(offsets), _OFFSET.unpack_from(offsets, count * 4)
@@ -267,7 +268,7 @@ class _Sections:
             raise CorruptBatch(f"a batch of {count} records has {number} append runs, not 2 to {count}")
         table = np.frombuffer(self.numbers(number * 16, "append runs"), "<i8").reshape(2, number)
         counts, times = table
-        # The bounds of each count come first: they keep the sum from overflowing.
+        # Check the bounds of each count first, so that the sum cannot overflow.
         if counts.min() < 1 or counts.max() > count or int(counts.sum()) != count:
             raise CorruptBatch(f"a batch of {count} records has append runs that do not add up to them")
         if times[0] != first_append_ms:
@@ -281,14 +282,14 @@ class _Sections:
             raise CorruptBatch(f"a batch has {len(self._bytes) - self._position} bytes after its last section")
 
 
-def _decompressed(region: pa.Buffer, codec: Codec) -> pa.Buffer:
+def _decompress(region: pa.Buffer, codec: Codec) -> pa.Buffer:
     if region.size < 8:
         raise CorruptBatch(f"a compressed batch ends early: {region.size} bytes after its header")
     size = int.from_bytes(memoryview(region)[:8], "little")
     if size > BATCH_BYTES_MAX:
         raise CorruptBatch(f"a compressed batch says it has {size} bytes uncompressed, more than {BATCH_BYTES_MAX}")
     try:
-        # Not Codec.decompress: given a size that is too large, it returns uninitialised memory behind the data.
+        # Not Codec.decompress: given a size that is too large, it returns uninitialized memory behind the data.
         with pa.CompressedInputStream(pa.BufferReader(region.slice(8)), codec.value) as stream:
             sections = stream.read_buffer(size)
             rest = stream.read(1)
@@ -320,7 +321,7 @@ def _binary_array(
 
 
 def _check_stamped(columns: Columns) -> None:
-    """What `decode` checks on the way back must hold on the way in."""
+    """Raise `InvalidArgument` if the columns would make a batch that `decode` refuses."""
     values, keys, timestamps, headers, runs = columns
     count = len(values)
     if count == 0:
@@ -343,7 +344,7 @@ def _check_stamped(columns: Columns) -> None:
 
 
 def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[Buffer]]:
-    """Offsets from 0 on, and the bytes they point to: of a slice, only its own; of null slots, none."""
+    """Return the offsets, from 0 on, and the bytes that they point to: of a slice, only its own; of nulls, none."""
     if len(arrays) == 1 and not arrays[0].null_count:
         found = _stored_sections(arrays[0])
         if found is not None:
@@ -370,8 +371,8 @@ def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[
 
 
 def _stored_sections(array: Any) -> tuple[Sequence[Buffer], Sequence[Buffer]] | None:
-    """The sections of one array whose memory holds them as they are to be; None if it does not. Flushes have many small
-    ones.
+    """Return the sections of an array whose memory already has the stored form, else None. This makes flushes of many
+    small batches fast.
     """
     _, offsets, data = array.buffers()
     stored = memoryview(offsets)[array.offset * 4 : (array.offset + len(array) + 1) * 4]
@@ -384,6 +385,11 @@ def _stored_sections(array: Any) -> tuple[Sequence[Buffer], Sequence[Buffer]] | 
 def _bitmap(arrays: Sequence[Any]) -> Buffer:
     valid = [array.is_valid().to_numpy(zero_copy_only=False) for array in arrays]
     return np.packbits(np.concatenate(valid), bitorder="little").tobytes()
+
+
+def padded_length(length: int) -> int:
+    """Return a length rounded up to a multiple of 8, as all formats pad their parts."""
+    return length + -length % 8
 
 
 def _bytes_of(numbers: npt.NDArray[Any]) -> memoryview:

@@ -1,6 +1,4 @@
-"""The shared partitioner over whole columns: the same numbers as `model.partition_for_key`, without a loop over
-records.
-"""
+"""The partitioner for whole columns: the same partitions as `model.partition_for_key`, without a loop over records."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ _SEED = 0x9747B28C
 
 
 def partitions_for_keys(keys: pa.BinaryArray, partitions: int) -> npt.NDArray[np.int64]:
-    """The partition of every key; keys that are null get -1."""
+    """Return the partition of every key; -1 for keys that are null."""
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(
         np.int64
     )
@@ -31,7 +29,7 @@ def partitions_for_keys(keys: pa.BinaryArray, partitions: int) -> npt.NDArray[np
 
 
 def _murmur2(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Kafka's murmur2 of rows of equal length. Unsigned arithmetic wraps, as the hash wants it."""
+    """Return Kafka's murmur2 of rows of equal length. Unsigned arithmetic wraps, as the hash requires."""
     count, length = rows.shape
     h = np.full(count, (_SEED ^ length) & 0xFFFFFFFF, dtype=np.uint32)
     whole = length & ~3
@@ -42,8 +40,8 @@ def _murmur2(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
         h = (h * _M) ^ k
     if whole < length:
         rest = np.zeros(count, dtype=np.uint32)
-        for place, column in enumerate(range(whole, length)):
-            rest |= rows[:, column].astype(np.uint32) << np.uint32(8 * place)
+        for byte, column in enumerate(range(whole, length)):
+            rest |= rows[:, column].astype(np.uint32) << np.uint32(8 * byte)
         h = (h ^ rest) * _M
     h = (h ^ (h >> np.uint32(13))) * _M
     return h ^ (h >> np.uint32(15))

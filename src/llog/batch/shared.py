@@ -1,20 +1,20 @@
-"""The shared blob: bodies of several partitions behind one header, so that a blob explains itself. A compacted blob has
-one body.
+"""The shared blob: bodies of several partitions behind one header, which describes them. A compacted blob has one
+body.
 
 "LLS1" · u32 BE header length · u32 BE crc32c of the header · header (JSON) · zeros to 8 bytes · bodies, each followed
-by zeros to 8 bytes. Bodies have no gaps between them and the order of the header's `partitions`.
+by zeros to 8 bytes. Bodies are in the order of the header's `partitions`, without gaps between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from awscrt.checksums import crc32c
 
 from llog.batch.columns import Buffer, Columns, timestamp_bounds
-from llog.batch.format import ENCODING, Codec, encode
+from llog.batch.format import ENCODING, Codec, encode, padded_length
 from llog.errors import CorruptBatch, RecordTooLarge
 from llog.model import TopicPartition
 
@@ -30,7 +30,7 @@ Millis = Annotated[int, msgspec.Meta(ge=-_POSITION_MAX - 1, le=_POSITION_MAX)]
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Where one partition's records lie in the blob; `body_offset` counts from the blob's first byte."""
+    """One partition's records in the blob; `body_offset` counts from the blob's first byte."""
 
     topic: str
     partition: Natural
@@ -40,15 +40,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     body_offset: Natural
     body_length: Positive
     append_ms: Millis
-    """Append time of the first record."""
+    """The append time of the first record."""
     timestamp_min: Millis
     timestamp_max: Millis
     next_offset: Positive | None = None
-    """The next offset of the partition that the writer knew of when it uploaded: the records got this one or a higher
-    one, if any.
+    """The partition's next offset as the writer knew it at the upload: if the records were committed, they got this
+    offset or higher ones.
     """
     start_offset: Positive | None = None
-    """The offset of the first record, where it is settled: in a compacted blob."""
+    """The offset of the first record; only in a compacted blob, where it is known."""
 
 
 class BlobHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +69,10 @@ def pack(
     codec: Codec = Codec.NONE,
     next_offsets: Sequence[int] | None = None,
 ) -> tuple[list[Buffer], list[Body]]:
-    """The parts of a blob, to be written one after the other, and where each group's body lies, in the order given.
+    """Pack groups of (partition, its topic's directory, stamped columns) into a blob. Return the buffers to be written
+    one after the other, and the body of each group, in their order.
 
-    Takes (partition, its topic's directory, stamped columns), and the next offsets of these partitions as far as they
-    are known. `RecordTooLarge` if a group or the header is too large.
+    `next_offsets` are those of the partitions, if known. Raises `RecordTooLarge` if a group or the header is too large.
     """
     bodies: list[Body] = []
     body_parts: list[Buffer] = []
@@ -99,20 +99,36 @@ def pack(
         body_parts += parts
         if length % 8:
             body_parts.append(bytes(-length % 8))
-        position += _aligned(length)
+        position += padded_length(length)
 
-    start, bodies = _start(bodies, writer, created_at_ms)
+    start, bodies = _encode_start(bodies, writer, created_at_ms)
     return [start, *body_parts], bodies
 
 
+def body_parts(parts: Sequence[Buffer], bodies: Sequence[Body]) -> Iterator[Sequence[Buffer]]:
+    """Yield the parts of each body of a blob, as `pack` returned both, without copying their bytes."""
+    number = position = 0
+    for body in bodies:
+        while position < body.body_offset:
+            position += len(parts[number])
+            number += 1
+        first, end = number, body.body_offset + body.body_length
+        while position < end:
+            position += len(parts[number])
+            number += 1
+        yield parts[first:number]
+
+
 def pack_one(body: Body, parts: Sequence[Buffer], *, writer: str, created_at_ms: int) -> tuple[list[Buffer], Body]:
-    """The parts of a blob of one body that is encoded already, and the body with the place where it lies."""
-    start, [placed] = _start([body], writer, created_at_ms)
+    """Pack one encoded body into a blob. Return the blob's buffers, and the body with its offset."""
+    start, [placed] = _encode_start([body], writer, created_at_ms)
     return [start, *parts, bytes(-body.body_length % 8)], placed
 
 
 def header_length(data: Buffer) -> int:
-    """How many bytes from the blob's start `unpack_header` needs, told from the first 12; `CorruptBatch`."""
+    """Return how many of a blob's first bytes `unpack_header` needs, given the first 12. Raises `CorruptBatch` if they
+    begin no blob.
+    """
     if len(data) < PREFIX_BYTES:
         raise CorruptBatch(f"a shared blob has at least {PREFIX_BYTES} bytes, this one {len(data)}")
     magic = bytes(data[:4])
@@ -125,10 +141,10 @@ def header_length(data: Buffer) -> int:
 
 
 def unpack_header(data: Buffer) -> BlobHeader:
-    """The header of a blob, of which at least `header_length` bytes are given; `CorruptBatch` if it is damaged."""
+    """Decode the header of a blob from at least its first `header_length` bytes; raises `CorruptBatch` if damaged."""
     end = header_length(data)
     if len(data) < end:
-        raise CorruptBatch(f"the header of a shared blob needs {end} bytes, {len(data)} are there")
+        raise CorruptBatch(f"the header of a shared blob needs {end} bytes, but only {len(data)} are given")
     encoded = bytes(data[PREFIX_BYTES:end])
     stored, computed = int.from_bytes(data[8:12], "big"), crc32c(encoded)
     if stored != computed:
@@ -136,23 +152,23 @@ def unpack_header(data: Buffer) -> BlobHeader:
     try:
         header = _decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptBatch(f"the header of a shared blob is not what it should be: {error}") from error
+        raise CorruptBatch(f"the header of a shared blob cannot be decoded: {error}") from error
     if header.version != VERSION:
         raise CorruptBatch(
             f"a shared blob has version {header.version}, not {VERSION}: a newer llog may have written it"
         )
-    position = _aligned(end)
+    position = padded_length(end)
     for body in header.partitions:
         if body.body_offset != position:
             raise CorruptBatch(
                 f"a shared blob has the body of {body.topic}/{body.partition} at {body.body_offset}, not at {position}"
             )
-        position += _aligned(body.body_length)
+        position += padded_length(body.body_length)
     return header
 
 
-def _start(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, list[Body]]:
-    """What stands before the bodies, and the bodies with the places where they lie."""
+def _encode_start(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, list[Body]]:
+    """Return the bytes before the bodies, and the bodies with their offsets in the blob."""
     header, placed = _header(bodies, writer, created_at_ms)
     if len(header) > HEADER_BYTES_MAX:
         raise RecordTooLarge(
@@ -164,19 +180,17 @@ def _start(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, 
 
 
 def _header(bodies: list[Body], writer: str, created_at_ms: int) -> tuple[bytes, list[Body]]:
-    """Offsets are part of the header whose length they depend on: more room never makes it shorter, so this settles."""
+    """Encode the header, which contains the offsets of the bodies, which depend on its length. Larger offsets never
+    shorten it, so the loop ends.
+    """
     start = 0
     placed = bodies
     while True:
         header = msgspec.json.encode(
             BlobHeader(version=VERSION, created_at_ms=created_at_ms, writer=writer, partitions=tuple(placed))
         )
-        needed = _aligned(PREFIX_BYTES + len(header))
+        needed = padded_length(PREFIX_BYTES + len(header))
         if needed == start:
             return header, placed
         start = needed
         placed = [msgspec.structs.replace(body, body_offset=body.body_offset + start) for body in bodies]
-
-
-def _aligned(length: int) -> int:
-    return length + -length % 8

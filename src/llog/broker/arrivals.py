@@ -1,7 +1,7 @@
-"""Requests that wait for records, with one watch for each partition, however many of them wait there.
+"""Arrivals of records: requests that wait for them share one watch per partition, however many they are.
 
-An append is seen once, and the partition looked at once; then every request that waits there and has a record now is
-woken with what was seen, in one pass. Requests that wait elsewhere cost nothing.
+After an append, the partition is looked up once, and every request that has a record now is woken with the result, in
+one pass. Requests that wait for other partitions cost nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from llog.broker.metrics import Metrics
-from llog.engines.port import Look
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError
+from llog.log.engine import PartitionView
 from llog.model import TopicPartition
 
 _WATCH_S: Final = 60.0
 _PAUSE_S: Final = 0.1
 
-Arrival = tuple[TopicPartition, Look]
+Arrival = tuple[TopicPartition, PartitionView]
 _Waiter = asyncio.Future[Arrival | None]
 
 
 class Arrivals:
-    """`stopping` ends every wait."""
+    """Waits for records. `stopping` ends every wait."""
 
     def __init__(self, reader: EngineReader, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._reader = reader
@@ -37,17 +37,17 @@ class Arrivals:
         """Return whether the partition has a record at `past_offset` within `timeout` seconds."""
         return await self.first([(tp, past_offset)], timeout) is not None
 
-    async def first(self, places: Sequence[tuple[TopicPartition, int]], timeout: float) -> Arrival | None:
+    async def first(self, wanted: Sequence[tuple[TopicPartition, int]], timeout: float) -> Arrival | None:
         """Return the first of these partitions that has a record at the offset beside it, as it was then.
 
-        None: the time is up, the broker stops, or something has failed, which a look at the partitions will meet, too.
+        None if the time is up, the broker stops, or a lookup failed, in which case the caller's own lookup will fail.
         """
         if self._stopping.is_set():
             return None
         if self._end is None:
-            self._end = asyncio.ensure_future(self._wake_at_the_end())
+            self._end = asyncio.ensure_future(self._wake_when_stopping())
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        rooms = [self._enter(tp, offset, waiter) for tp, offset in places]
+        rooms = [self._enter(tp, offset, waiter) for tp, offset in wanted]
         self._metrics.waiting += 1
         try:
             async with asyncio.timeout(timeout):
@@ -87,41 +87,41 @@ class Arrivals:
             room.watched_offset = min(room.waiters.values())
             try:
                 has_record = await self._reader.wait(room.tp, room.watched_offset, _WATCH_S)
-                look = await self._reader.look(room.tp)
+                view = await self._reader.view(room.tp)
             except LlogError:
-                has_record, look = False, None
-            if look is not None and look.bounds.next_offset > room.watched_offset:
-                room.wake(look)
+                has_record, view = False, None
+            if view is not None and view.bounds.next_offset > room.watched_offset:
+                room.wake(view)
                 continue
             await asyncio.sleep(_PAUSE_S)  # a watch that ends early must not become a busy loop
-            if look is None or has_record:
-                # The look failed, or the topic was created again: the waiters look for themselves.
+            if view is None or has_record:
+                # The lookup failed, or the topic was created again: the waiters look it up themselves.
                 room.wake_all()
 
-    async def _wake_at_the_end(self) -> None:
+    async def _wake_when_stopping(self) -> None:
         await self._stopping.wait()
         for room in list(self._rooms.values()):
             room.wake_all()
 
 
 class _Room:
-    """Those who wait for one partition."""
+    """The requests that wait for one partition."""
 
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
         self.waiters: dict[_Waiter, int] = {}
-        """With the offset that each wants."""
+        """Each with the offset that it wants."""
         self.watch: asyncio.Task[None] | None = None
         self.watched_offset = 0
-        """The lowest that is wanted: a record there ends the watch."""
+        """The lowest wanted offset: a record there ends the watch."""
 
-    def wake(self, look: Look) -> None:
+    def wake(self, view: PartitionView) -> None:
         waiters, self.waiters = self.waiters, {}
         for waiter, offset in waiters.items():
-            if offset >= look.bounds.next_offset:
+            if offset >= view.bounds.next_offset:
                 self.waiters[waiter] = offset
             elif not waiter.done():
-                waiter.set_result((self.tp, look))
+                waiter.set_result((self.tp, view))
 
     def wake_all(self) -> None:
         for waiter in self.waiters:

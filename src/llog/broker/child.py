@@ -1,4 +1,4 @@
-"""A child process that is started again when it dies, and never outlives its starter."""
+"""A child process that is restarted when it dies, and never outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llog.errors import EXIT_BAD_INPUT
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 15.0
-    """From SIGTERM to SIGKILL."""
+    """How long the child has between SIGTERM and SIGKILL."""
     restart_s: float = 1.0
     restart_s_max: float = 60.0
     steady_s: float = 60.0
-    """Having run so long, it is started again as quickly as the first time."""
+    """A child that ran this long is restarted as quickly as the first time."""
 
 
 async def supervise(
@@ -32,8 +32,9 @@ async def supervise(
     report: Callable[[str], None],
     options: ChildOptions | None = None,
 ) -> None:
-    """Runs the command until this is cancelled, which ends it; returns only if it exits with 2: it cannot run as things
-    are.
+    """Run the command, and restart it when it ends, until cancelled, which ends it.
+
+    Returns only if the command exits with 2: with these settings it cannot run.
     """
     options = options or ChildOptions()
     loop = asyncio.get_running_loop()
@@ -45,7 +46,7 @@ async def supervise(
             return
         if loop.time() - began >= options.steady_s:
             delay = options.restart_s
-        report(f"{name} ended with code {code}; it is started again in {delay:g} s")
+        report(f"{name} ended with code {code}; it is restarted in {delay:g} s")
         await asyncio.sleep(delay)
         delay = min(2 * delay, options.restart_s_max)
 
@@ -58,7 +59,7 @@ async def _run(command: Sequence[str], environment: Mapping[str, str], options: 
         env=dict(environment),
         start_new_session=True,
     )
-    # Looked at and not reaped: as long as it is not, nobody else can get its id, and its group can be killed by it.
+    # Waits without reaping: until the watcher is reaped, no other process gets its id, which is that of the group.
     ended = asyncio.ensure_future(asyncio.to_thread(os.waitid, os.P_PID, watcher.pid, os.WEXITED | os.WNOWAIT))
     try:
         await asyncio.shield(ended)

@@ -1,4 +1,4 @@
-"""A watcher between a process and its child, so that the child ends with it, however it ends.
+"""A watcher between a process and its child, so that the child ends when the process does, however that ends.
 
 Run as a script: `leash.py GRACE_S COMMAND…`. The watcher leads a process group of its own, runs the command in it and
 reads its standard input, a pipe whose other end the starter holds; the kernel closes that end when the starter dies.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 def watch(grace_s: float, command: Sequence[str]) -> int:
-    """The command's exit code; 128 + n if signal n ended it."""
+    """Run the command; return its exit code, or 128 + n if signal n ended it."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def end_with_the_starter() -> None:

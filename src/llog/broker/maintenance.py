@@ -1,6 +1,4 @@
-"""Compaction, retention and collection beside a broker, in its own process: what a small log needs to stay quick and
-small.
-"""
+"""Maintenance: compaction, retention and collection in the broker's own process, which is enough for a small log."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import msgspec
 
 from llog.config import Settings
 from llog.engines.object.collector import Collector
-from llog.engines.object.compaction.compactor import Compactor, lagging
+from llog.engines.object.compaction.compactor import Compactor, lagging_partitions
 from llog.engines.routing import EngineAppender
 from llog.engines.upkeep import clean_all, release_deleted, retain_all
 from llog.errors import LlogError, LogOwned, OwnerUnavailable
@@ -26,15 +24,15 @@ _PASSES_MAX: Final = 100
 class MaintenanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     compact_ms: int = 30_000
     compact_jitter_ms: int = 0
-    """Most that is added to `compact_ms`, at random."""
+    """The most that is added to `compact_ms`, at random."""
     compact_error_ms: int = 30_000
-    """Instead of `compact_ms` after a compaction that failed as a whole."""
+    """The pause, instead of `compact_ms`, after a compaction that failed as a whole."""
     compact_error_jitter_ms: int = 0
     clean_ms: int = 60_000
     retain_ms: int = 60_000
     collect_ms: int = 600_000
     look_again_ms: int = 120_000
-    """A partition that had nothing to compact and has not grown is left alone for so long."""
+    """How long a partition that had nothing to compact is left alone, unless it grows."""
 
 
 def maintenance_options(settings: Settings) -> MaintenanceOptions:
@@ -59,13 +57,16 @@ class _Step(NamedTuple):
 
 
 class _Idle(NamedTuple):
+    """A partition that had nothing to compact when it had this many offsets."""
+
     offsets: int
     until_ms: int
 
 
 class Maintenance:
-    """Failures are reported and stop nothing: the next round tries again. Others may maintain the same log at the same
-    time.
+    """Maintains a log step by step. A failure is reported, and the next round tries again.
+
+    Other processes may maintain the same log at the same time.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Maintenance:
         self._idle: dict[TopicPartition, _Idle] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run all steps until cancelled."""
         options = self._options
         await self._repeat(
             [
@@ -97,7 +98,7 @@ class Maintenance:
         )
 
     async def run_on_disk(self) -> None:
-        """Until it is cancelled, only what nobody but the owner of disk topics and of the RocksDB can do."""
+        """Run until cancelled the steps that only the owner of disk topics and of RocksDB can do."""
         options = self._options
         await self._repeat(
             [
@@ -111,30 +112,30 @@ class Maintenance:
         due = [self._end_of(step.pause) for step in steps]
         longest_ms = min(step.pause.ms for step in steps)
         while True:
-            # Bounded, for the clock may be set back.
+            # Bounded, since the clock may be set back.
             await runtime.sleep(min(max(0, min(due) - runtime.now_ms()), longest_ms) / 1000)
-            for place, step in enumerate(steps):
-                if runtime.now_ms() >= due[place]:
+            for index, step in enumerate(steps):
+                if runtime.now_ms() >= due[index]:
                     pause = step.pause
                     try:
                         await step.do()
-                    except Exception as error:  # even a bug in it must not take the broker along
+                    except Exception as error:  # even a bug must not stop the broker
                         kind = "" if isinstance(error, LlogError) else f"{type(error).__name__}: "
                         self._report(f"{step.name} failed, and is tried again later: {kind}{error}")
                         pause = step.pause_after_error or pause
-                    due[place] = self._end_of(pause)
+                    due[index] = self._end_of(pause)
 
     def _end_of(self, pause: _Pause) -> int:
-        """When a pause that begins now is over."""
+        """Return when a pause that begins now is over."""
         runtime = self._log.runtime
         return runtime.now_ms() + pause.ms + runtime.random().randint(0, pause.jitter_ms)
 
     async def compact(self) -> None:
-        """Compacts what lags, until nothing is left that is worth it."""
+        """Compact the partitions that lag, until none is left that is worth it."""
         now = self._log.runtime.now_ms()
         found: dict[TopicPartition, int] = {}
         idle: dict[TopicPartition, _Idle] = {}
-        async for each in lagging(self._log):
+        async for each in lagging_partitions(self._log):
             known = self._idle.get(each.tp)
             if known is not None and not each.begun and known.offsets == each.offsets and now < known.until_ms:
                 idle[each.tp] = known
@@ -166,15 +167,13 @@ class Maintenance:
                 await self.retain(name)
 
     async def retain(self, engine: str | None = None) -> None:
-        """Of all topics, except for those that another process owns: it has its own upkeep."""
+        """Apply retention to all topics, except for those that another process owns and maintains."""
         for tp, result in (await retain_all(self._log, self._appender, engine, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):
                 self._report(f"retention of {tp}: {result}")
 
     async def clean(self) -> None:
-        """Of the topics that want it, except for those that another process owns; those that were deleted are let
-        go.
-        """
+        """Compact by key the topics that ask for it, except for those that another process owns; close deleted ones."""
         await release_deleted(self._log)
         for tp, result in (await clean_all(self._log, only_owned=True)).items():
             if isinstance(result, LlogError) and not isinstance(result, LogOwned | OwnerUnavailable):

@@ -1,4 +1,4 @@
-"""What a broker counts: plain numbers on the hot path, made into samples when somebody looks.
+"""The metrics of a broker: plain numbers on the hot path, which become samples when a client asks for them.
 
 Both answers, JSON and Prometheus text, come from the same samples.
 """
@@ -17,7 +17,7 @@ _OPERATIONS: Final = "Operations on the stores."
 
 
 class Sample(NamedTuple):
-    """One number. `name` is without the suffix that a histogram's parts have."""
+    """One number. `name` lacks the suffix that the parts of a histogram have."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 class Metrics:
-    """Counts of one process since it started."""
+    """The counts of one process since it started."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -64,7 +64,7 @@ class Metrics:
         self.keyed_tails = 0
         self.keyed_fenced = 0
 
-    def batch(self, records: int, size: int, groups: int) -> None:
+    def count_batch(self, records: int, size: int, groups: int) -> None:
         self.batches += 1
         self.batch_records += records
         self.batch_bytes += size
@@ -76,25 +76,25 @@ class Metrics:
             by = (("route", route), ("status", str(status)))
             yield Sample("llog_requests_total", "counter", "Requests answered.", by, count)
         for route, seconds in sorted(self.request_seconds.items()):
-            text = "Time spent on requests, waits included."
+            text = "Seconds spent on requests, waits included."
             yield Sample("llog_request_seconds_total", "counter", text, (("route", route),), seconds)
         for code, count in sorted(self.errors.items()):
             yield Sample("llog_errors_total", "counter", "Errors answered, by code.", (("code", code),), count)
         for name, kind, text, value in (
-            ("llog_connections", "gauge", "Connections that are open.", self.connections),
-            ("llog_connections_refused_total", "counter", "Requests beyond the limit.", self.connections_refused),
-            ("llog_waiting_requests", "gauge", "Requests that wait for records.", self.waiting),
-            ("llog_forwarded_requests_total", "counter", "Requests sent on to the owner.", self.forwarded),
-            ("llog_forward_errors_total", "counter", "Those that it did not answer.", self.forward_errors),
+            ("llog_connections", "gauge", "Open connections.", self.connections),
+            ("llog_connections_refused_total", "counter", "Connections beyond the limit.", self.connections_refused),
+            ("llog_waiting_requests", "gauge", "Requests waiting for records.", self.waiting),
+            ("llog_forwarded_requests_total", "counter", "Requests sent on to an owner.", self.forwarded),
+            ("llog_forward_errors_total", "counter", "Requests that no owner answered.", self.forward_errors),
             ("llog_produced_records_total", "counter", "Records appended.", self.produced_records),
             ("llog_produced_bytes_total", "counter", "Bytes appended.", self.produced_bytes),
-            ("llog_consumed_records_total", "counter", "Records handed out.", self.consumed_records),
-            ("llog_consumed_bytes_total", "counter", "Bytes handed out.", self.consumed_bytes),
+            ("llog_consumed_records_total", "counter", "Records consumed.", self.consumed_records),
+            ("llog_consumed_bytes_total", "counter", "Bytes consumed.", self.consumed_bytes),
             ("llog_batch_records_total", "counter", "Records in batches.", self.batch_records),
             ("llog_batch_groups_total", "counter", "Partitions in batches.", self.batch_groups),
-            ("llog_buffered_bytes", "gauge", "Bytes of requests that are not yet answered.", self.buffered_bytes),
-            ("llog_flushes_in_flight", "gauge", "Batches on their way into the stores.", self.flushes_in_flight),
-            ("llog_tail_hits_total", "counter", "Batches that were read from the tail.", self.tail_hits),
+            ("llog_buffered_bytes", "gauge", "Bytes of requests not answered yet.", self.buffered_bytes),
+            ("llog_flushes_in_flight", "gauge", "Batches being written to the stores.", self.flushes_in_flight),
+            ("llog_tail_hits_total", "counter", "Batches read from the tail.", self.tail_hits),
             ("llog_tail_misses_total", "counter", "Reads that the tail could not serve.", self.tail_misses),
             ("llog_tail_bytes", "gauge", "Bytes of batches in the tail.", self.tail_bytes),
             ("llog_tail_shared_hits_total", "counter", "Batches taken from the shared tail.", self.shared_hits),
@@ -102,11 +102,16 @@ class Metrics:
             ("llog_tail_shared_errors_total", "counter", "Failures of the shared tail.", self.shared_errors),
             ("llog_keyed_appends_total", "counter", "Appends to the keyed log.", self.keyed_appends),
             ("llog_keyed_records_total", "counter", "Records appended to the keyed log.", self.keyed_records),
-            ("llog_keyed_bytes_total", "counter", "Bytes of keys and values appended to it.", self.keyed_bytes),
+            ("llog_keyed_bytes_total", "counter", "Bytes appended to the keyed log.", self.keyed_bytes),
             ("llog_keyed_scans_total", "counter", "Pages of scans of the keyed log.", self.keyed_scans),
-            ("llog_keyed_scanned_records_total", "counter", "Records scanned or tailed.", self.keyed_scanned_records),
-            ("llog_keyed_tails", "gauge", "Clients that follow the keyed log.", self.keyed_tails),
-            ("llog_keyed_fenced", "gauge", "1 once another writer has taken the log over.", self.keyed_fenced),
+            (
+                "llog_keyed_scanned_records_total",
+                "counter",
+                "Keyed records scanned or tailed.",
+                self.keyed_scanned_records,
+            ),
+            ("llog_keyed_tails", "gauge", "Clients following the keyed log.", self.keyed_tails),
+            ("llog_keyed_fenced", "gauge", "1 once another writer has taken over the keyed log.", self.keyed_fenced),
         ):
             yield Sample(name, kind, text, (), value)
         yield from self._batch_sizes()
@@ -135,21 +140,21 @@ def _operations(store: str, counts: OperationCounts) -> Iterator[Sample]:
 
 
 def as_json(samples: Iterable[Sample]) -> dict[str, object]:
-    """By name: a number, or a list of numbers with their labels."""
-    shown: dict[str, object] = {}
+    """Return the samples by name: a number, or a list of numbers with their labels."""
+    numbers: dict[str, object] = {}
     for sample in samples:
         name = sample.name + sample.suffix
         if not sample.labels:
-            shown[name] = sample.value
+            numbers[name] = sample.value
             continue
-        labelled = shown.setdefault(name, [])
+        labelled = numbers.setdefault(name, [])
         assert isinstance(labelled, list)
         labelled.append({**dict(sample.labels), "value": sample.value})
-    return shown
+    return numbers
 
 
 def as_prometheus(samples: Iterable[Sample]) -> str:
-    """The text format; samples of one name stand together, as it wants them."""
+    """Return the samples in the text format, which wants those of one name together."""
     families: dict[str, list[Sample]] = {}
     for sample in samples:
         families.setdefault(sample.name, []).append(sample)
@@ -157,10 +162,10 @@ def as_prometheus(samples: Iterable[Sample]) -> str:
     for name, family in families.items():
         lines += [f"# HELP {name} {family[0].help}", f"# TYPE {name} {family[0].kind}"]
         for sample in family:
-            labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in sample.labels)
+            labels = ",".join(f'{label}="{_escape(value)}"' for label, value in sample.labels)
             lines.append(f"{name}{sample.suffix}{f'{{{labels}}}' if labels else ''} {sample.value}")
     return "\n".join([*lines, ""])
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

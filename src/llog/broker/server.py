@@ -1,4 +1,4 @@
-"""One broker process: a socket, uvicorn on it, and an end that loses nothing that was accepted."""
+"""One broker process: a socket, uvicorn on it, and a shutdown that loses no accepted request."""
 
 from __future__ import annotations
 
@@ -25,49 +25,51 @@ try:
     from llog.broker.http.connections import Connection, Limits, allowed_files
 except ImportError as error:
     if (error.name or "").partition(".")[0] == "llog":
-        raise  # a part of this package: nothing that could be installed
+        raise  # a module of this package: no installation would help
     raise MissingExtra(f'the broker needs {error.name}: pip install "leaderless-log[broker]"') from error
 
 GRACE_S: Final = 30
-"""How long requests may take to finish once the broker was told to stop."""
+"""How long requests may take to finish once the broker stops."""
 _KEEP_ALIVE_S: Final = 75
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
-Beside = Callable[[Log], Awaitable[None]]
+Companion = Callable[[Log], Awaitable[None]]
+"""What runs beside the broker on its event loop, such as maintenance."""
 
 
-def run(settings: Settings, *, ready: Callable[[str], None], beside: Sequence[Beside] = ()) -> None:
-    """Serves until SIGINT or SIGTERM, then finishes what was begun. `ready` gets the broker's address once it answers.
+def run(settings: Settings, *, ready: Callable[[str], None], beside: Sequence[Companion] = ()) -> None:
+    """Serve until SIGINT or SIGTERM, then finish what was begun. `ready` gets the broker's address once it answers.
 
-    `beside` runs on the same loop as long as the broker does, and is cancelled before the log is closed. Should one
-    fail, the broker stops, too, and its error is raised.
+    The companions run `beside` the broker on the same event loop, and are cancelled before the log is closed. If one
+    fails, the broker stops as well, and the error is raised.
     """
     with (
-        closing(listening(settings.broker_bind_host, settings.broker_port)) as listener,
+        closing(listen(settings.broker_bind_host, settings.broker_port)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve(settings, listener, ready, beside))
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; a `ConfigurationError` that says what to change if it cannot be had."""
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. A `ConfigurationError` says what to change if there can be none."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
-                f"port {port} of {host} is taken: end what listens there, or choose another with --port or "
-                "LLOG_BROKER_PORT"
+                f"port {port} of {host} is in use: end the process that listens there, or choose another port with "
+                "--port or LLOG_BROKER_PORT"
             ) from error
         raise ConfigurationError(
             f"cannot listen on {host}, port {port} ({error.strerror}): check LLOG_BROKER_BIND_HOST and LLOG_BROKER_PORT"
         ) from error
 
 
-def advertised(settings: Settings, listener: socket.socket) -> str | None:
-    """Where other brokers reach this one; None if it listens on every address of the machine, and nothing says which of
-    them to use.
+def advertised_address(settings: Settings, listener: socket.socket) -> str | None:
+    """Return the address at which other brokers reach this one.
+
+    None if it listens on every address of the machine and LLOG_BROKER_ADVERTISED_ADDRESS names none of them.
     """
     if settings.broker_advertised_address is not None:
         return settings.broker_advertised_address.rstrip("/")
@@ -75,7 +77,7 @@ def advertised(settings: Settings, listener: socket.socket) -> str | None:
 
 
 def is_open_to_others(host: str) -> bool:
-    """Whether other machines can reach what listens there."""
+    """Return whether other machines can reach a server that listens on this host."""
     try:
         return not ip_address(host).is_loopback
     except ValueError:
@@ -84,7 +86,7 @@ def is_open_to_others(host: str) -> bool:
 
 class Server(uvicorn.Server):
     """uvicorn with bounds for connections, and without its signal handlers, which raise the signal again after a clean
-    end.
+    shutdown.
     """
 
     def __init__(self, broker: Broker, settings: Settings, files_max: int, ready: Callable[[], None]) -> None:
@@ -114,24 +116,24 @@ class Server(uvicorn.Server):
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Beside]
+    settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Companion]
 ) -> None:
     async with opened_log(
-        settings, is_broker=True, address=advertised(settings, listener), reads_only=settings.role == "read"
+        settings, is_broker=True, address=advertised_address(settings, listener), reads_only=settings.role == "read"
     ) as log:
         broker = Broker(log, settings)
         await broker.start()
         server = Server(broker, settings, allowed_files(), lambda: ready(_address(listener)))
 
         def stop() -> None:
-            server.force_exit = server.should_exit  # told twice, it does not wait for anybody's connection
+            server.force_exit = server.should_exit  # a second signal does not wait for connections
             server.should_exit = True
             broker.stopping.set()
 
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, stop)
-        tasks = [asyncio.ensure_future(_beside(each, log, stop)) for each in beside]
+        tasks = [asyncio.ensure_future(_run_companion(each, log, stop)) for each in beside]
         try:
             await server.serve([listener])
         finally:
@@ -146,7 +148,7 @@ async def _serve(
                 raise end
 
 
-async def _beside(run: Beside, log: Log, stop: Callable[[], None]) -> None:
+async def _run_companion(run: Companion, log: Log, stop: Callable[[], None]) -> None:
     try:
         await run(log)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a statement changed in one table: the input of the router."""
+"""The changes of a statement to one table: the input of the router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llog.cdc.events import Op
 
 
 class TableShape(NamedTuple):
-    """A table as its events need it: names in the table's order."""
+    """The parts of a table's definition that its events need, with names in the table's order."""
 
     name: str
     columns: tuple[str, ...]
@@ -22,13 +22,11 @@ class TableShape(NamedTuple):
 
 
 class FewRows:
-    """At most `FEW` rows. A column of text, integers or booleans may be a list of these; the others are Arrow
-    arrays.
-    """
+    """At most `FEW` rows. A column of text, integers or booleans may be a list; every other one is an Arrow array."""
 
-    def __init__(self, columns: Mapping[str, pa.Array | list[Any]], made: Callable[[], pa.Table]) -> None:
+    def __init__(self, columns: Mapping[str, pa.Array | list[Any]], build_table: Callable[[], pa.Table]) -> None:
         self._columns = columns
-        self._made = made
+        self._build_table = build_table
 
     @property
     def num_rows(self) -> int:
@@ -39,7 +37,7 @@ class FewRows:
 
     @cached_property
     def table(self) -> pa.Table:
-        return self._made()
+        return self._build_table()
 
 
 class Change(NamedTuple):

@@ -1,6 +1,6 @@
-"""Change events: records that say which row of which table was changed. The same record on every engine.
+"""Change events: records that describe the change of a row of a table, the same on every engine.
 
-A record's value is the payload, JSON; its key is the row's primary key; the rest is one header, `llog-event`
+A record's value is the payload, as JSON; its key is the row's primary key; the rest is in one header, `llog-event`
 (`batch/event_headers.py`). Topic, partition, offset and time are the record's own.
 """
 
@@ -24,7 +24,7 @@ from llog.batch.columns import (
 from llog.batch.event_headers import FIXED, HEADER, START, TABLE, VALUE, VERSION
 from llog.batch.event_headers import Op as Op
 from llog.batch.event_headers import PayloadMode as PayloadMode
-from llog.engines.port import Batch
+from llog.log.engine import Batch
 
 
 class Event(NamedTuple):
@@ -34,7 +34,7 @@ class Event(NamedTuple):
     source_table: str
 
 
-MESSAGES: Final = pa.schema(
+MESSAGE_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -49,17 +49,17 @@ MESSAGES: Final = pa.schema(
         ("headers", HEADERS_TYPE),
     ]
 )
-"""Records as messages. Those that are no change events have no message id, table, op and payload mode."""
+"""Records as messages. A record that is not a change event has no message id, table, op and payload mode."""
 
 
-def headers_of(op: Op, mode: PayloadMode, table: str, message_ids: Iterable[int]) -> list[bytes]:
-    """Encoded headers of events that differ in their message ids only."""
+def encode_event_headers(op: Op, mode: PayloadMode, table: str, message_ids: Iterable[int]) -> list[bytes]:
+    """Return the encoded headers of events that differ only in their message ids."""
     front, name = _around_id(op, mode, table)
     return [front + each.to_bytes(8, "little") + name for each in message_ids]
 
 
-def header_column(op: Op, mode: PayloadMode, table: str, message_ids: Sequence[range]) -> pa.BinaryArray:
-    """As `headers_of`, without a loop over them."""
+def event_header_column(op: Op, mode: PayloadMode, table: str, message_ids: Sequence[range]) -> pa.BinaryArray:
+    """As `encode_event_headers`, as a column and without a loop over the events."""
     front, name = _around_id(op, mode, table)
     ids = np.concatenate([np.arange(each.start, each.stop, dtype="<i8") for each in message_ids])
     rows = np.empty((len(ids), len(front) + 8 + len(name)), np.uint8)
@@ -73,11 +73,10 @@ def _around_id(op: Op, mode: PayloadMode, table: str) -> tuple[bytes, bytes]:
     return START + (FIXED.size + len(name)).to_bytes(4, "little") + bytes((VERSION, op, mode, 0, 0, 0, 0, 0)), name
 
 
-def event_in(headers: bytes) -> Event | None:
-    """The event that these encoded headers tell of; None if they tell of none.
+def decode_event(headers: bytes) -> Event | None:
+    """Return the event that these encoded headers describe; None if they describe none.
 
-    A header of that name that is no event's is passed over: any client can append one, and must not stop those who
-    read.
+    A malformed header of that name is skipped: any client can append one, and it must not stop the readers.
     """
     for name, value in decode_headers(headers):
         if name == HEADER and value is not None and len(value) >= FIXED.size and value[0] == VERSION:
@@ -90,12 +89,12 @@ def event_in(headers: bytes) -> Event | None:
 
 
 def messages_of(batch: Batch) -> pa.Table:
-    """The records of a batch, with what they tell of changes. Events that came from one table are not looped over."""
+    """Return the records of a batch as `MESSAGE_SCHEMA`. Events of a single table are converted without a loop."""
     columns, count = batch.columns, batch.columns.count
     nulls = pa.nulls(count, pa.string())
     ids, tables, ops, modes, headers = pa.nulls(count, pa.int64()), nulls, nulls, nulls, pa.nulls(count, HEADERS_TYPE)
     if columns.headers is not None:
-        ids, tables, ops, modes, headers = _alike(columns.headers) or _each(columns.headers)
+        ids, tables, ops, modes, headers = _parse_uniform(columns.headers) or _parse_each(columns.headers)
     offsets = pa.array(np.arange(batch.start_offset, batch.start_offset + count, dtype=np.int64))
     return pa.table(
         [
@@ -105,13 +104,13 @@ def messages_of(batch: Batch) -> pa.Table:
             ids,
             tables,
             ops,
-            effective_timestamps(columns).view(MESSAGES.field("ts").type),
+            effective_timestamps(columns).view(MESSAGE_SCHEMA.field("ts").type),
             modes,
             pa.nulls(count, pa.binary()) if columns.keys is None else columns.keys,
             columns.values,
             headers,
         ],
-        schema=MESSAGES,
+        schema=MESSAGE_SCHEMA,
     )
 
 
@@ -120,8 +119,8 @@ _OPS: Final = pa.array([None, *(op.name for op in Op)])
 _MODES: Final = pa.array([None, *(mode.name.lower() for mode in PayloadMode)])
 
 
-def _alike(headers: pa.BinaryArray) -> _Parts | None:
-    """All at once, if every record has the one header of an event and all are of one table."""
+def _parse_uniform(headers: pa.BinaryArray) -> _Parts | None:
+    """Parse all headers at once; return None unless every record has exactly an event's header, all of one table."""
     offsets = binary_offsets(headers)
     length = int(offsets[1] - offsets[0])
     if length < TABLE or (np.diff(offsets) != length).any():
@@ -136,7 +135,7 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     for part in (slice(codes.start), slice(codes.stop, ids.start), slice(ids.stop, length)):
         if (rows[:, part] != rows[0, part]).any():
             return None
-    ops, modes = _named(rows[:, codes.start], _OPS), _named(rows[:, codes.start + 1], _MODES)
+    ops, modes = _code_names(rows[:, codes.start], _OPS), _code_names(rows[:, codes.start + 1], _MODES)
     if ops is None or modes is None:
         return None
     try:
@@ -144,11 +143,11 @@ def _alike(headers: pa.BinaryArray) -> _Parts | None:
     except UnicodeDecodeError:
         return None
     numbers = np.ascontiguousarray(rows[:, ids]).view("<i8").reshape(-1)
-    return pa.array(numbers), table, ops, modes, _listed(rows[:, VALUE:])
+    return pa.array(numbers), table, ops, modes, _headers_list(rows[:, VALUE:])
 
 
-def _listed(values: npt.NDArray[np.uint8]) -> pa.ListArray:
-    """Headers of records that have one each, the event's."""
+def _headers_list(values: npt.NDArray[np.uint8]) -> pa.ListArray:
+    """Return the headers as lists, for records that have only an event's header each."""
     count = len(values)
     items = pa.StructArray.from_arrays(
         [pa.repeat(pa.scalar(HEADER), count), binary_rows(np.ascontiguousarray(values))],
@@ -157,8 +156,8 @@ def _listed(values: npt.NDArray[np.uint8]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), items)
 
 
-def _named(codes: npt.NDArray[np.uint8], names: Any) -> Any:
-    """The names of these codes; None if one of them has none."""
+def _code_names(codes: npt.NDArray[np.uint8], names: Any) -> Any:
+    """Return the names of these codes; None if one of them is unknown."""
     low, high = int(codes.min()), int(codes.max())
     if low < 1 or high >= len(names):
         return None
@@ -167,8 +166,8 @@ def _named(codes: npt.NDArray[np.uint8], names: Any) -> Any:
     return names.take(pa.array(np.ascontiguousarray(codes)))
 
 
-def _each(headers: pa.BinaryArray) -> _Parts:
-    found = [event_in(each) for each in headers.to_pylist()]
+def _parse_each(headers: pa.BinaryArray) -> _Parts:
+    found = [decode_event(each) for each in headers.to_pylist()]
     return (
         pa.array([None if each is None else each.message_id for each in found], pa.int64()),
         pa.array([None if each is None else each.source_table for each in found], pa.string()),

@@ -1,8 +1,9 @@
-"""Message ids: unique, and growing in the order in which they were given, across restarts and steps of the clock.
+"""Message ids: unique and increasing, across restarts and clock steps.
 
-An id is one i64: 41 bits ms since 2024-01-01, 10 bits node, 12 bits sequence within the ms. The node is drawn once for
-each store. When the sequence of a ms does not suffice, the next ms is begun early; when the clock goes back, ids go on
-from the last one. The last id goes into the WriteBatch that uses it: an id that anybody has seen is never given again.
+An id is one i64: 41 bits ms since 2024-01-01, 10 bits node, 12 bits sequence within the ms. The node is drawn at random
+once for each store. When the sequence of a ms is exhausted, the next ms begins early; when the clock steps back, ids
+continue from the last one. The last id is stored by the WriteBatch that uses it, so that no id is ever used again after
+it became visible.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SEQUENCES: Final = 1 << SEQUENCE_BITS
 
 
 class MessageIds:
-    """Gives ids; the caller holds the store's mutex."""
+    """Assigns ids; the caller holds the store's mutex."""
 
     def __init__(self, store: RocksStore, runtime: Runtime) -> None:
         with store.mutex:
@@ -37,10 +38,8 @@ class MessageIds:
             self.last = int.from_bytes(store.get(COUNTERS, MESSAGE_ID) or b"", "little")
 
     def take(self, count: int, now_ms: int) -> list[range]:
-        """The next `count` ids, growing: a range for each ms that they take, one if they fit into the sequence of
-        one.
-        """
-        taken: list[range] = []
+        """Return the next `count` ids, increasing, as one range for each ms whose sequence they use."""
+        ranges: list[range] = []
         while count:
             ms, sequence = max(now_ms - EPOCH_MS, 0), 0
             if self.last >> _MS_SHIFT >= ms:
@@ -49,11 +48,11 @@ class MessageIds:
             if sequence + many > _SEQUENCES:
                 ms, sequence = ms + 1, 0
             first = ms << _MS_SHIFT | self.node << SEQUENCE_BITS | sequence
-            taken.append(range(first, first + many))
+            ranges.append(range(first, first + many))
             self.last = first + many - 1
             count -= many
-        return taken
+        return ranges
 
     def put(self, changes: Changes) -> None:
-        """Makes what was taken last part of these changes."""
+        """Add the last id that was taken to these changes."""
         changes.put(COUNTERS, MESSAGE_ID, self.last.to_bytes(8, "little"))

@@ -1,12 +1,11 @@
-"""The outbox: change events on their way to topics of other engines. They are put by the WriteBatch that changes the
-rows.
+"""The outbox: change events on their way to topics of other engines, stored by the WriteBatch that changes the rows.
 
 An entry, `outbox/<topic>/<partition>/<sequence:020>`, little-endian:
 
  0  1  version 1            4  4  key length (u32)         12  8  time of the change in ms (i64)
  1  3  zero                 8  4  headers length (u32)     20  …  key · headers · payload
 
-Sequences grow, with gaps where a change was given up. The relay's cut, `relay/<topic>/<partition>`, is JSON.
+Sequences increase, with gaps where a change was abandoned. The relay's cut, `relay/<topic>/<partition>`, is JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _FIXED: Final = struct.Struct("<BxxxIIq")
 _PAGE_FIRST: Final = 16
 
 
-class Entry(NamedTuple):
+class OutboxEntry(NamedTuple):
     """One event of the outbox."""
 
     sequence: int
@@ -56,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """The batch of a partition that the relay appends, or has appended last."""
+    """The batch that the relay is appending to a partition, or appended last."""
 
     producer: str
     number: int
@@ -68,42 +67,46 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     since: int
     """The partition's next offset before the batch was first appended."""
     open: bool
-    """Whether the batch may still have to be appended: its entries are all there."""
+    """Whether the batch may still have to be appended; if so, all its entries exist."""
 
 
 class OutboxStore(Protocol):
-    """What the relay works on. An open cut always has its entries: both change together."""
+    """The relay's view of the outbox. An open cut always has its entries: both change together."""
 
     async def name(self) -> str:
-        """One that no other store has, always the same."""
+        """Return the store's name, which never changes and which no other store has."""
         ...
 
     async def partitions(self) -> list[tuple[str, int]]:
-        """Directory and partition of all that have entries."""
+        """Return directory and partition of all partitions that have entries."""
         ...
 
-    async def entries(self, directory: str, partition: int, after: int, limit: int, max_bytes: int) -> list[Entry]:
-        """The next ones above `after`: at most so many, of at most so many bytes, but one at least if there is one."""
+    async def entries(
+        self, directory: str, partition: int, after: int, limit: int, max_bytes: int
+    ) -> list[OutboxEntry]:
+        """Return the next entries above `after`, up to `limit` and `max_bytes`, but at least one if one exists."""
         ...
 
-    async def batch(self, directory: str, partition: int, cut: Cut) -> list[Entry]:
-        """The entries of an open cut."""
+    async def batch(self, directory: str, partition: int, cut: Cut) -> list[OutboxEntry]:
+        """Return the entries of an open cut."""
         ...
 
     async def cut(self, directory: str, partition: int) -> Cut | None: ...
 
     async def put_cut(self, directory: str, partition: int, cut: Cut) -> bool:
-        """Durable, with all entries before it, when this returns; False, and nothing done, if the entries are gone."""
+        """Store the cut durably, with all entries before it; return False, and change nothing, if its entries are
+        gone.
+        """
         ...
 
     async def finish(self, directory: str, partition: int, cut: Cut) -> None:
-        """Drops the entries of the cut and closes it, as one change. That may be lost in a power cut until the next
+        """Drop the entries of the cut and close it, as one change, which a power cut may undo until the next
         `put_cut`.
         """
         ...
 
     async def drop(self, directory: str, partition: int) -> None:
-        """Drops all there is of a partition whose topic was deleted."""
+        """Drop the entries and the cut of a partition whose topic was deleted."""
         ...
 
 
@@ -113,7 +116,7 @@ class OutboxWriter:
     def __init__(self, store: RocksStore) -> None:
         self._store = store
         self._last: dict[tuple[str, int], int] = {}
-        """Ahead of the store where changes were given up."""
+        """The last sequence by partition; ahead of the store where changes were abandoned."""
 
     def add(
         self,
@@ -155,14 +158,16 @@ class RocksOutbox:
     async def partitions(self) -> list[tuple[str, int]]:
         return await asyncio.to_thread(self._partitions)
 
-    async def entries(self, directory: str, partition: int, after: int, limit: int, max_bytes: int) -> list[Entry]:
+    async def entries(
+        self, directory: str, partition: int, after: int, limit: int, max_bytes: int
+    ) -> list[OutboxEntry]:
         return await asyncio.to_thread(self._entries, directory, partition, after, limit, max_bytes)
 
-    async def batch(self, directory: str, partition: int, cut: Cut) -> list[Entry]:
+    async def batch(self, directory: str, partition: int, cut: Cut) -> list[OutboxEntry]:
         start = outbox_key(directory, partition, cut.after + 1)
         stop = outbox_key(directory, partition, cut.through + 1)
         found = await asyncio.to_thread(self._store.items, OUTBOX, start, stop)
-        return [_decoded(key, value) for key, value in found]
+        return [_decode_entry(key, value) for key, value in found]
 
     async def cut(self, directory: str, partition: int) -> Cut | None:
         found = await asyncio.to_thread(self._store.get, OUTBOX, relay_key(directory, partition))
@@ -176,7 +181,7 @@ class RocksOutbox:
         await asyncio.to_thread(self._put, directory, partition, closed, sync=False)
 
     async def drop(self, directory: str, partition: int) -> None:
-        def dropped() -> None:
+        def drop_entries() -> None:
             with self._store.mutex:
                 changes = self._store.changes()
                 prefix = outbox_prefix(directory, partition)
@@ -185,7 +190,7 @@ class RocksOutbox:
                 changes.delete(OUTBOX, last_sequence_key(directory, partition))
                 self._store.write(changes, sync=False)
 
-        await asyncio.to_thread(dropped)
+        await asyncio.to_thread(drop_entries)
 
     def _name(self) -> str:
         with self._store.mutex:
@@ -205,20 +210,20 @@ class RocksOutbox:
             start = after(outbox_prefix(*found[-1]))
         return found
 
-    def _entries(self, directory: str, partition: int, above: int, limit: int, max_bytes: int) -> list[Entry]:
-        """Pages that double, so that large entries are not read by the thousand to be thrown away."""
+    def _entries(self, directory: str, partition: int, above: int, limit: int, max_bytes: int) -> list[OutboxEntry]:
+        """Read pages of doubling size, so that large entries are not read by the thousand only to be dropped."""
         start, stop = outbox_key(directory, partition, above + 1), after(outbox_prefix(directory, partition))
-        found: list[Entry] = []
+        found: list[OutboxEntry] = []
         size, page = 0, _PAGE_FIRST
         while len(found) < limit:
-            asked = min(page, limit - len(found))
-            items = self._store.items(OUTBOX, start, stop, asked)
+            count = min(page, limit - len(found))
+            items = self._store.items(OUTBOX, start, stop, count)
             for key, value in items:
                 size += len(value)
                 if found and size > max_bytes:
                     return found
-                found.append(_decoded(key, value))
-            if len(items) < asked:
+                found.append(_decode_entry(key, value))
+            if len(items) < count:
                 break
             start, page = items[-1][0] + b"\0", page * 2
         return found
@@ -237,12 +242,12 @@ class RocksOutbox:
 
 
 def drop_topic(changes: Changes, directory: str) -> None:
-    """Drops what the outbox has for a topic that is being deleted."""
+    """Drop the entries for a topic that is being deleted."""
     for prefix in outbox_prefixes(directory):
         changes.delete_range(OUTBOX, prefix, after(prefix))
 
 
-def _decoded(key: bytes, value: bytes) -> Entry:
+def _decode_entry(key: bytes, value: bytes) -> OutboxEntry:
     if len(value) < _FIXED.size or value[0] != _VERSION:
         raise CorruptBatch(f"outbox entry {key!r} has {len(value)} bytes and version {value[:1]!r}")
     _, key_length, headers_length, timestamp_ms = _FIXED.unpack_from(value)
@@ -250,4 +255,6 @@ def _decoded(key: bytes, value: bytes) -> Entry:
     payload = headers + headers_length
     if payload > len(value):
         raise CorruptBatch(f"outbox entry {key!r} of {len(value)} bytes ends early: {payload} bytes come first")
-    return Entry(offset_of(key), timestamp_ms, value[_FIXED.size : headers], value[headers:payload], value[payload:])
+    return OutboxEntry(
+        offset_of(key), timestamp_ms, value[_FIXED.size : headers], value[headers:payload], value[payload:]
+    )

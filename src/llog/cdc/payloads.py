@@ -1,22 +1,22 @@
 """Rows as JSON: the payloads and the keys of change events, a column at a time.
 
-Every payload is one JSON object in UTF-8, its columns in the table's order, without spaces; the same row always gives
-the same bytes.
+Every payload is one JSON object in UTF-8, with its columns in the table's order and without spaces; the same row always
+has the same bytes.
 
 | Arrow type | JSON |
 | --- | --- |
-| bool, integers of any width | as they are, exactly |
+| bool, integers of any width | the exact value |
 | floats | the shortest number that reads back the same; NaN and infinities are null |
 | decimals (hugeint too) | a string, exactly |
 | strings, uuid, enum | a string |
-| JSON columns | the JSON itself; as a string if it is no JSON by RFC 8259 (DuckDB takes NaN and trailing commas) |
+| JSON columns | the JSON itself; a string if it is not JSON by RFC 8259 (DuckDB accepts NaN and trailing commas) |
 | binary | a string, base64 |
 | date, time | a string: `2024-12-31`, `23:59:59.000000` |
 | timestamps | a string in UTC: `2024-12-31T23:59:59.000000Z`. One without a zone counts as UTC. `infinity` and `-infinity` are DuckDB's |
 | interval | a string: `P1M2DT3.5S` |
 | list, map, struct | an array, an array of {"key", "value"}, an object |
 
-Only JSON, binary and interval columns, and strings of a column in which something has to be escaped, are looped over.
+Only JSON, binary and interval columns, and text columns with characters to escape, are converted in a loop.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 
 Rows: TypeAlias = pa.Table | FewRows
 Texts = Any
-"""A `pa.StringArray`, or a list of strings if a column of `FewRows` was one."""
+"""A `pa.StringArray`, or a list of strings if a column of `FewRows` was a list."""
 
 
 class _Text(NamedTuple):
@@ -55,19 +55,19 @@ class _Text(NamedTuple):
 
     values: pa.StringArray
     quoted: bool
-    """Whether the text is what stands within quotes."""
+    """Whether the text has to be put in quotes."""
     plain: bool = True
-    """Whether nothing of the text has to be escaped."""
+    """Whether no character of the text has to be escaped."""
 
 
 def keys_of(shape: TableShape, rows: Rows) -> Texts:
-    """Each row's primary key: its one column as text (`42`, `abc`), several as a JSON array (`[42,"abc"]`)."""
+    """Return each row's primary key: a single column as text (`42`, `abc`), several as a JSON array (`[42,"abc"]`)."""
     if len(shape.primary_key) == 1:
         name = shape.primary_key[0]
         column = _column(rows, name)
         if isinstance(column, list):
             return [value if isinstance(value, str) else _json(value) for value in column]
-        return _filled(_text(column, name in shape.json).values)
+        return _fill_nulls(_text(column, name in shape.json).values)
     parts: list[_Part] = []
     for name in shape.primary_key:
         parts += [",", *_parts(_column(rows, name), name in shape.json)]
@@ -75,7 +75,9 @@ def keys_of(shape: TableShape, rows: Rows) -> Texts:
 
 
 def key_payloads(shape: TableShape, rows: Rows, preview: int = 0) -> Texts:
-    """The primary key of each row, and, if asked for, the first characters of the row's JSON as "preview"."""
+    """Return the primary key of each row and, if `preview` is not 0, that many characters of the row's JSON as
+    "preview".
+    """
     rows = table_of(rows) if preview else rows
     parts = _members(shape, rows, shape.primary_key)
     if preview and "preview" not in shape.primary_key:
@@ -89,7 +91,7 @@ def full_payloads(shape: TableShape, rows: Rows) -> Texts:
 
 
 def diff_payloads(shape: TableShape, rows: pa.Table, old: pa.Table) -> pa.StringArray:
-    """The primary key of each row and the columns that are not what they were in `old`: the key alone if none is."""
+    """Return the primary key of each row and the columns that differ from `old`; the key alone if none does."""
     parts = _members(shape, rows, shape.primary_key)
     for name in shape.columns:
         if name not in shape.primary_key:
@@ -99,25 +101,25 @@ def diff_payloads(shape: TableShape, rows: pa.Table, old: pa.Table) -> pa.String
 
 
 def json_of(array: pa.Array, is_json: bool) -> pa.StringArray:
-    """Each value as JSON."""
+    """Return each value as JSON."""
     return _join(*_parts(array, is_json))
 
 
 _Part = Any
-"""Text, the same for every row, or `Texts`."""
+"""A string that is the same for every row, or `Texts`."""
 
 
 def _parts(array: pa.Array | list[Any], is_json: bool) -> list[_Part]:
-    """Each value as JSON, once the parts are joined."""
+    """Return parts that, joined, are each value as JSON."""
     if isinstance(array, list):
         return [[_json(value) for value in array]]
     text = _text(array, is_json)
     if not text.quoted:
-        return [_filled(text.values)]
+        return [_fill_nulls(text.values)]
     if not text.plain:
         return [pa.array([_encode(each) for each in text.values.to_pylist()], pa.binary()).cast(pa.string())]
     quoted = ['"', text.values, '"']
-    return [_filled(_join(*quoted))] if text.values.null_count else quoted
+    return [_fill_nulls(_join(*quoted))] if text.values.null_count else quoted
 
 
 def _members(shape: TableShape, rows: Rows, names: Iterable[str]) -> list[_Part]:
@@ -127,17 +129,17 @@ def _members(shape: TableShape, rows: Rows, names: Iterable[str]) -> list[_Part]
     return parts
 
 
-def _filled(texts: pa.StringArray) -> pa.StringArray:
+def _fill_nulls(texts: pa.StringArray) -> pa.StringArray:
     return texts.fill_null(_NULL) if texts.null_count else texts
 
 
 def _join(*parts: _Part) -> Texts:
-    """The parts one after the other, row by row; null where one is. A list if one of them is."""
+    """Join the parts row by row, null where one of them is null; return a list if one of them is a list."""
     if len(parts) == 1:
         return parts[0]
     count = next(len(part) for part in parts if not isinstance(part, str))
     if count <= FEW:
-        columns = [repeat(part, count) if isinstance(part, str) else listed(part) for part in parts]
+        columns = [repeat(part, count) if isinstance(part, str) else to_list(part) for part in parts]
         texts = [None if None in row else "".join(row) for row in zip(*columns, strict=True)]
         return texts if any(isinstance(part, list) for part in parts) else pa.array(texts, pa.string())
     joined: list[_Part] = []
@@ -151,8 +153,8 @@ def _join(*parts: _Part) -> Texts:
     return pc.call_function("binary_join_element_wise", [*joined, pa.scalar(text), _NOTHING], _JOIN)
 
 
-def listed(cells: Any) -> list[Any]:
-    """An Arrow array as a list, if it is not one."""
+def to_list(cells: Any) -> list[Any]:
+    """Return an Arrow array as a list, and a list as it is."""
     return cells if isinstance(cells, list) else cells.to_pylist()
 
 
@@ -170,7 +172,7 @@ def _text(array: pa.Array, is_json: bool) -> _Text:
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name == "arrow.uuid":
-            return _each(array.storage, lambda value: str(uuid.UUID(bytes=value)))
+            return _convert_each(array.storage, lambda value: str(uuid.UUID(bytes=value)))
         return _text(array.storage, is_json or kind.extension_name == "arrow.json")
     if pa.types.is_dictionary(kind):
         return _text(array.cast(kind.value_type), is_json)
@@ -186,7 +188,7 @@ def _text(array: pa.Array, is_json: bool) -> _Text:
 
 
 def _is_plain(strings: pa.StringArray) -> bool:
-    """Whether the strings' bytes can stand between quotes as they are."""
+    """Return whether the strings' bytes can stand between quotes without escapes."""
     if len(strings) == 0 or strings.buffers()[2] is None:
         return True
     offsets = binary_offsets(strings)
@@ -195,17 +197,17 @@ def _is_plain(strings: pa.StringArray) -> bool:
 
 
 def _valid_json(array: pa.Array) -> pa.StringArray:
-    def checked(text: str) -> str:
+    def to_valid_json(text: str) -> str:
         try:
             msgspec.json.decode(text, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError):
             return _json(text)
         return text
 
-    return _each(array, checked).values
+    return _convert_each(array, to_valid_json).values
 
 
-def _each(array: pa.Array, convert: Callable[[Any], str]) -> _Text:
+def _convert_each(array: pa.Array, convert: Callable[[Any], str]) -> _Text:
     values = [None if value is None else convert(value) for value in array.to_pylist()]
     return _Text(pa.array(values, pa.string()), quoted=True)
 
@@ -227,33 +229,33 @@ def _cast(array: pa.Array) -> _Text:
 
 
 def _base64(array: pa.Array) -> _Text:
-    return _each(array, lambda value: binascii.b2a_base64(value, newline=False).decode())
+    return _convert_each(array, lambda value: binascii.b2a_base64(value, newline=False).decode())
 
 
 def _date(array: pa.Array) -> _Text:
     days = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-    if _within(days, 1):
+    if _can_arrow_spell(days, 1):
         return _Text(array.cast(pa.date32()).cast(pa.string()), quoted=True)
-    return _each(days, lambda value: str(np.datetime64(value, "D")))
+    return _convert_each(days, lambda value: str(np.datetime64(value, "D")))
 
 
 def _timestamp(array: pa.Array) -> _Text:
     unit = array.type.unit
     counts = array.cast(pa.int64())
-    if _within(counts, _PER_DAY[unit]):
+    if _can_arrow_spell(counts, _PER_DAY[unit]):
         text = counts.cast(pa.timestamp(unit)).cast(pa.string())
         return _Text(_join(pc.replace_substring(text, " ", "T"), "Z"), quoted=True)
 
-    def spelled(value: int) -> str:
+    def spell(value: int) -> str:
         if abs(value) == _FOREVER:
             return "infinity" if value > 0 else "-infinity"
         return f"{np.datetime64(value, unit)}Z"
 
-    return _each(counts, spelled)
+    return _convert_each(counts, spell)
 
 
-def _within(counts: pa.Int64Array, per_day: int) -> bool:
-    """Whether all times lie where Arrow can spell them."""
+def _can_arrow_spell(counts: pa.Int64Array, per_day: int) -> bool:
+    """Return whether all times lie in the years that Arrow can format."""
     bounds = pc.min_max(counts)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
     return low is None or (
@@ -262,12 +264,12 @@ def _within(counts: pa.Int64Array, per_day: int) -> bool:
 
 
 def _interval(array: pa.Array) -> _Text:
-    def spelled(value: Any) -> str:
+    def spell(value: Any) -> str:
         seconds, nanoseconds = divmod(abs(value.nanoseconds), 10**9)
         fraction = f".{nanoseconds:09}".rstrip("0").rstrip(".")
         return f"P{value.months}M{value.days}DT{'-' if value.nanoseconds < 0 else ''}{seconds}{fraction}S"
 
-    return _each(array, spelled)
+    return _convert_each(array, spell)
 
 
 def _list(array: pa.Array) -> _Text:

@@ -2,26 +2,27 @@
 
 For one partition, a batch at a time:
 
-1. The cut is put durably: which entries the batch is, its number, and the partition's next offset as it is now.
-2. The batch is appended by the producer `outbox/<store>` (`outbox/<store>~2` … to a topic that was created again) with
+1. The relay stores the cut durably: the entries of the batch, its number, and the partition's present next offset.
+2. It appends the batch as the producer `outbox/<store>` (`outbox/<store>~2` … for a topic that was created again), with
    the number as sequence. Numbers are dense.
-3. The batch's entries are dropped and the cut is closed, as one change.
+3. It drops the batch's entries and closes the cut, as one change.
 
-At most one batch of a partition is under way, for the store has one owner, and a new cut is made only when the last one
-is closed. Whoever finds an open cut, after a crash or an answer that was lost, does step 2 again with the same entries
-under the same number: the partition appends them, or says that it has. If a power cut takes the closing back, the cut
-is open again. Step 1 makes durable what was written before it, so no event is appended whose change could still be
-lost.
+At most one batch of a partition is under way, since the store has one owner and the relay makes a new cut only when the
+last one is closed. After a crash or a lost answer, the relay finds the cut open and repeats step 2 with the same
+entries under the same number: the partition appends them, or reports that it has them. If a power cut undoes the
+closing, the cut is open again. Step 1 makes everything written before it durable, so that no event is appended whose
+change could still be lost.
 
-A partition remembers a bounded number of producers. If it has forgotten this one while a cut was open, the batch's
-message ids are looked for in the partition from the cut's offset on: found, the batch was appended; not found though
-every record since is there, it was not, and is cut again from where the search ended. (An append that is still on its
-way from a process that died cannot land any more: it was a CAS on a state that others have replaced since.) If records
-since have been removed, nobody can tell: the partition is held, with an error in the log every time it is tried, until
-ALTER TOPIC … SETTLE OUTBOX says which; no event of it is dropped or appended meanwhile.
+A partition remembers a bounded number of producers. If it has forgotten this one while a cut was open, the relay looks
+for the batch's message ids in the partition from the cut's offset on. If it finds them, the batch was appended. If it
+does not, and no record since then is missing, the batch was not appended, and is cut again from where the search ended.
+(An append that is still on its way from a process that died cannot commit any more: it is a CAS on a state that others
+have replaced since.) If records since then were removed, the outcome cannot be known: the relay holds the partition,
+with an error in the log at every attempt, until ALTER TOPIC … SETTLE OUTBOX states it; meanwhile no event of the
+partition is dropped or appended.
 
-Events of a topic that was deleted are dropped. A topic that is deleted and created again between the look at the
-catalog and the append may get one batch that was meant for its predecessor.
+Events of a deleted topic are dropped. A topic that is deleted and created again between the relay's read of the catalog
+and its append may get one batch that was meant for its predecessor.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llog.batch.columns import Columns
-from llog.cdc.events import event_in, messages_of
-from llog.cdc.outbox import Cut, Entry, OutboxStore
-from llog.engines.port import AppendResult, Batch, Group, Look
+from llog.cdc.events import decode_event, messages_of
+from llog.cdc.outbox import Cut, OutboxEntry, OutboxStore
 from llog.errors import (
     InconsistentReadState,
     LlogError,
@@ -46,6 +46,7 @@ from llog.errors import (
     TopicNotFound,
     UnknownProducer,
 )
+from llog.log.engine import AppendGroup, AppendResult, Batch, PartitionView
 from llog.log.producers import Producer
 from llog.model import TopicPartition
 from llog.runtime import Runtime, uuid7
@@ -63,9 +64,9 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(Protocol):
-    """What is asked of the topics: an `EngineReader`."""
+    """The part of `EngineReader` that the relay uses."""
 
-    async def look(self, tp: TopicPartition) -> Look: ...
+    async def view(self, tp: TopicPartition) -> PartitionView: ...
 
     async def begin_reads(self) -> Reads: ...
 
@@ -77,14 +78,14 @@ class Target(Protocol):
 class Appender(Protocol):
     """The part of `LogAppender` that the relay uses."""
 
-    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]: ...
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]: ...
 
 
 _Partition = tuple[str, int]
 
 
 class Relay:
-    """One for each store, in the process that owns it."""
+    """Runs once for each store, in the process that owns it."""
 
     def __init__(
         self,
@@ -99,19 +100,19 @@ class Relay:
         self._target = target
         self._runtime = runtime
         self._options = options or RelayOptions()
-        self._under_way: dict[_Partition, asyncio.Lock] = {}
-        self._moves = asyncio.Semaphore(self._options.partitions_at_once)
+        self._locks: dict[_Partition, asyncio.Lock] = {}
+        self._concurrency = asyncio.Semaphore(self._options.partitions_at_once)
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.problems: dict[_Partition, LlogError] = {}
-        """Why the events of a partition wait, until they have been moved."""
+        """By partition: why its events wait, until they have been moved."""
 
     def poke(self) -> None:
-        """There are new events. Any thread may call."""
+        """Report new events. Any thread may call this."""
         loop = self._loop
         if loop is None:
-            return  # nobody runs; whoever begins to looks first
-        if loop is _running():
+            return  # `run` looks for events when it begins
+        if loop is _running_loop():
             self._wake.set()
             return
         try:
@@ -120,7 +121,7 @@ class Relay:
             return
 
     async def run(self) -> None:
-        """Moves events as they come, until it is cancelled. What fails is tried again, later and later."""
+        """Move events as they come, until cancelled. Retries failures with growing delays."""
         self._loop = asyncio.get_running_loop()
         tasks: dict[_Partition, asyncio.Task[None]] = {}
         attempt = 0
@@ -139,25 +140,25 @@ class Relay:
                     for partition in waiting:
                         if partition not in tasks:
                             tasks[partition] = group.create_task(self._serve(partition))
-                            # It may have found nothing just before something came.
+                            # The task may have found the partition empty just before an event came.
                             tasks[partition].add_done_callback(lambda _: self._wake.set())
                     await self._wake.wait()
         finally:
             self._loop = None
 
     async def drain(self) -> None:
-        """Moves all events that there are. Raises the first error, after all partitions were tried."""
+        """Move all present events. Raises the first error after all partitions were tried."""
         waiting = await self._store.partitions()
-        results = await asyncio.gather(*(self._drained(each) for each in waiting), return_exceptions=True)
+        results = await asyncio.gather(*(self._drain_partition(each) for each in waiting), return_exceptions=True)
         for result in results:
             if result is not None:
                 raise result
 
     async def decide(self, directory: str, partition: int, *, appended: bool) -> bool:
-        """Says of a held partition whether its open batch is in the topic: it is dropped, or appended by a new
+        """Decide whether the open batch of a held partition was appended: it is dropped, or else appended by a new
         producer.
 
-        False, and nothing is done, if the partition is not held.
+        Returns False, and does nothing, if the partition is not held.
         """
         async with self._lock((directory, partition)):
             cut = await self._store.cut(directory, partition)
@@ -167,7 +168,7 @@ class Relay:
             if appended:
                 await self._store.finish(directory, partition, cut)
             else:
-                found = await self._target.look(TopicPartition(topic_of(directory), partition))
+                found = await self._target.view(TopicPartition(topic_of(directory), partition))
                 new = f"{await self._producer(directory)}/{uuid7(self._runtime.now_ms(), self._runtime.random())}"
                 again = msgspec.structs.replace(cut, producer=new, since=found.bounds.next_offset)
                 await self._store.put_cut(directory, partition, again)
@@ -175,12 +176,12 @@ class Relay:
             return True
 
     def problem(self, directory: str) -> str | None:
-        """Why events for a topic wait, if they do."""
+        """Return why events for a topic wait; None if none do."""
         found = [str(error) for (each, _), error in sorted(self.problems.items()) if each == directory]
         return found[0] if found else None
 
     async def _serve(self, partition: _Partition) -> None:
-        """Moves what a partition has, and ends."""
+        """Move all events of a partition, then return."""
         attempt = 0
         while True:
             try:
@@ -194,27 +195,27 @@ class Relay:
                 )
                 await self._back_off(attempt)
 
-    async def _drained(self, partition: _Partition) -> None:
+    async def _drain_partition(self, partition: _Partition) -> None:
         while await self._move(partition):
             pass
 
     async def _move(self, partition: _Partition) -> bool:
-        """Moves one batch; whether there may be another."""
+        """Move one batch; return whether another may follow."""
         try:
-            async with self._moves, self._lock(partition):
-                moved = await self._moved(*partition)
+            async with self._concurrency, self._lock(partition):
+                has_more = await self._move_batch(*partition)
         except LlogError as error:
             self.problems[partition] = error
             raise
         self.problems.pop(partition, None)
-        return moved
+        return has_more
 
-    async def _moved(self, directory: str, partition: int) -> bool:
+    async def _move_batch(self, directory: str, partition: int) -> bool:
         tp = TopicPartition(topic_of(directory), partition)
         reads = await self._target.begin_reads()
-        found = await self._look(tp, directory)
+        found = await self._view_in(tp, directory)
         if found is None:
-            await reads.confirm()  # an old state may not show the topic yet
+            await reads.confirm()  # a stale state may not show the topic yet
             logger.warning("topic %s was deleted: events for its partition %d are dropped", tp.topic, partition)
             await self._store.drop(directory, partition)
             return False
@@ -230,7 +231,7 @@ class Relay:
             )
             if not entries:
                 return False
-            # Nothing was ever appended under this number, so that the offset may be today's.
+            # Nothing was ever appended under this number, so the present next offset is right.
             since, through = found.bounds.next_offset, entries[-1].sequence
             cut = Cut(producer=producer, number=number, after=after, through=through, since=since, open=True)
             if not await self._store.put_cut(directory, partition, cut):
@@ -240,22 +241,21 @@ class Relay:
         except UnknownProducer as error:
             logger.error("%s: looking for the batch in the partition", error)
             search = await self._find(tp, cut, entries)
-            if not search.whole and not search.there:
+            if not search.is_complete and not search.is_found:
                 raise UnknownProducer(
-                    f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: whether "
-                    "events "
-                    f"{cut.after + 1} to {cut.through} of the outbox were appended cannot be told. They wait for "
-                    f"{_settling(tp)}"
+                    f"{tp} has forgotten the relay, and records from offset {cut.since} on were removed: it is unknown "
+                    f"whether events {cut.after + 1} to {cut.through} of the outbox were appended. They wait for "
+                    f"{_settle_statement(tp)}"
                 ) from error
-            if not search.there:
+            if not search.is_found:
                 again = msgspec.structs.replace(cut, since=search.searched_to)
                 return await self._store.put_cut(directory, partition, again)
         await self._store.finish(directory, partition, cut)
         return True
 
-    async def _append(self, tp: TopicPartition, cut: Cut, entries: Sequence[Entry]) -> None:
+    async def _append(self, tp: TopicPartition, cut: Cut, entries: Sequence[OutboxEntry]) -> None:
         producer = Producer(id=cut.producer, sequence=cut.number, since=cut.since)
-        group = Group(topic=tp.topic, partition=tp.partition, records=_columns(entries), producer=producer)
+        group = AppendGroup(topic=tp.topic, partition=tp.partition, records=_columns(entries), producer=producer)
         [result] = await self._appender.append([group])
         if isinstance(result, LlogError):
             raise result
@@ -263,52 +263,54 @@ class Relay:
         if count != len(entries):
             raise InconsistentReadState(
                 f"{tp} has {count} records as batch {cut.number} of {producer.id}, and the outbox has "
-                f"{len(entries)}: was an older copy of "
-                f"the RocksDB directory brought back? Look at both, then say {_settling(tp)}"
+                f"{len(entries)}: was an older copy of the RocksDB directory restored? Compare both, then run "
+                f"{_settle_statement(tp)}"
             )
 
     async def _producer(self, directory: str) -> str:
-        """Another one for each incarnation of a topic: a deleted one remembers its producers."""
+        """Return the relay's producer id, which differs for each incarnation of a topic: a deleted incarnation may
+        still remember its producers.
+        """
         return "~".join((f"outbox/{await self._store.name()}", *directory.split("~")[1:]))
 
-    async def _look(self, tp: TopicPartition, directory: str) -> Look | None:
-        """Where the partition is; None if its topic was deleted, or created again since.
+    async def _view_in(self, tp: TopicPartition, directory: str) -> PartitionView | None:
+        """Return the partition's view; None if its topic was deleted, or created again since.
 
-        A partition that is missing though its topic is there is an error: its events wait.
+        A missing partition of an existing topic is an error, and its events wait.
         """
         try:
             try:
-                found = await self._target.look(tp)
+                found = await self._target.view(tp)
             except PartitionNotInitialized:
-                if (await self._target.look(TopicPartition(tp.topic, 0))).directory == directory:
+                if (await self._target.view(TopicPartition(tp.topic, 0))).directory == directory:
                     raise
                 return None  # the topic that has the name now has fewer partitions
         except TopicNotFound:
             return None
         return found if found.directory == directory else None
 
-    async def _find(self, tp: TopicPartition, cut: Cut, entries: Sequence[Entry]) -> _Search:
-        """Whether the batch is in the partition at or above the offset of its cut. It was appended as a whole, or not
+    async def _find(self, tp: TopicPartition, cut: Cut, entries: Sequence[OutboxEntry]) -> _Search:
+        """Look for the batch in the partition from the offset of its cut on. The batch was appended as a whole or not
         at all.
         """
-        event = event_in(entries[0].headers)
+        event = decode_event(entries[0].headers)
         if event is None:
             raise InconsistentReadState(f"outbox entry {entries[0].sequence} for {tp} has no message id")
         wanted = pa.scalar(event.message_id, pa.int64())
-        bounds = (await self._target.look(tp)).bounds
+        bounds = (await self._target.view(tp)).bounds
         position = max(cut.since, bounds.log_start_offset)
-        whole = position == cut.since
+        is_complete = position == cut.since
         while position < bounds.next_offset:
             batches = await self._target.read(tp, position, stop=bounds.next_offset)
             if not batches:
-                whole = False
+                is_complete = False
                 break
             for batch in batches:
-                whole &= batch.start_offset <= position
+                is_complete &= batch.start_offset <= position
                 if pc.any(pc.equal(messages_of(batch)["message_id"], wanted)).as_py():
-                    return _Search(there=True, whole=whole, searched_to=batch.end_offset + 1)
+                    return _Search(is_found=True, is_complete=is_complete, searched_to=batch.end_offset + 1)
                 position = batch.end_offset + 1
-        return _Search(there=False, whole=whole, searched_to=position)
+        return _Search(is_found=False, is_complete=is_complete, searched_to=position)
 
     async def _back_off(self, attempt: int) -> None:
         options = self._options
@@ -316,10 +318,10 @@ class Relay:
         await self._runtime.sleep(self._runtime.random().uniform(ceiling / 2, ceiling) / 1000)
 
     def _lock(self, partition: _Partition) -> asyncio.Lock:
-        return self._under_way.setdefault(partition, asyncio.Lock())
+        return self._locks.setdefault(partition, asyncio.Lock())
 
 
-def _running() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -327,18 +329,18 @@ def _running() -> asyncio.AbstractEventLoop | None:
 
 
 class _Search(NamedTuple):
-    there: bool
-    whole: bool
-    """Whether no record was missing where it was looked."""
+    is_found: bool
+    is_complete: bool
+    """Whether no record was missing in the searched range."""
     searched_to: int
 
 
 def topic_of(directory: str) -> str:
-    """The name of the topic whose directory this is: names have no `~`."""
+    """Return the name of the topic whose directory this is: names have no `~`."""
     return directory.partition("~")[0]
 
 
-def _columns(entries: Sequence[Entry]) -> Columns:
+def _columns(entries: Sequence[OutboxEntry]) -> Columns:
     def binary(values: list[bytes]) -> Any:
         return pa.array(values, pa.binary())
 
@@ -351,5 +353,5 @@ def _columns(entries: Sequence[Entry]) -> Columns:
     )
 
 
-def _settling(tp: TopicPartition) -> str:
+def _settle_statement(tp: TopicPartition) -> str:
     return f'ALTER TOPIC "{tp.topic}" SETTLE OUTBOX PARTITION {tp.partition} AS APPENDED (or AS MISSING)'

@@ -1,8 +1,8 @@
-"""The router: makes events of table changes, in the WriteBatch that makes the changes.
+"""The router: turns table changes into events, in the WriteBatch that makes the changes.
 
-Topics of engine `rocksdb` get their records there and then; those of other engines through the outbox. Either way the
-partition is chosen here, and a partition has the events of one change in the order of its rows, and those of later
-changes after them.
+Topics of engine `rocksdb` get their records in that WriteBatch, those of other engines through the outbox. In both
+cases the router chooses the partition, and a partition has the events of one change in the order of its rows, followed
+by those of later changes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ import pyarrow.compute as pc
 from llog.batch.columns import FEW
 from llog.batch.partitioning import partitions_for_keys
 from llog.cdc.changes import Change, table_of
-from llog.cdc.events import Op, header_column, headers_of
+from llog.cdc.events import Op, encode_event_headers, event_header_column
 from llog.cdc.message_ids import MessageIds
 from llog.cdc.outbox import OutboxWriter
-from llog.cdc.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of, listed
-from llog.cdc.routes import Route, Routes, asked
+from llog.cdc.payloads import Texts, diff_payloads, full_payloads, key_payloads, keys_of, to_list
+from llog.cdc.routes import Route, Routes, route_clauses
 from llog.errors import InvalidArgument, PartitionNotInitialized, SqlError, SqlMemoryExceeded, SqlWorkerEnded
-from llog.log.catalog import ROCKSDB
 from llog.runtime import Runtime
 
 if TYPE_CHECKING:
-    from llog.engines.rocksdb.logs import Staged
+    from llog.engines.rocksdb.logs import StagedWrites
     from llog.engines.rocksdb.store import RocksStore
 
 
@@ -40,16 +39,16 @@ class Evaluator(Protocol):
     def select(
         self, table: str, rows: pa.Table, where: str | None, key: str | None
     ) -> tuple[npt.NDArray[np.int64], pa.StringArray | None]:
-        """The numbers of the rows for which `where` is true, growing, and the text of `key` for each of these, if there
-        is one.
+        """Return the indexes of the rows for which `where` is true, in order, and the text of `key` for each of them,
+        if `key` is given.
 
-        Several expressions are joined by \\x1f.
+        Several expressions of `key` are joined by \\x1f.
         """
         ...
 
 
 class Router:
-    """Knows the routes of one store. Whoever calls `add` holds the store's mutex, as `Staged` does."""
+    """Applies the routes of one store. The caller of `add` holds the store's mutex, as `StagedWrites` does."""
 
     def __init__(self, store: RocksStore, runtime: Runtime, evaluator: Evaluator) -> None:
         self.routes = Routes(store)
@@ -62,15 +61,15 @@ class Router:
         return bool(self.routes.of(table, op))
 
     def needs_old(self, table: str) -> bool:
-        """Whether updates of the table must come with the rows as they were."""
+        """Return whether updates of the table must include the old rows."""
         return self.routes.needs_old(table)
 
-    def add(self, staged: Staged, changes: Sequence[Change]) -> bool:
-        """Adds the events of these changes, one for each row and route. Whether some are for the relay: poke it after
-        the commit.
+    def add(self, staged: StagedWrites, changes: Sequence[Change]) -> bool:
+        """Add the events of these changes, one for each row and route; return whether some are for the relay, which the
+        caller pokes after the commit.
 
         An UPDATE that changes nothing is an event, too; payload `diff` then has the key alone. WHERE and PARTITION BY
-        see the new row, for DELETE the old one.
+        see the new row, or the old one for DELETE.
         """
         now_ms = self._runtime.now_ms()
         relayed = added = False
@@ -80,13 +79,13 @@ class Router:
                 for route in self.routes.of(change.table.name, change.op):
                     if self._route(staged, route, rows, now_ms):
                         added = True
-                        relayed |= route.engine != ROCKSDB
+                        relayed |= route.is_relayed
         if added:
             self._ids.put(staged.changes)
         return relayed
 
-    def _route(self, staged: Staged, route: Route, rows: _Rows, now_ms: int) -> bool:
-        """Whether there were events to add."""
+    def _route(self, staged: StagedWrites, route: Route, rows: _Rows, now_ms: int) -> bool:
+        """Add the events of one route; return whether there were any."""
         chosen_by: pa.StringArray | None = None
         choose_by = route.partition_by if route.partitions > 1 else None
         if route.where is not None or choose_by is not None:
@@ -94,31 +93,31 @@ class Router:
             if not len(kept):
                 return False
             if len(kept) < rows.change.rows.num_rows:
-                rows = rows.taken(kept)
+                rows = rows.take(kept)
         keys = rows.keys
         count = len(keys)
         ranges = self._ids.take(count, now_ms)
         op, mode, table = rows.change.op, route.mode, route.table
         payloads = rows.payloads(route)
         if route.partitions == 1 and count <= FEW:
-            headers = headers_of(op, mode, table, chain(*ranges))
-            parts = iter((_Part(0, _bytes(payloads), _bytes(keys), headers),))
+            headers = encode_event_headers(op, mode, table, chain(*ranges))
+            parts = iter((_Part(0, _to_bytes(payloads), _to_bytes(keys), headers),))
         else:
-            keys = _array(keys)
-            columns = _array(payloads), keys, header_column(op, mode, table, ranges)
+            keys = _to_array(keys)
+            columns = _to_array(payloads), keys, event_header_column(op, mode, table, ranges)
             parts = iter((_Part(0, *columns),))
             if route.partitions > 1:
                 choosing = keys if chosen_by is None else pc.fill_null(chosen_by, "")
                 parts = _by_partition(partitions_for_keys(choosing, route.partitions), columns)
         for part in parts:
-            if route.engine != ROCKSDB:
+            if route.is_relayed:
                 self._outbox.add(
                     staged.changes,
                     route.directory,
                     part.partition,
-                    listed(part.values),
-                    keys=listed(part.keys),
-                    headers=listed(part.headers),
+                    to_list(part.values),
+                    keys=to_list(part.keys),
+                    headers=to_list(part.headers),
                     now_ms=now_ms,
                 )
                 continue
@@ -147,18 +146,17 @@ class Router:
         except SqlError as error:
             ours = isinstance(error, SqlMemoryExceeded | SqlWorkerEnded)
             raise type(error)(
-                f"topic {route.topic!r} takes {route.op} of {route.table} {asked(route.where, choose_by)}, which "
-                "fails for a "
-                f"changed row: {error.message}",
+                f"topic {route.topic!r} takes {route.op} of {route.table} {route_clauses(route.where, choose_by)}, "
+                f"which fails for a changed row: {error.message}",
                 hint=error.hint
                 if ours
-                else "change the row, or ALTER TOPIC … ADD SOURCE anew with what holds for every row: TRY_CAST, "
-                "coalesce",
+                else "change the row, or repeat ALTER TOPIC … ADD SOURCE with expressions that hold for every row: "
+                "TRY_CAST, coalesce",
             ) from error
 
 
 class _Part(NamedTuple):
-    """Events for one partition, as lists if they are few."""
+    """The events for one partition, as lists if they are few."""
 
     partition: int
     values: list[bytes] | pa.BinaryArray
@@ -167,16 +165,16 @@ class _Part(NamedTuple):
 
 
 class _Rows:
-    """Changed rows, rendered when they are first asked for: routes share what they have in common."""
+    """Changed rows, rendered when first needed, so that routes share keys and payloads."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
         self._payloads: dict[tuple[str, int], Texts] = {}
 
-    def taken(self, numbers: npt.NDArray[np.int64]) -> _Rows:
-        """Some of the rows."""
-        rows, old = table_of(self.change.rows).take(numbers), self.change.old
-        return _Rows(self.change._replace(rows=rows, old=None if old is None else old.take(numbers)))
+    def take(self, indexes: npt.NDArray[np.int64]) -> _Rows:
+        """Return the rows at these indexes."""
+        rows, old = table_of(self.change.rows).take(indexes), self.change.old
+        return _Rows(self.change._replace(rows=rows, old=None if old is None else old.take(indexes)))
 
     @cached_property
     def keys(self) -> Texts:
@@ -185,10 +183,10 @@ class _Rows:
     def payloads(self, route: Route) -> Texts:
         wanted = route.payload, route.preview
         if wanted not in self._payloads:
-            self._payloads[wanted] = self._rendered(route)
+            self._payloads[wanted] = self._render_payloads(route)
         return self._payloads[wanted]
 
-    def _rendered(self, route: Route) -> Texts:
+    def _render_payloads(self, route: Route) -> Texts:
         shape, op, rows, old = self.change
         if route.payload == "full" or (route.payload == "diff" and op is Op.INSERT):
             return full_payloads(shape, rows)
@@ -196,25 +194,24 @@ class _Rows:
             return key_payloads(shape, rows, route.preview if route.payload == "key" else 0)
         if old is None:
             raise InvalidArgument(
-                f"an update of {shape.name} came without its old rows, which topic {route.topic!r} with payload "
-                "'diff' needs"
+                f"an update of {shape.name} has no old rows, which topic {route.topic!r} with payload 'diff' needs"
             )
         return diff_payloads(shape, table_of(rows), old)
 
 
-def _bytes(texts: Texts) -> list[bytes]:
-    return [text.encode() for text in listed(texts)]
+def _to_bytes(texts: Texts) -> list[bytes]:
+    return [text.encode() for text in to_list(texts)]
 
 
-def _array(texts: Texts) -> pa.BinaryArray:
+def _to_array(texts: Texts) -> pa.BinaryArray:
     return (pa.array(texts, pa.string()) if isinstance(texts, list) else texts).view(pa.binary())
 
 
 def _by_partition(partitions: npt.NDArray[np.int64], columns: Sequence[pa.BinaryArray]) -> Iterator[_Part]:
-    """The events of each partition, in their order."""
+    """Yield the events of each partition, in their order."""
     order = np.argsort(partitions, kind="stable")
     ordered = partitions[order]
     starts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-    taken = [column.take(pa.array(order)) for column in columns]
+    sorted_columns = [column.take(pa.array(order)) for column in columns]
     for start, stop in pairwise(starts):
-        yield _Part(int(ordered[start]), *(column.slice(start, stop - start) for column in taken))
+        yield _Part(int(ordered[start]), *(column.slice(start, stop - start) for column in sorted_columns))

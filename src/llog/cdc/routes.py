@@ -1,9 +1,9 @@
-"""Routes: which changes of which tables become events of which topics. At `route/<topic>/<table>/<op>`, JSON.
+"""Routes: which changes of which tables become events of which topics. Stored as JSON at `route/<topic>/<table>/<op>`.
 
-The owner process has all of them in memory. What changes them is put into the `Changes` of its caller, and takes effect
-in memory by `reload`, which the caller, holding the store's mutex, calls after the write: a route is dropped with its
-topic in one WriteBatch, and a table that has routes cannot be dropped. A route names its topic's directory, so that a
-topic that was deleted and created again does not inherit it.
+The owner process has all of them in memory. Methods that change routes add to the `Changes` of their caller, which
+holds the store's mutex and calls `reload` after the write. So a route is dropped with its topic in one WriteBatch, and
+a table that has routes cannot be dropped. A route names its topic's directory, so that a topic that was deleted and
+created again does not inherit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one kind of change of one table becomes in one topic."""
+    """Turns one kind of change of one table into events of one topic."""
 
     topic: str
     directory: str
@@ -34,19 +34,24 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     op: Literal["INSERT", "UPDATE", "DELETE"]
     payload: Literal["key", "full", "diff"] = "key"
     preview: int = 0
-    """Payload `key`: how many characters of the row's JSON go with it."""
+    """For payload `key`: how many characters of the row's JSON the payload includes."""
     where: str | None = None
-    """SQL over the new row, for DELETE the old one; None: every row."""
+    """SQL over the new row, or the old one for DELETE; None for every row."""
     partition_by: str | None = None
-    """SQL, one expression or several; None: the primary key."""
+    """SQL, one expression or several; None for the primary key."""
 
     @property
     def mode(self) -> PayloadMode:
         return PayloadMode[self.payload.upper()]
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether events go through the outbox: only those of `rocksdb` topics commit with the rows they describe."""
+        return self.engine != ROCKSDB
 
-def asked(where: str | None, partition_by: str | None) -> str:
-    """What a route asks of every row, as it is written in ALTER TOPIC."""
+
+def route_clauses(where: str | None, partition_by: str | None) -> str:
+    """Return the expressions of a route as ALTER TOPIC writes them."""
     clauses = (where and f"WHERE {where}", partition_by and f"PARTITION BY ({partition_by})")
     return " ".join(clause for clause in clauses if clause)
 
@@ -61,7 +66,7 @@ class Routes:
         self.reload()
 
     def reload(self) -> None:
-        """Makes what is in the store current."""
+        """Read all routes from the store."""
         by_change: dict[tuple[str, Op], list[Route]] = {}
         for route in self.all():
             by_change.setdefault((route.table, Op[route.op]), []).append(route)
@@ -74,29 +79,29 @@ class Routes:
         )
 
     def all(self) -> list[Route]:
-        """By topic, table and op, as the store has them."""
+        """Return all stored routes by topic, table and op."""
         return self._below(ROUTE_PREFIX)
 
     def of(self, table: str, op: Op) -> tuple[Route, ...]:
         return self._by_change.get((table, op), ())
 
     def needs_old(self, table: str) -> bool:
-        """Whether a route of the table's updates tells what changed."""
+        """Return whether a route of the table's updates has payload `diff`."""
         return table in self._needing_old
 
     def put(self, changes: Changes, routes: Iterable[Route]) -> None:
-        """A route of the same topic, table and op is replaced. `TopicNotFound` if a topic of this store was deleted
-        meanwhile.
+        """Store routes, replacing those of the same topic, table and op; raise `TopicNotFound` if a topic of this store
+        was deleted meanwhile.
         """
         for route in routes:
-            if route.engine == ROCKSDB and self._store.get(META, meta_key(route.directory)) is None:
+            if not route.is_relayed and self._store.get(META, meta_key(route.directory)) is None:
                 raise TopicNotFound(
                     f"topic {route.topic!r} was deleted: a route to it would refuse every change of {route.table}"
                 )
             changes.put(ROUTES, route_key(route.directory, route.table, route.op), encode(route))
 
     def drop(self, changes: Changes, directory: str, table: str, ops: Sequence[Op] = ()) -> list[Route]:
-        """Drops the routes of these ops, of all of them if none is named; gives those that there were."""
+        """Drop the routes of these ops, or of all ops if none is named; return the dropped routes."""
         names = {op.name for op in ops or Op}
         return self._drop(
             changes, [each for each in self._below(route_prefix(directory)) if each.table == table and each.op in names]
@@ -108,10 +113,10 @@ class Routes:
         return dropped
 
     def follow(self, changes: Changes, topics: Iterable[Topic]) -> bool:
-        """Brings routes in line with `topics`, which are all that the catalog has; whether anything had to be changed.
+        """Bring routes in line with `topics`, all topics of the catalog; return whether anything had to change.
 
-        Until then the route of a topic that was given more partitions uses those that it knows; that of a deleted one
-        makes events that nobody gets.
+        Until then, the route of a topic that got more partitions uses the old number, and the route of a deleted topic
+        makes events that the relay drops.
         """
         by_directory = {topic.directory: topic for topic in topics}
         changed = False

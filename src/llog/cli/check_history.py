@@ -1,4 +1,4 @@
-"""`llog check-history`: whether the log kept its promises to the clients that wrote a history down."""
+"""`llog check-history`: checks recorded histories of clients against the promises of the log."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
     from llog.history.report import HistoryReport, PartitionReport
 
 
-@click.command(short_help="Check recorded appends and reads against what the log promises.")
+@click.command(short_help="Check recorded appends and reads against the log's promises.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--clock-skew",
     "clock_skew_ms",
     type=DURATION,
-    help="The most by which the clocks of the files' machines differ. Needed for files of several machines; those "
-    "of one share a clock.",
+    help="The largest difference between the clocks of the machines that recorded the files. Needed if there are "
+    "several machines.",
 )
 @click.option(
     "--unrecorded-retention",
     is_flag=True,
-    help="Retention that is not in the files may raise log starts. Without it, a log start that no recorded trim "
-    "explains is a loss.",
+    help="Accept log starts that were raised by retention. Without it, a log start that no recorded trim explains is "
+    "a loss.",
 )
 @json_option
 def check_history(
     files: tuple[Path, ...], clock_skew_ms: int | None, unrecorded_retention: bool, as_json: bool
 ) -> None:
-    """Check FILES, which together hold every append to some partitions, and reads of them, with their times.
+    """Check FILES, which together hold every append to some partitions and reads of them, with their times.
 
-    For each partition it decides whether acknowledged records are at their offsets, unchanged, dense and in order (I1,
-    I2), whether none was lost and none appeared twice (I3), whether retries of a producer appended once (I8), and
-    whether every read saw what had been acknowledged before it began, through any broker (I9). Each finding names the
-    offsets, the operations, and the lines that they are in. Read all partitions to their ends after the last append:
-    records that nobody read cannot be judged. docs/history.md has the format.
+    For each partition, the check decides whether acknowledged records are at their offsets, unchanged, dense and in
+    order (I1, I2), whether none was lost and none appeared twice (I3), whether retries of a producer appended once
+    (I8), and whether every read saw the records that were acknowledged before it began, through any broker (I9). Each
+    finding names the offsets, the operations and their lines. After the last append, read all partitions to their ends:
+    records that were never read cannot be judged. docs/history.md describes the format.
 
     \b
-    Exit codes: 0 nothing is wrong; 1 a promise was broken; 2 a file is no history; 3 nothing wrong was found, but some
-    acknowledged records were never read.
+    Exit codes: 0 nothing is wrong; 1 a promise was broken; 2 a file is not a history; 3 nothing wrong was found, but
+    some acknowledged records were never read.
     """
-    from llog.history.checker import check_history as checked
+    from llog.history.checker import check_history as run_check
 
     with progress("bytes checked", total=sum(file.stat().st_size for file in files)) as bar:
-        report = checked(
+        report = run_check(
             files,
             clock_skew_ms=clock_skew_ms,
             unrecorded_retention=unrecorded_retention,

@@ -1,6 +1,4 @@
-"""What the command groups share: settings from the top-level options, units as option types, and how results are
-shown.
-"""
+"""What the commands share: opening the log, option types with units, and the output of tables, JSON and progress."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """The top-level options, kept until a command needs them: `--help` must work however the environment looks."""
+    """The top-level options. Settings are loaded when a command needs them, so that `--help` always works."""
 
     overrides: dict[str, str | None]
     config_file: Path | None
@@ -47,33 +45,34 @@ def with_log(
     create: bool = False,
     reads_only: bool = False,
 ) -> R:
-    """Open the log that the settings name for as long as the operation runs; only with `create` may it be a new one.
+    """Return the result of `operation` on the log that the settings name.
 
-    `reads_only` is that of `open_log`.
+    Raises `LogNotFound` if the log does not exist, unless `create` allows to create it. `reads_only` is that of
+    `open_log`.
     """
     from llog.log.opening import opened_log, require_log
 
-    async def opened() -> R:
+    async def run() -> R:
         settings = invocation.settings()
         if not create:
             require_log(settings)
-        note_new = noting_new_log(settings) if create else None
+        note_if_new = new_log_notice(settings) if create else None
         async with opened_log(settings, reads_only=reads_only) as log:
-            if note_new is not None:
-                note_new()
+            if note_if_new is not None:
+                note_if_new()
             return await operation(log, settings)
 
-    return asyncio.run(opened())
+    return asyncio.run(run())
 
 
 async def partitions_of(log: Log, topic: str | None, partition: int | None = None) -> list[TopicPartition]:
-    """The partitions that a command is about: one, all of a topic, or all there are."""
+    """Return the partitions that a command names: one, all of a topic, or all of the log."""
     from llog.log.catalog import Catalog
 
     catalog = Catalog(log)
     if topic is None:
         if partition is not None:
-            raise InvalidArgument("--partition needs a TOPIC")
+            raise InvalidArgument("--partition needs a TOPIC: name one, or leave --partition out")
         return [TopicPartition(each.name, p) for each in await catalog.topics() for p in range(each.partitions)]
     if partition is not None:
         tp = TopicPartition(topic, partition)
@@ -101,22 +100,23 @@ SIZE = _Unit("size", parse_size)
 
 
 def print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(_whole(value))))
+    click.echo(msgspec.json.format(msgspec.json.encode(_with_defaults(value))))
 
 
-def _whole(value: object) -> object:
-    """With the fields that are at their defaults, which stored records leave out and a reader of JSON would miss."""
+def _with_defaults(value: object) -> object:
+    """Return the value with all fields of its structs, as stored: stored records leave out those at their defaults."""
     if isinstance(value, msgspec.Struct):
-        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {stored: _with_defaults(getattr(value, name)) for stored, name in names}
     if isinstance(value, dict):
-        return {key: _whole(each) for key, each in value.items()}
+        return {key: _with_defaults(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(each) for each in value]
+        return [_with_defaults(each) for each in value]
     return value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """A table on a terminal; in a pipe the same columns, never cut to a width nobody asked for."""
+    """Print a table: folded to the width of a terminal, and at its full width into a pipe or file."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -136,17 +136,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
 
 
 def note(message: str) -> None:
-    """For people: on stderr, so that stdout stays data."""
+    """Print a message to stderr: stdout is for data."""
     click.echo(message, err=True)
 
 
 def note_new_log(settings: Settings) -> None:
-    """Say that opening this log makes it, if it does."""
-    noting_new_log(settings)()
+    """Print a notice if the log does not exist yet."""
+    new_log_notice(settings)()
 
 
-def noting_new_log(settings: Settings) -> Callable[[], None]:
-    """Return what says, later, that this log is new if there is none now."""
+def new_log_notice(settings: Settings) -> Callable[[], None]:
+    """Return a function that prints that the log is new, if it does not exist at the time of this call."""
     from llog.log.opening import log_exists
 
     if log_exists(settings):
@@ -155,7 +155,7 @@ def noting_new_log(settings: Settings) -> Callable[[], None]:
 
 
 def progress(description: str, *, total: int | None = None) -> Progress:
-    """A bar on stderr that only a terminal gets to see; with one task, whose id is 0."""
+    """Return a progress bar with one task, whose id is 0. It appears on stderr if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -175,7 +175,8 @@ def progress(description: str, *, total: int | None = None) -> Progress:
     return bar
 
 
-def shown_time(ms: int | None) -> str:
+def format_time(ms: int | None) -> str:
+    """Return a time in milliseconds as ISO 8601 in UTC; an empty string for 0 and None."""
     if not ms:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")

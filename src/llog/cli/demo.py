@@ -1,4 +1,4 @@
-"""`llog demo`: the whole way of a stream in one go, on a log of its own, with a count at every stage."""
+"""`llog demo`: takes a stream through all stages of the log, with a count at every stage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOURS: Final = 2
 _LATE_SHARE: Final = 0.03
 _LATE_MS_MAX: Final = 8 * 60_000
 _WATERMARK: Final = "30 minutes"
-"""Beyond the latest event by what partitions that are read side by side may be apart: nothing is dropped."""
+"""Longer than any event is late, plus the distance between partitions that are read in parallel: none is dropped."""
 _PRODUCTS: Final = (
     ("espresso machine", 42_900),
     ("grinder", 17_900),
@@ -49,7 +49,7 @@ _PRODUCTS: Final = (
 
 
 _COLUMNS: Final = "{:<7}  {:>11}  {:<15}  {:>7}  {}"
-"""Of fixed widths: a row is shown before the next is known."""
+"""The widths are fixed because a row is printed before the next one is known."""
 _HEADER: Final = _COLUMNS.format("STAGE", "RECORDS", "COUNT", "SECONDS", "WHAT HAPPENED")
 
 
@@ -58,30 +58,33 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     seconds: float
     what: str
-    """What was done, for people."""
+    """A description of what was done, for the table."""
     expected: int | None = None
-    """How many records there must be; None where there is nothing to compare with."""
+    """The number of records that there must be; None if there is nothing to compare with."""
 
     @property
     def agrees(self) -> bool:
         return self.expected is None or self.expected == self.records
 
 
-@click.command(short_help="Produce, consume, aggregate, compact, export and query a stream, end to end.")
-@click.option("--events", type=click.IntRange(min=1000), default=300_000, show_default=True, help="How many events.")
+@click.command(short_help="Take a stream of events through all stages of the log.")
+@click.option(
+    "--events", type=click.IntRange(min=1000), default=300_000, show_default=True, help="The number of events."
+)
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep log, checkpoint and table in this new directory. Default: a temporary one, removed at the end.",
+    help="A new directory to keep log, checkpoint and table in.  [default: a temporary one, removed at the end]",
 )
 def demo(events: int, directory: Path | None) -> None:
-    """Show the log at work on a stream of a shop's events, checking at every stage that no record is lost or doubled.
+    """Take a stream of a shop's events through all stages, checking at each that no record is lost or duplicated.
 
-    Events are produced with keys of uneven weight and some of them late, read by a plain consumer, summed up by minute
-    in a Spark stream whose sums go back into the log exactly once, compacted, exported to an Iceberg table and queried
-    with DuckDB. No server is needed, and no other log is touched. Exit code 1 if a count does not agree.
+    The demo produces events with skewed keys, some of them late, and reads them with a plain consumer. A Spark stream
+    sums them up by minute and writes the sums back into the log exactly once. Then the log is compacted, exported to an
+    Iceberg table and queried with DuckDB. The demo needs no server and touches no other log. Exit code 1 if a count
+    does not agree.
     """
     for module, extra in (("pyspark", "spark"), ("pyiceberg", "lake")):
         if find_spec(module) is None:
@@ -90,32 +93,33 @@ def demo(events: int, directory: Path | None) -> None:
             )
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise InvalidArgument(f"--dir {directory} is not empty: name a new directory")
-    with _place(directory) as root:
+    with _demo_directory(directory) as root:
         began = time.monotonic()
         agrees = _run(root, events)
         seconds = time.monotonic() - began
     if agrees:
         click.echo(f"all counts agree; {seconds:.0f} s in all")
     else:
-        note("llog: counts do not agree: records were lost or doubled, see the table")
+        note("llog: counts do not agree: records were lost or duplicated, see the table")
     if directory is not None:
-        note(f"look around: llog --data-dir {root / 'log'} topics list")
+        note(f"the log is kept, try: llog --data-dir {root / 'log'} topics list")
     if not agrees:
         click.get_current_context().exit(1)
 
 
 @contextmanager
-def _place(directory: Path | None) -> Iterator[Path]:
+def _demo_directory(directory: Path | None) -> Iterator[Path]:
+    """Create the directory, or a temporary one that is removed at the end; yield its absolute path."""
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         yield directory.absolute()
         return
-    with tempfile.TemporaryDirectory(prefix="llog-demo-", ignore_cleanup_errors=True) as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="llog-demo-", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
 
 
 def _run(root: Path, events: int) -> bool:
-    """Shows each stage as it ends. Whether all counts agree."""
+    """Run all stages, print each as it ends, and return whether all counts agree."""
     settings = Settings(data_dir=str(root / "log"))
     stages: list[Stage] = []
 
@@ -143,7 +147,7 @@ def _run(root: Path, events: int) -> bool:
         stage("exporting", lambda: _export(spark, settings, root, events))
     except LlogError:
         raise
-    except Exception as error:  # Spark's own, with the stack traces of two languages
+    except Exception as error:  # an error of Spark, with stack traces in two languages
         raise SparkFailed(f"the demo ended in Spark, after {len(stages)} stages: {in_one_line(error)}") from error
     finally:
         spark.stop()
@@ -167,13 +171,13 @@ def _produce(settings: Settings, events: int) -> Stage:
     random = np.random.default_rng(7)
     now_ms = int(time.time() * 1000)
     begin_ms = (now_ms - _HOURS * 3_600_000) // 60_000 * 60_000
-    taken: list[float] = []
+    latencies: list[float] = []
     size = 0
     began = time.monotonic()
     with LeaderlessLogWriter(settings) as writer:
         writer.create_topic(EVENTS, PARTITIONS)
         for number in range(_APPENDS):
-            first, last = (events * place // _APPENDS for place in (number, number + 1))
+            first, last = (events * part // _APPENDS for part in (number, number + 1))
             by_partition = _events(random, begin_ms, first, last, events)
             size += sum(len(record.payload or b"") for records in by_partition.values() for record in records)
             groups = [
@@ -182,14 +186,15 @@ def _produce(settings: Settings, events: int) -> Stage:
             ]
             appending = time.monotonic()
             writer.append_shared(groups)
-            taken.append(time.monotonic() - appending)
-    what = f"{format_size(size)} of JSON in {len(taken)} appends to {PARTITIONS} partitions, {_quantiles(taken)} each"
+            latencies.append(time.monotonic() - appending)
+    what = f"{format_size(size)} of JSON in {_APPENDS} appends to {PARTITIONS} partitions, {_quantiles(latencies)} each"
     return Stage(name="produce", records=events, seconds=time.monotonic() - began, what=what)
 
 
 def _events(random: np.random.Generator, begin_ms: int, first: int, last: int, events: int) -> dict[int, list[Record]]:
-    """Events `first` to `last` in the order they arrive: a few users do most, and some events arrive minutes after they
-    happened.
+    """Return events `first` to `last` by partition, in the order of their arrival.
+
+    A few users cause most of the events, and some events arrive minutes late.
     """
     import numpy as np
 
@@ -220,41 +225,43 @@ def _consume(settings: Settings, events: int) -> Stage:
     began = time.monotonic()
     ids = bytearray(events)
     records = 0
-    identified = msgspec.json.Decoder(_Identified)
+    decoder = msgspec.json.Decoder(_EventId)
     with LeaderlessLogReader(settings) as reader:
         for partition in range(PARTITIONS):
             for record in reader.iter_from(EVENTS, partition, 1):
-                ids[identified.decode(record.payload or b"").id] = 1
+                ids[decoder.decode(record.payload or b"").id] = 1
                 records += 1
     seconds = time.monotonic() - began
     what = f"{records / seconds:,.0f} records a second, decoded one by one; {sum(ids):,} different ids"
     return Stage(name="consume", records=min(records, sum(ids)), seconds=seconds, what=what, expected=events)
 
 
-class _Identified(msgspec.Struct):
+class _EventId(msgspec.Struct):
     id: int
 
 
 def _ping(settings: Settings) -> Stage:
-    """From the call of an append to its record in a reader's hands, one at a time."""
+    """Measure the time from the call of an append to the end of its record's read, one record at a time."""
     from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
 
     began = time.monotonic()
-    taken, read = [], 0
+    latencies, read = [], 0
     with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
         writer.create_topic(_PINGS)
         for number in range(_PING_COUNT):
             sent = time.monotonic()
             writer.append_shared([SharedAppendGroup(topic=_PINGS, partition=0, payloads=[str(number)])])
             read += reader.read_offset(_PINGS, 0, number + 1).payload == str(number).encode()
-            taken.append(time.monotonic() - sent)
-    what = f"append, fsync and read of a single record: {_quantiles(taken)}"
+            latencies.append(time.monotonic() - sent)
+    what = f"append, fsync and read of a single record: {_quantiles(latencies)}"
     return Stage(name="latency", records=read, seconds=time.monotonic() - began, what=what, expected=_PING_COUNT)
 
 
 def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int, spark_seconds: float) -> Stage:
-    """Every event is in exactly one sum, so the counts of the sums add up to the events: less if one was lost, more if
-    doubled.
+    """Stream the events into sums by minute.
+
+    Every event is in exactly one sum, so the counts of all sums add up to the number of events: they add up to less if
+    an event was lost, and to more if one was duplicated.
     """
     from llog.api.leaderless import LeaderlessLogWriter, SharedAppendGroup
     from llog.model import Record
@@ -263,8 +270,8 @@ def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int,
     with LeaderlessLogWriter(settings) as writer:
         writer.create_topic(_CLOCK)
         _stream(spark, settings, root, events)
-        # Sums are written once the watermark has passed their minute. A record of a later time, in a topic of its own,
-        # closes the last.
+        # A sum is written once the watermark has passed its minute. A record with a later time, in a topic of its own,
+        # completes the last sums.
         tick = Record(payload=None, timestamp=int(time.time() * 1000) + _HOURS * 3_600_000)
         writer.append_shared([SharedAppendGroup(topic=_CLOCK, partition=0, payloads=[tick])])
         _stream(spark, settings, root, events)
@@ -277,7 +284,7 @@ def _aggregate(spark: SparkSession, settings: Settings, root: Path, events: int,
 
 
 def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) -> None:
-    """Works off all there is, in a few batches, and stops; goes on from its checkpoint when run again."""
+    """Process all present events in a few batches and stop; another call continues from the checkpoint."""
     from pyspark.sql import functions as f
 
     from llog.spark.streams import run_stream
@@ -309,7 +316,7 @@ def _stream(spark: SparkSession, settings: Settings, root: Path, events: int) ->
 
 
 def _read_sums(settings: Settings) -> tuple[int, int]:
-    """The events that the sums count, and how many sums there are."""
+    """Return the number of events that the sums count, and the number of sums."""
     from llog.api.leaderless import LeaderlessLogReader
 
     decoder = msgspec.json.Decoder(_Sum)
@@ -327,7 +334,7 @@ class _Sum(msgspec.Struct):
 
 
 def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
-    """Compacts, and then reads everything with its checksums."""
+    """Compact, and then verify every record of the events."""
     from llog.engines.object.verify import verify
     from llog.log.log import Log
     from llog.model import TopicPartition
@@ -337,10 +344,10 @@ def _compact(spark: SparkSession, settings: Settings, events: int) -> Stage:
     began = time.monotonic()
     total = compact_lagging(spark, settings).total
 
-    async def verified(log: Log) -> list[VerifyReport]:
+    async def verify_events(log: Log) -> list[VerifyReport]:
         return [await verify(log, TopicPartition(EVENTS, partition)) for partition in range(PARTITIONS)]
 
-    reports = run(settings, verified)
+    reports = run(settings, verify_events)
     pieces = sum(each.pieces for each in reports)
     readable = sum(each.records for each in reports if each.healthy)
     what = (
@@ -377,7 +384,7 @@ def _query(root: Path, events: int) -> Stage:
             "SELECT product, sum(cents) FROM events WHERE kind = 'order' GROUP BY product ORDER BY 2 DESC LIMIT 1"
         ).fetchone() or ("nothing", 0)
     what = f"DuckDB on the table: {ids:,} different ids, best seller {product} (${cents / 100:,.0f})"
-    # Rows that are doubled must not make up for rows that are lost.
+    # Duplicated rows must not make up for lost ones.
     records = rows if ids == rows else min(ids, rows)
     return Stage(name="query", records=records, seconds=time.monotonic() - began, what=what, expected=events)
 

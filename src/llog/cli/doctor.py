@@ -1,4 +1,4 @@
-"""`llog doctor`: does what the settings name do what llog needs?"""
+"""`llog doctor`: checks that the stores behave as llog needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llog.stores.meta import MetaStore
 
 SCRATCH = "llog-doctor/"
-"""Outside of the log's own names; everything below it is removed at the end."""
+"""A prefix outside of the log's own names. Everything below it is removed at the end."""
 _RIVALS = 8
 _SWAPS = 5
 
@@ -31,28 +31,28 @@ class Finding(NamedTuple):
     ok: bool
     detail: str
     warning: bool = False
-    """It is well, but could promise more."""
+    """Whether the check passed, but the store could promise more."""
 
 
-class _Wrong(Exception):
-    """A store answered, but not what it must."""
+class _WrongAnswer(Exception):
+    """A store answered, but not as it must."""
 
 
-@click.command(short_help="Check that both stores do what llog needs.")
+@click.command(short_help="Check that both stores behave as llog needs.")
 @json_option
 @click.pass_obj
 def doctor(invocation: Invocation, as_json: bool) -> None:
     """Open both stores and try out what llog relies on, with scratch keys and blobs that are removed again.
 
-    Not every store that calls itself compatible is: a blob store that ignores conditions on a put, or a file system
-    without real locks, would lose records. Exit code 1 if a check fails. A warning is about a store that does what llog
-    needs, but is set up to promise less than it could.
+    Not every store that claims to be compatible is: a blob store that ignores the conditions of a put, or a file system
+    without real locks, would lose records. A warning is about a store that does what llog needs, but could promise more
+    with other settings. Exit code 1 if a check fails.
     """
 
-    async def examined(log: Log, settings: Settings) -> tuple[Settings, list[Finding]]:
+    async def examine_stores(log: Log, settings: Settings) -> tuple[Settings, list[Finding]]:
         return settings, await examine(log)
 
-    settings, findings = with_log(invocation, examined, create=True)
+    settings, findings = with_log(invocation, examine_stores, create=True)
     if as_json:
         print_json(
             {"meta": settings.meta, "blobs": settings.blobs, "checks": [finding._asdict() for finding in findings]}
@@ -72,38 +72,38 @@ def _result(finding: Finding) -> str:
 
 
 async def examine(log: Log) -> list[Finding]:
-    """Every check, one after the other; a failed one stops none of the others."""
-    place = SCRATCH + uuid7(log.runtime.now_ms(), log.runtime.random())
+    """Run every check, one after the other, and return their findings; a failed check stops none of the others."""
+    scratch = SCRATCH + uuid7(log.runtime.now_ms(), log.runtime.random())
     checks: list[tuple[str, str, Callable[[], Awaitable[str]]]] = [
-        ("meta", "read back what was put", lambda: _meta_read_back(log.meta, f"{place}/read")),
-        ("meta", "compare and swap", lambda: _meta_swap(log.meta, f"{place}/swap")),
-        ("meta", "one create wins under contention", lambda: _meta_contention(log.meta, f"{place}/race")),
-        ("meta", "floor, ceiling and range", lambda: _meta_order(log.meta, f"{place}/order/")),
-        ("meta", "ordered conditional puts in one call", lambda: _meta_put_many(log.meta, f"{place}/many/")),
-        ("meta", "watch wakes on a change", lambda: _meta_watch(log.meta, f"{place}/watch/")),
-        ("blobs", "read back what was put", lambda: _blobs_read_back(log.blobs, f"{place}/read")),
-        ("blobs", "a second create is refused", lambda: _blobs_create(log.blobs, f"{place}/create")),
-        ("blobs", "one create wins under contention", lambda: _blobs_contention(log.blobs, f"{place}/race")),
-        ("blobs", "ranged reads", lambda: _blobs_ranges(log.blobs, f"{place}/range")),
-        ("blobs", "list right after put", lambda: _blobs_list(log.blobs, f"{place}/list/")),
-        ("blobs", "delete", lambda: _blobs_delete(log.blobs, f"{place}/delete")),
-        ("blobs", "its clock is near ours", lambda: _blobs_clock(log, f"{place}/clock")),
+        ("meta", "read back what was put", lambda: _meta_read_back(log.meta, f"{scratch}/read")),
+        ("meta", "compare and swap", lambda: _meta_swap(log.meta, f"{scratch}/swap")),
+        ("meta", "one create wins under contention", lambda: _meta_contention(log.meta, f"{scratch}/race")),
+        ("meta", "floor, ceiling and range", lambda: _meta_order(log.meta, f"{scratch}/order/")),
+        ("meta", "ordered conditional puts in one call", lambda: _meta_put_many(log.meta, f"{scratch}/many/")),
+        ("meta", "watch wakes on a change", lambda: _meta_watch(log.meta, f"{scratch}/watch/")),
+        ("blobs", "read back what was put", lambda: _blobs_read_back(log.blobs, f"{scratch}/read")),
+        ("blobs", "a second create is refused", lambda: _blobs_create(log.blobs, f"{scratch}/create")),
+        ("blobs", "one create wins under contention", lambda: _blobs_contention(log.blobs, f"{scratch}/race")),
+        ("blobs", "ranged reads", lambda: _blobs_ranges(log.blobs, f"{scratch}/range")),
+        ("blobs", "list right after put", lambda: _blobs_list(log.blobs, f"{scratch}/list/")),
+        ("blobs", "delete", lambda: _blobs_delete(log.blobs, f"{scratch}/delete")),
+        ("blobs", "its clock is near ours", lambda: _blobs_clock(log, f"{scratch}/clock")),
     ]
     findings = []
     try:
         for store, name, check in checks:
             try:
                 findings.append(Finding(store, name, True, await check()))
-            except (_Wrong, LlogError) as error:
+            except (_WrongAnswer, LlogError) as error:
                 findings.append(Finding(store, name, False, f"{error}"))
-        findings += await _server_of(log)
+        findings += await _diagnose_server(log)
     finally:
-        await _clean_up(log, place + "/")
+        await _clean_up(log, scratch + "/")
     return findings
 
 
-async def _server_of(log: Log) -> list[Finding]:
-    """What the metadata store says about itself."""
+async def _diagnose_server(log: Log) -> list[Finding]:
+    """Return what the metadata store reports about its server."""
     from llog.stores.diagnosis import diagnose
 
     try:
@@ -116,14 +116,14 @@ async def _server_of(log: Log) -> list[Finding]:
 
 
 async def _clean_up(log: Log, prefix: str) -> None:
-    from llog.stores.meta import after
+    from llog.stores.meta import prefix_end
 
     try:
-        await log.meta.delete_range(prefix, after(prefix))
+        await log.meta.delete_range(prefix, prefix_end(prefix))
         async for page in log.blobs.list(prefix):
             await log.blobs.delete_many([blob.name for blob in page])
     except LlogError:
-        pass  # the checks have told what is wrong
+        pass  # the checks have reported what is wrong
 
 
 async def _meta_read_back(meta: MetaStore, key: str) -> str:
@@ -144,7 +144,7 @@ async def _meta_swap(meta: MetaStore, key: str) -> str:
         await meta.put(key, b"3", expected=old)
     except VersionMismatch:
         return f"{sorted(times)[_SWAPS // 2] * 1000:.1f} ms"
-    raise _Wrong("a put with an old version was accepted: appends would overwrite one another")
+    raise _WrongAnswer("a put with an old version was accepted: appends would overwrite one another")
 
 
 async def _meta_contention(meta: MetaStore, key: str) -> str:
@@ -159,13 +159,13 @@ async def _meta_contention(meta: MetaStore, key: str) -> str:
 
     won = [rival for rival, created in enumerate(await asyncio.gather(*map(create, range(_RIVALS)))) if created]
     found = await meta.get(key)
-    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals were told that they had created it")
-    _expect(found is not None and found.value == str(won[0]).encode(), "another one's value is there than the winner's")
+    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals created the same key")
+    _expect(found is not None and found.value == str(won[0]).encode(), "the stored value is not the winner's")
     return f"{_RIVALS} rivals"
 
 
 async def _meta_order(meta: MetaStore, prefix: str) -> str:
-    from llog.stores.meta import after
+    from llog.stores.meta import prefix_end
 
     keys = [f"{prefix}{number:020}" for number in (5, 10, 200)]
     for key in keys:
@@ -173,7 +173,7 @@ async def _meta_order(meta: MetaStore, prefix: str) -> str:
     floor, ceiling = await meta.floor(f"{prefix}{9:020}"), await meta.ceiling(f"{prefix}{11:020}")
     _expect(floor is not None and floor.key == keys[0], "floor found another key")
     _expect(ceiling is not None and ceiling.key == keys[2], "ceiling found another key")
-    _expect(await meta.keys(prefix, after(prefix), 10) == keys, "the range is not in order, or not whole")
+    _expect(await meta.keys(prefix, prefix_end(prefix), 10) == keys, "the range is not in order, or not complete")
     return ""
 
 
@@ -196,7 +196,7 @@ async def _meta_watch(meta: MetaStore, prefix: str) -> str:
         async with asyncio.timeout(10):
             await anext(changes)
     except TimeoutError:
-        raise _Wrong("a change was not noticed within 10 s: followers would hang") from None
+        raise _WrongAnswer("a change was not reported within 10 s: followers would hang") from None
     return ""
 
 
@@ -212,7 +212,7 @@ async def _blobs_create(blobs: BlobStore, name: str) -> str:
         await blobs.put(name, [b"second"])
     except BlobExists:
         return ""
-    raise _Wrong("a blob was replaced: this store ignores If-None-Match")
+    raise _WrongAnswer("a blob was replaced: this store ignores If-None-Match")
 
 
 async def _blobs_contention(blobs: BlobStore, name: str) -> str:
@@ -224,8 +224,8 @@ async def _blobs_contention(blobs: BlobStore, name: str) -> str:
         return True
 
     won = [rival for rival, created in enumerate(await asyncio.gather(*map(create, range(_RIVALS)))) if created]
-    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals were told that they had created it")
-    _expect(bytes(await blobs.get(name)) == str(won[0]).encode(), "another one's bytes are there than the winner's")
+    _expect(len(won) == 1, f"{len(won)} of {_RIVALS} rivals created the same blob")
+    _expect(bytes(await blobs.get(name)) == str(won[0]).encode(), "the stored bytes are not the winner's")
     return f"{_RIVALS} rivals"
 
 
@@ -255,7 +255,7 @@ async def _blobs_delete(blobs: BlobStore, name: str) -> str:
         await blobs.get(name)
     except BlobNotFound:
         return ""
-    raise _Wrong("a deleted blob can still be read")
+    raise _WrongAnswer("a deleted blob can still be read")
 
 
 async def _blobs_clock(log: Log, name: str) -> str:
@@ -272,4 +272,4 @@ async def _blobs_clock(log: Log, name: str) -> str:
 
 def _expect(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise _Wrong(otherwise)
+        raise _WrongAnswer(otherwise)

@@ -1,4 +1,4 @@
-"""`llog inspect`: what is stored for a partition, or in a blob, as it is."""
+"""`llog inspect`: shows how partitions and blobs are stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llog.base.units import format_size
-from llog.cli.common import Invocation, json_option, partitions_of, print_json, print_table, shown_time, with_log
+from llog.cli.common import Invocation, format_time, json_option, partitions_of, print_json, print_table, with_log
 from llog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from llog.log.log import Log
 
 
-@click.command(short_help="Show control record, compaction and index entries of partitions, or a blob.")
+@click.command(short_help="Show how partitions or a blob are stored.")
 @click.argument("topic", required=False)
-@click.option("--partition", type=int, help="Only this partition. Default: all of them.")
+@click.option("--partition", type=int, help="The partition to show.  [default: all of them]")
 @click.option(
     "--from-offset",
     type=int,
     default=0,
-    help="Show index entries, frames or records from the one that covers this offset on.",
+    help="Show index entries, frames or records from this offset on.",
 )
 @click.option(
     "--entries",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="At most so many index entries, frames or records each.",
+    help="The most index entries, frames or records to show of each partition.",
 )
-@click.option("--blob", metavar="NAME", help="Show what this blob says about itself instead.")
+@click.option("--blob", metavar="NAME", help="Show the header of this blob instead of a topic.")
 @json_option
 @click.pass_obj
 def inspect(
@@ -47,8 +47,10 @@ def inspect(
     blob: str | None,
     as_json: bool,
 ) -> None:
-    """Show how the partitions of TOPIC are stored: control record, pending append, compaction, index entries; of a disk
-    topic, its segment files and the frames in them; in RocksDB, the counter and the records.
+    """Show how the partitions of TOPIC are stored.
+
+    For an object topic, this shows the control record, pending append, compaction and index entries; for a disk topic,
+    the segment files and their frames; for a rocksdb topic, the next offset and the records.
 
     \b
       llog inspect orders --partition 0 --from-offset 1000
@@ -57,10 +59,10 @@ def inspect(
     if (topic is None) == (blob is None):
         raise InvalidArgument("name either a TOPIC or a --blob")
     if blob is not None:
-        print_json(with_log(invocation, lambda log, _: _blob(log, blob)))
+        print_json(with_log(invocation, lambda log, _: _describe_blob(log, blob)))
         return
 
-    async def described(log: Log, _: Settings) -> list[Description]:
+    async def describe_partitions(log: Log, _: Settings) -> list[Description]:
         from llog.log.catalog import Catalog
         from llog.log.engine import engine_of
 
@@ -69,11 +71,11 @@ def inspect(
         tps = await partitions_of(log, topic, partition)
         return [await engine.describe(log, tp, entries, from_offset=from_offset) for tp in tps]
 
-    found = with_log(invocation, described, reads_only=True)
+    descriptions = with_log(invocation, describe_partitions, reads_only=True)
     if as_json:
-        print_json(found)
+        print_json(descriptions)
         return
-    for number, each in enumerate(found):
+    for number, each in enumerate(descriptions):
         if number:
             click.echo()
         _show(each)
@@ -93,7 +95,7 @@ def _show(description: Description) -> None:
             _show_rocks(description)
 
 
-async def _blob(log: Log, name: str) -> BlobDescription:
+async def _describe_blob(log: Log, name: str) -> BlobDescription:
     from llog.engines.object.description import describe_blob
 
     return await describe_blob(log, log.blob_name(name))
@@ -102,11 +104,11 @@ async def _blob(log: Log, name: str) -> BlobDescription:
 def _show_object(partition: PartitionDescription) -> None:
     control = partition.control
     click.echo(f"{partition.topic}/{partition.partition}: {control.log_state}, in directory {partition.directory}")
-    click.echo(f"  offsets     {control.log_start_offset} up to, without, {control.sequence_counter}")
-    click.echo(f"  newest      {shown_time(control.max_timestamp_ms) or 'none'}")
+    click.echo(f"  offsets     log start {control.log_start_offset}, next offset {control.next_offset}")
+    click.echo(f"  newest      {format_time(control.max_timestamp_ms) or 'none'}")
     if control.pending is not None:
         click.echo(f"  pending     offsets {control.pending.start_offset} to {control.pending.end_offset}")
-    click.echo(f"  compacted   up to, without, offset {partition.cursor}")
+    click.echo(f"  compacted   below offset {partition.cursor}")
     if partition.compaction is not None:
         run = partition.compaction
         click.echo(f"  compaction  {run.state}, offsets {run.start_offset} to {run.end_offset}, blob {run.blob}")
@@ -123,7 +125,7 @@ def _show_object(partition: PartitionDescription) -> None:
                 each.entry.kind,
                 format_size(each.entry.byte_length),
                 each.entry.encoding,
-                shown_time(each.entry.append_ms),
+                format_time(each.entry.append_ms),
                 each.entry.data_uri,
             ]
             for each in partition.entries
@@ -135,7 +137,7 @@ def _show_object(partition: PartitionDescription) -> None:
 
 def _show_disk(partition: DiskDescription) -> None:
     click.echo(f"{partition.topic}/{partition.partition}: on disk, in directory {partition.directory}")
-    click.echo(f"  offsets     {partition.log_start_offset} up to, without, {partition.next_offset}")
+    click.echo(f"  offsets     log start {partition.log_start_offset}, next offset {partition.next_offset}")
     if partition.owner is not None:
         click.echo(f"  last owner  process {partition.owner.pid} ({partition.owner.command})")
     if partition.segments:
@@ -160,7 +162,7 @@ def _show_disk(partition: DiskDescription) -> None:
                 each.end_offset,
                 each.records,
                 format_size(each.length),
-                shown_time(each.append_ms),
+                format_time(each.append_ms),
                 each.producer or "",
                 each.position,
                 each.problem or "",
@@ -175,8 +177,8 @@ def _show_disk(partition: DiskDescription) -> None:
 def _show_rocks(partition: RocksDescription) -> None:
     state = partition.state
     click.echo(f"{partition.topic}/{partition.partition}: in the RocksDB in {partition.directory}")
-    click.echo(f"  offsets     {state.log_start_offset} up to, without, {state.next_offset}")
-    click.echo(f"  newest      {shown_time(state.timestamp_ms) or 'none'}")
+    click.echo(f"  offsets     log start {state.log_start_offset}, next offset {state.next_offset}")
+    click.echo(f"  newest      {format_time(state.timestamp_ms) or 'none'}")
     if state.has_gaps:
         click.echo(f"  compacted   by key, up to offset {state.compacted_through}")
     if state.producers:
@@ -184,7 +186,7 @@ def _show_rocks(partition: RocksDescription) -> None:
     if partition.records:
         columns = ["OFFSET", "BYTES", "TIMESTAMP", "APPENDED"]
         rows = [
-            [each.offset, format_size(each.bytes), shown_time(each.timestamp_ms), shown_time(each.append_ms)]
+            [each.offset, format_size(each.bytes), format_time(each.timestamp_ms), format_time(each.append_ms)]
             for each in partition.records
         ]
         print_table(columns, rows, numbers=columns[:2])

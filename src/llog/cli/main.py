@@ -1,6 +1,6 @@
-"""The command `llog`: top-level options, and what failures look like from outside.
+"""The command `llog`: its top-level options, and how errors become one line and an exit code.
 
-A new command is one line in `COMMANDS`; its module is imported when it is used or listed.
+A new command is one line in `COMMANDS`; its module is imported when the command is used or listed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXIT_BROKEN_PIPE: Final = 141
 
 
 class Commands(click.Group):
-    """Loads commands when they are needed, and turns what they raise into one line and an exit code."""
+    """The group of all commands: it imports a command on first use, and reports its errors in one line each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -67,7 +67,7 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has enough. The interpreter flushes stdout once more at its end: into nowhere.
+            # The reader of the output has closed it. The interpreter flushes stdout once more when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
@@ -81,36 +81,38 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="leaderless-log", prog_name="llog")
-@click.option("--data-dir", metavar="DIR", help="Directory of a local log (LLOG_DATA_DIR; default ./llog-data).")
+@click.option("--data-dir", metavar="DIR", help="The directory of a local log (LLOG_DATA_DIR).  [default: ./llog-data]")
 @click.option(
     "--meta",
     metavar="URL",
-    help="Metadata store: sqlite:///path, postgresql://user@host/database or oxia://host:port/namespace (LLOG_META).",
+    help="The metadata store, e.g. sqlite:///path, postgresql://user@host/database or oxia://host:port/namespace "
+    "(LLOG_META).",
 )
 @click.option(
-    "--blobs", metavar="URL", help="Blob store, e.g. s3://bucket/prefix or file:///var/llog/blobs (LLOG_BLOBS)."
+    "--blobs", metavar="URL", help="The blob store, e.g. s3://bucket/prefix or file:///var/llog/blobs (LLOG_BLOBS)."
 )
 @click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="TOML file with settings (LLOG_CONFIG; default ./llog.toml if there is one).",
+    help="A TOML file with settings (LLOG_CONFIG).  [default: ./llog.toml, if it exists]",
 )
 @click.pass_context
 def main(ctx: click.Context, data_dir: str | None, meta: str | None, blobs: str | None, config: Path | None) -> None:
     """A diskless, leaderless event log.
 
-    Record bytes live in object storage, their order in a small key-value store. Without any settings the log is in
-    ./llog-data: a SQLite file and a directory of blobs. Options go before the environment (LLOG_…), that before the
-    TOML file.
+    Record bytes live in object storage, their order in a small key-value store. Without any settings, the log is in
+    ./llog-data: a SQLite file and a directory of blobs. Options take precedence over the environment (LLOG_…), and the
+    environment over the TOML file.
 
     \b
+      llog up
       llog topics create orders --partitions 3
       printf 'k1:first\\nk2:second\\n' | llog produce orders --key-separator :
       llog consume orders --format json
 
-    Exit codes: 0 done; 1 something failed or damage was found; 2 bad input or configuration; 3 `verify` or
-    `check-history` found nothing wrong, but could not check all; 130 interrupted.
+    Exit codes: 0 success; 1 something failed, or damage was found; 2 bad input or configuration; 3 `verify` or
+    `check-history` found nothing wrong but could not check everything; 130 interrupted.
     """
     ctx.obj = Invocation({"data_dir": data_dir, "meta": meta, "blobs": blobs}, config)
 

@@ -1,4 +1,4 @@
-"""`llog produce`: lines into a topic."""
+"""`llog produce`: appends lines to a topic."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ import click
 
 from llog.base.units import format_size
 from llog.cli.common import Invocation, note, progress, with_log
-from llog.errors import InvalidArgument, LlogError, RecordTooLarge, TopicExists, TopicNotFound
+from llog.errors import InvalidArgument, LlogError, RecordTooLarge
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.port import Group
+    from llog.log.engine import AppendGroup
     from llog.log.log import Log
     from llog.log.records import Topic
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_AHEAD = 8
-_ROOM_SECONDS = 0.2
+_ROOM_CHECK_SECONDS = 0.2
 _LINE_BYTES_MAX = 64 << 20
 
 
-@click.command(short_help="Append lines from stdin or files to a topic.")
+@click.command(short_help="Append lines of stdin or files to a topic.")
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--key-separator", metavar="TEXT", help="Each line is a key, this, and a value. Without it, lines have no key."
+    "--key-separator",
+    metavar="TEXT",
+    help="The text between key and value in each line. Without it, the lines are values without keys.",
 )
-@click.option("--partition", type=int, help="Append to this partition instead of choosing one by key or in turn.")
+@click.option("--partition", type=int, help="The partition to append to.  [default: by key, or in turn]")
 @click.option(
-    "--partitions", type=int, default=1, show_default=True, help="If the topic is new: with so many partitions."
+    "--partitions", type=int, default=1, show_default=True, help="The number of partitions if the topic is new."
 )
 @click.pass_obj
 def produce(
@@ -47,10 +49,11 @@ def produce(
     partition: int | None,
     partitions: int,
 ) -> None:
-    """Append every line of FILES, or of standard input, to TOPIC, which is created if need be.
+    """Append every line of FILES, or of standard input, to TOPIC, which is created if it does not exist.
 
-    Lines of one partition keep their order. They are appended in batches: when LLOG_BATCH_MAX_BYTES wait, or when the
-    first has waited LLOG_BATCH_MAX_DELAY_MS. The summary on stderr counts what is durable; after a failure, too.
+    Lines of one partition keep their order. They are appended in batches: as soon as LLOG_BATCH_MAX_BYTES wait, or the
+    first line has waited for LLOG_BATCH_MAX_DELAY_MS. The summary on stderr counts the durable records, also after a
+    failure.
 
     \b
       llog produce logs /var/log/*.log
@@ -59,36 +62,25 @@ def produce(
     if key_separator == "":
         raise InvalidArgument("--key-separator is empty: name the text between key and value")
 
-    async def produced(log: Log, settings: Settings) -> None:
-        found = await _topic(log, topic, partitions)
+    from llog.log.catalog import Catalog
+
+    async def append_lines(log: Log, settings: Settings) -> None:
+        found = await Catalog(log).get_or_create(topic, partitions)
         separator = None if key_separator is None else key_separator.encode()
         await _append(log, settings, _Router(found, separator, partition), files)
 
-    with_log(invocation, produced, create=True)
+    with_log(invocation, append_lines, create=True)
 
 
 class _Totals:
     records = 0
     bytes = 0
-    blobs = 0
-
-
-async def _topic(log: Log, name: str, partitions: int) -> Topic:
-    from llog.log.catalog import Catalog
-
-    catalog = Catalog(log)
-    try:
-        return await catalog.get(name)
-    except TopicNotFound:
-        try:
-            return await catalog.create(name, partitions)
-        except TopicExists:
-            return await catalog.get(name)
+    appends = 0
 
 
 async def _append(log: Log, settings: Settings, router: _Router, files: Sequence[Path]) -> None:
-    from llog.engines.port import AppendResult
     from llog.engines.routing import EngineAppender
+    from llog.log.engine import AppendResult
     from llog.log.opening import writer_options
 
     appender = EngineAppender(log, writer_options(settings))
@@ -104,16 +96,16 @@ async def _append(log: Log, settings: Settings, router: _Router, files: Sequence
                 if failed is not None:
                     raise failed
                 totals.bytes += sum(map(len, lines))
-                totals.blobs += 1
+                totals.appends += 1
                 bar.update(bar.task_ids[0], completed=totals.records)
         finally:
             bar.stop()
             size = format_size(totals.bytes)
-            note(f"appended {totals.records} records ({size}) to {router.topic.name} in {totals.blobs} appends")
+            note(f"appended {totals.records} records ({size}) to {router.topic.name} in {totals.appends} appends")
 
 
 class _Router:
-    """Gives every line its partition: the one asked for, by its key, or in turn from batch to batch."""
+    """Gives every line its partition: the one that was named, else one by its key, else one in turn for each batch."""
 
     def __init__(self, topic: Topic, separator: bytes | None, partition: int | None) -> None:
         self.topic = topic
@@ -121,30 +113,30 @@ class _Router:
         self._partition = partition
         self._turn = 0
 
-    def groups(self, lines: Sequence[bytes]) -> list[Group]:
+    def groups(self, lines: Sequence[bytes]) -> list[AppendGroup]:
         import pyarrow as pa
 
         from llog.batch.columns import Columns
         from llog.batch.partitioning import partitions_for_keys
-        from llog.engines.port import Group
+        from llog.log.engine import AppendGroup
 
         if self._separator is None:
             chosen = self._turn % self.topic.partitions if self._partition is None else self._partition
             self._turn += 1
             columns = Columns(pa.array(lines, pa.binary()), None, None, None, ())
-            return [Group(topic=self.topic.name, partition=chosen, records=columns)]
+            return [AppendGroup(topic=self.topic.name, partition=chosen, records=columns)]
         pairs = [self._split(line) for line in lines]
         keys = pa.array([key for key, _ in pairs], pa.binary())
         values = pa.array([value for _, value in pairs], pa.binary())
         if self._partition is not None:
             columns = Columns(values, keys, None, None, ())
-            return [Group(topic=self.topic.name, partition=self._partition, records=columns)]
+            return [AppendGroup(topic=self.topic.name, partition=self._partition, records=columns)]
         partitions = partitions_for_keys(keys, self.topic.partitions)
         groups = []
         for partition in sorted(set(partitions.tolist())):
             mine = pa.array((partitions == partition).nonzero()[0])
             columns = Columns(values.take(mine), keys.take(mine), None, None, ())
-            groups.append(Group(topic=self.topic.name, partition=partition, records=columns))
+            groups.append(AppendGroup(topic=self.topic.name, partition=partition, records=columns))
         return groups
 
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
@@ -152,13 +144,14 @@ class _Router:
         key, separator, value = line.partition(self._separator)
         if not separator:
             raise InvalidArgument(
-                f"the line {line[:60].decode(errors='replace')!r} has no key: {self._separator.decode()!r} is not in it"
+                f"the line {line[:60].decode(errors='replace')!r} has no key: {self._separator.decode()!r} is not in "
+                "it. Correct the line, or --key-separator"
             )
         return key, value
 
 
 async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterator[list[bytes]]:
-    """Lines, without their ends, in batches that are full or have waited long enough."""
+    """Yield lines, without their ends, in batches that are full or have waited long enough."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD)
@@ -169,13 +162,13 @@ async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterat
             for chunk in _chunks(files):
                 if not hand_over(chunk):
                     return
-        except BaseException as error:  # told to the consumer below
+        except BaseException as error:  # raised again by the consumer below
             end = error
         hand_over(end)
 
     def hand_over(item: bytes | BaseException | None) -> bool:
-        """Whether anybody still wants it: after Ctrl-C the loop is closed, or closes while this waits for room."""
-        while not room.acquire(timeout=_ROOM_SECONDS):
+        """Return whether the loop took the item: after Ctrl-C it is closed, or closes while this waits for room."""
+        while not room.acquire(timeout=_ROOM_CHECK_SECONDS):
             if loop.is_closed():
                 return False
         try:
@@ -184,7 +177,7 @@ async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterat
             return False
         return True
 
-    # A daemon, for nothing can interrupt a read from a terminal or a pipe.
+    # A daemon, because nothing can interrupt a read from a terminal or a pipe.
     threading.Thread(target=read, name="llog-produce", daemon=True).start()
     lines: list[bytes] = []
     size, rest = 0, b""
@@ -204,8 +197,8 @@ async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterat
             break
         if len(rest) > _LINE_BYTES_MAX:
             raise RecordTooLarge(f"a line is longer than {format_size(_LINE_BYTES_MAX)}: is the input made of lines?")
-        *whole, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-        lines += whole
+        *complete, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+        lines += complete
         size += len(chunk)
         if lines and size >= settings.batch_max_bytes:
             yield lines
@@ -219,7 +212,7 @@ async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterat
 
 
 def _chunks(files: Sequence[Path]) -> Iterator[bytes]:
-    """What can be read, as it comes. A file ends its last line even if it has no line end."""
+    """Yield the input as it arrives. The end of a file also ends its last line."""
     if not files:
         with _standard_input() as stream:
             yield from iter(lambda: stream.read(_CHUNK_BYTES), b"")
@@ -233,7 +226,7 @@ def _chunks(files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _standard_input() -> IO[bytes]:
-    """Unbuffered: a read gives what there is, and holds no lock that the interpreter would want at its end."""
+    """Return stdin unbuffered: a read returns what is available, without a lock that the interpreter's exit needs."""
     try:
         return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     except io.UnsupportedOperation:

@@ -1,4 +1,4 @@
-"""`llog serve`: the HTTP broker, and nothing beside it."""
+"""`llog serve`: a broker without the upkeep of object topics."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TypeVar
 import click
 import msgspec
 
-from llog.cli.common import Invocation, note, noting_new_log
+from llog.cli.common import Invocation, new_log_notice, note
 from llog.config import Settings
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def listen_options(command: F) -> F:
-    """`--host`, `--port` and `--role`."""
-    host = click.option("--host", help="Address to listen on (LLOG_BROKER_BIND_HOST; default 127.0.0.1).")
+    """Add the options `--host`, `--port` and `--role`."""
+    host = click.option("--host", help="The address to listen on (LLOG_BROKER_BIND_HOST).  [default: 127.0.0.1]")
     port = click.option(
-        "--port", type=int, help="Port to listen on; 0 takes a free one (LLOG_BROKER_PORT; default 8080)."
+        "--port", type=int, help="The port to listen on; 0 takes a free one (LLOG_BROKER_PORT).  [default: 8080]"
     )
     role = click.option(
         "--role",
         type=click.Choice(["both", "write", "read", "all"]),
-        help="What to answer: write produces and makes topics, read consumes, both (or all) does everything "
-        "(LLOG_ROLE; default both).",
+        help="Which requests to answer: write appends and creates topics, read consumes, both (or all) does "
+        "everything (LLOG_ROLE).  [default: both]",
     )
     return host(port(role(command)))
 
@@ -44,9 +44,8 @@ def warn_if_open(settings: Settings) -> None:
 
     if is_open_to_others(settings.broker_bind_host):
         note(
-            f"llog: {settings.broker_bind_host} is not only this machine: whoever reaches the port can read, write "
-            "and delete "
-            "everything"
+            f"llog: {settings.broker_bind_host} is reachable from other machines: anyone who reaches the port can "
+            "read, write and delete everything"
         )
 
 
@@ -54,26 +53,28 @@ def warn_if_open(settings: Settings) -> None:
 @listen_options
 @click.pass_obj
 def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> None:
-    """Serve produce, consume, topics, groups and SQL over HTTP, until it is interrupted or terminated.
+    """Serve the log over HTTP until the process is interrupted or terminated.
 
-    It finishes what it has accepted, then ends with exit code 0. Any number of brokers may serve one log. Topics on disk and in
-    RocksDB that it owns it keeps up itself; compaction, retention and collection of all others are not its business: `llog up` runs them
-    beside a broker, `llog pipeline run` anywhere.
+    The broker serves appends, reads, topics, consumer groups and SQL. Before it ends, it finishes the requests that it
+    has accepted; its exit code is 0. Any number of brokers may serve one log.
 
-    Brokers of one machine that write and that read may be processes of their own (--role): with LLOG_TAIL_CACHE_DIR, readers get what
-    was just written from there.
+    The broker applies retention and key compaction to the disk and rocksdb topics that it owns. It does not compact,
+    retain or collect object topics: `llog up` does so beside a broker, `llog pipeline run` anywhere.
+
+    Writing and reading can be split between processes (--role). With LLOG_TAIL_CACHE_DIR, readers on the same machine
+    get recent records from there.
 
     \b
       llog serve --port 8080
       curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
         -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
-    """  # noqa: E501
+    """
     from llog.broker.maintenance import Maintenance
     from llog.broker.server import run
 
     settings = listen_settings(invocation, host, port, role)
     warn_if_open(settings)
-    note_new_log = noting_new_log(settings)
+    note_new_log = new_log_notice(settings)
 
     def ready(address: str) -> None:
         note_new_log()

@@ -1,4 +1,4 @@
-"""`llog simulate`: the shipped code under virtual time and faults, one seed after the other."""
+"""`llog simulate`: runs the shipped code under virtual time and faults, one seed after the other."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ _SEEDS = 20
 _COUNTED = ("operations", "crashes", "stalls", "lost answers")
 
 
-@click.command()
+@click.command(short_help="Search for schedules that break the log.")
 @click.option(
-    "--seeds", type=click.IntRange(1), help=f"Number of seeds to run. [default: {_SEEDS}; with --mutate: {SEEDS_MAX}]"
+    "--seeds",
+    type=click.IntRange(1),
+    help=f"The number of seeds to run.  [default: {_SEEDS}; with --mutate: {SEEDS_MAX}; with --seed: 1]",
 )
-@click.option("--seed", type=click.IntRange(0), help="Run this seed, and those after it if --seeds is given, too.")
+@click.option("--seed", type=click.IntRange(0), help="The first seed to run.  [default: 0]")
 @click.option("--twice", is_flag=True, help="Run every seed twice and compare the traces.")
-@click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Steps under faults per seed.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=STEPS,
+    show_default=True,
+    help="The steps with faults per seed.",
+)
 @click.option("--seconds", type=click.FloatRange(0), help="Begin no further seed after this many seconds.")
 @click.option("--mutate", metavar="NAME", help="Break the code in a known way, and show how the simulation finds it.")
 @click.option("--mutations", is_flag=True, help="List the names that --mutate takes, and exit.")
@@ -38,10 +46,14 @@ def simulate(
 
     Writers, readers, compactors, retention, collectors, an exactly-once sink, members of consumer groups and the relay
     of an outbox run in virtual time on simulated stores that delay, fail, fill up and lose answers, while processes
-    crash, stall and come back, and clocks jump. A history checker sees every change. The same seed gives the same run.
-    Exit code 1 if an invariant broke, or a seed gave two traces.
+    crash, stall and come back, and clocks jump. A history checker sees every change. A seed always gives the same run.
+    Exit code 1 if an invariant broke, or if two runs of a seed differ.
 
     With --mutate, the run ends at the first seed that finds the mutation; exit code 1 if none does.
+
+    \b
+      llog simulate --seed 7
+      llog simulate --mutations
     """
     from llog.sim.mutations import MUTATIONS, mutated
 
@@ -69,7 +81,7 @@ def simulate(
 
 
 class _Search:
-    """Runs seeds one after the other, and shows those that broke an invariant; with a mutation, until one does."""
+    """Runs seeds one after the other and prints those that break an invariant; a mutation ends with the first."""
 
     def __init__(self, mutate: str | None, *, first: int, steps: int, twice: bool, seconds: float | None) -> None:
         self.first = first

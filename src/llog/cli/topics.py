@@ -1,4 +1,4 @@
-"""`llog topics`: the catalog."""
+"""`llog topics`: the topics of the log and their options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llog.base.units import format_duration_ms, format_size
-from llog.cli.common import DURATION, SIZE, Invocation, json_option, print_json, print_table, shown_time, with_log
+from llog.cli.common import DURATION, SIZE, Invocation, format_time, json_option, print_json, print_table, with_log
 from llog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from llog.log.records import Topic
 
 _retention = click.option(
-    "--retention", type=DURATION, help="Keep records so long, e.g. 7d. Applied by `llog retain`. Default: for ever."
+    "--retention",
+    type=DURATION,
+    help="How long to keep records, e.g. 7d; `llog up` and `llog retain` apply it.  [default: for ever]",
 )
 _retention_bytes = click.option(
-    "--retention-bytes", type=SIZE, help="Keep so much of each partition, e.g. 10GiB. Default: all of it."
+    "--retention-bytes", type=SIZE, help="How much of each partition to keep, e.g. 10GiB.  [default: everything]"
 )
 
 
@@ -28,14 +30,18 @@ _retention_bytes = click.option(
 def topics() -> None:
     """Create, list, describe, change and delete topics.
 
-    A topic has one or more partitions. Each is an ordered log of its own, whose offsets are dense and start at 1.
+    A topic has one or more partitions. Each partition is an ordered log of its own, whose offsets start at 1.
     """
 
 
-@topics.command()
+@topics.command(short_help="Create a topic.")
 @click.argument("name")
 @click.option(
-    "--partitions", type=int, default=1, show_default=True, help="How many; can be raised later, not lowered."
+    "--partitions",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The number of partitions. It can be raised later, but not lowered.",
 )
 @_retention
 @_retention_bytes
@@ -44,29 +50,30 @@ def topics() -> None:
     type=click.Choice(["create", "append"]),
     default="create",
     show_default=True,
-    help="Whether retention and lookups by time go by the producer's time or by the time of the append.",
+    help="The timestamp that retention and lookups by time use: the producer's (create), or the time of the append.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["object", "disk", "rocksdb"]),
     default="object",
     show_default=True,
-    help="object: blobs and metadata, any number of writers. disk: segment files on this machine, one writing "
-    "process at a time. "
-    "rocksdb: with the tables of SQL, on this machine, one process at a time.",
+    help="Where the topic is stored. object: in the blob store, with any number of writers. disk: in segment files on "
+    "this machine, with one writing process at a time. rocksdb: beside the tables of SQL on this machine, with one "
+    "process at a time.",
 )
 @click.option(
     "--cleanup",
     type=click.Choice(["delete", "compact"]),
     default="delete",
     show_default=True,
-    help="compact (disk and rocksdb): keep the newest record of each key, and drop the older ones.",
+    help="delete: retention removes old records. compact (disk and rocksdb): key compaction also removes all but the "
+    "newest record of each key.",
 )
 @click.option(
     "--delete-retention",
     type=DURATION,
-    help="With --cleanup compact: keep deletions (records without a value, events of deleted rows) so long. "
-    "Default: 24h.",
+    help="With --cleanup compact, how long to keep deletions: records without a value, and events of deleted rows.  "
+    "[default: 24h]",
 )
 @click.pass_obj
 def create(
@@ -91,9 +98,9 @@ def create(
     from llog.model import TimestampType
 
     if delete_retention is not None and cleanup != Cleanup.COMPACT:
-        raise InvalidArgument("--delete-retention goes with --cleanup compact")
+        raise InvalidArgument("--delete-retention needs --cleanup compact: add it, or leave --delete-retention out")
 
-    async def made(log: Log, _: Settings) -> Topic:
+    async def create_topic(log: Log, _: Settings) -> Topic:
         return await Catalog(log).create(
             name,
             partitions,
@@ -105,23 +112,24 @@ def create(
             delete_retention_ms=DELETE_RETENTION_MS if delete_retention is None else delete_retention,
         )
 
-    topic = with_log(invocation, made, create=True)
-    click.echo(f"created topic {topic.name} with {_partitions(topic.partitions)}")
+    topic = with_log(invocation, create_topic, create=True)
+    click.echo(f"created topic {topic.name} with {_partition_count(topic.partitions)}")
 
 
 @topics.command("list")
 @json_option
 @click.pass_obj
 def list_topics(invocation: Invocation, as_json: bool) -> None:
-    """List all topics."""
+    """List all topics and their options."""
     from llog.log.catalog import Catalog
+    from llog.log.records import topic_fields
 
-    async def found(log: Log, _: Settings) -> list[Topic]:
+    async def read_topics(log: Log, _: Settings) -> list[Topic]:
         return await Catalog(log).topics()
 
-    every = with_log(invocation, found, reads_only=True)
+    found = with_log(invocation, read_topics, reads_only=True)
     if as_json:
-        print_json([_as_dict(topic) for topic in every])
+        print_json([topic_fields(topic) for topic in found])
         return
     print_table(
         ["TOPIC", "PARTITIONS", "ENGINE", "RETENTION", "RETENTION BYTES", "TIMESTAMPS", "CREATED"],
@@ -130,43 +138,45 @@ def list_topics(invocation: Invocation, as_json: bool) -> None:
                 topic.name,
                 topic.partitions,
                 _engine(topic),
-                _for_ever(topic.retention_ms),
-                _all(topic.retention_bytes),
+                _retention_time(topic),
+                _retention_size(topic),
                 topic.timestamp_type,
-                shown_time(topic.created_ms),
+                format_time(topic.created_ms),
             ]
-            for topic in every
+            for topic in found
         ],
         numbers=["PARTITIONS"],
     )
 
 
-@topics.command()
+@topics.command(short_help="Show the options and bounds of a topic.")
 @click.argument("name")
 @json_option
 @click.pass_obj
 def describe(invocation: Invocation, name: str, as_json: bool) -> None:
-    """Show the settings of topic NAME and the bounds of its partitions.
+    """Show the options of topic NAME and the bounds of its partitions.
 
-    Readable are the offsets from the log start up to, and without, the next offset. `llog inspect` tells more.
+    The offsets from the log start up to, but not including, the next offset can be read. `llog inspect` shows how the
+    partitions are stored.
     """
-    from llog.engines.port import Bounds
     from llog.engines.routing import EngineReader
     from llog.log.catalog import Catalog
+    from llog.log.engine import Bounds
+    from llog.log.records import topic_fields
 
-    async def found(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
+    async def read_bounds(log: Log, _: Settings) -> tuple[Topic, list[Bounds]]:
         topic = await Catalog(log).get(name)
         return topic, await EngineReader(log).topic_bounds(topic)
 
-    topic, bounds = with_log(invocation, found, reads_only=True)
+    topic, bounds = with_log(invocation, read_bounds, reads_only=True)
     if as_json:
         partitions = [{"partition": p, **each._asdict()} for p, each in enumerate(bounds)]
-        print_json({**_as_dict(topic), "bounds": partitions})
+        print_json({**topic_fields(topic), "bounds": partitions})
         return
     click.echo(
-        f"topic {topic.name}: {_partitions(topic.partitions)}, engine {_engine(topic)}, "
-        f"retention {_for_ever(topic.retention_ms)}, bytes kept {_all(topic.retention_bytes)}, "
-        f"timestamps by {topic.timestamp_type}, created {shown_time(topic.created_ms)}"
+        f"topic {topic.name}: {_partition_count(topic.partitions)}, engine {_engine(topic)}, "
+        f"retention {_retention_time(topic)}, bytes kept {_retention_size(topic)}, "
+        f"timestamps by {topic.timestamp_type}, created {format_time(topic.created_ms)}"
     )
     print_table(
         ["PARTITION", "LOG START", "NEXT OFFSET", "RECORDS"],
@@ -178,113 +188,99 @@ def describe(invocation: Invocation, name: str, as_json: bool) -> None:
     )
 
 
-@topics.command("set-retention")
+@topics.command("set-retention", short_help="Replace the retention limits of a topic.")
 @click.argument("name")
 @_retention
 @_retention_bytes
 @click.pass_obj
 def set_retention(invocation: Invocation, name: str, retention: int | None, retention_bytes: int | None) -> None:
-    """Replace both retention limits of topic NAME; one that is not given is lifted."""
+    """Replace both retention limits of topic NAME. A limit that is not given is removed."""
     from llog.log.catalog import Catalog
 
-    async def changed(log: Log, _: Settings) -> Topic:
+    async def replace_limits(log: Log, _: Settings) -> Topic:
         return await Catalog(log).set_retention(name, retention, retention_bytes)
 
-    topic = with_log(invocation, changed)
+    topic = with_log(invocation, replace_limits)
     size = "" if topic.retention_bytes is None else f", {format_size(topic.retention_bytes)} to a partition"
-    click.echo(f"topic {name} keeps records {_for_ever(topic.retention_ms)}{size}")
+    click.echo(f"topic {name} keeps records {_retention_time(topic)}{size}")
 
 
-@topics.command("add-partitions")
+@topics.command("add-partitions", short_help="Add partitions to a topic.")
 @click.argument("name")
 @click.argument("partitions", type=int)
 @click.pass_obj
 def add_partitions(invocation: Invocation, name: str, partitions: int) -> None:
-    """Grow topic NAME to PARTITIONS partitions in all.
+    """Grow topic NAME to a total of PARTITIONS partitions.
 
-    Keys are spread anew: records of one key before and after may lie in different partitions.
+    Keys are distributed anew: the records of a key from before and after may be in different partitions.
     """
     from llog.log.catalog import Catalog
 
-    async def grown(log: Log, _: Settings) -> Topic:
+    async def grow_topic(log: Log, _: Settings) -> Topic:
         return await Catalog(log).add_partitions(name, partitions)
 
-    click.echo(f"topic {name} has {_partitions(with_log(invocation, grown).partitions)}")
+    click.echo(f"topic {name} has {_partition_count(with_log(invocation, grow_topic).partitions)}")
 
 
-@topics.command()
+@topics.command(short_help="Remove the records of a partition below an offset.")
 @click.argument("name")
-@click.option("--before", type=int, required=True, help="The offset that becomes the first one.")
-@click.option("--partition", type=int, default=0, show_default=True, help="Of this partition.")
+@click.option("--before", type=int, required=True, help="The offset that becomes the log start.")
+@click.option("--partition", type=int, default=0, show_default=True, help="The partition to trim.")
 @click.pass_obj
 def trim(invocation: Invocation, name: str, before: int, partition: int) -> None:
-    """Remove every record of a partition of topic NAME below an offset: exactly those, and for good.
+    """Remove the records of a partition of topic NAME below an offset, for good.
 
-    Space comes back with the next `llog collect`; of a disk topic, by whole segments, and in RocksDB, at once.
+    `llog collect` frees the space of an object topic; a disk topic frees whole segments; a rocksdb topic frees it at
+    once.
     """
-    from llog.engines.port import RetentionResult
     from llog.engines.routing import EngineAppender
+    from llog.log.engine import RetentionResult
     from llog.model import TopicPartition
 
     tp = TopicPartition(name, partition)
 
-    async def trimmed(log: Log, _: Settings) -> RetentionResult:
+    async def trim_partition(log: Log, _: Settings) -> RetentionResult:
         return await EngineAppender(log).trim(tp, before)
 
-    result = with_log(invocation, trimmed)
+    result = with_log(invocation, trim_partition)
     click.echo(f"{tp} starts at offset {result.new_start}; {result.records} offsets are gone")
 
 
-@topics.command()
+@topics.command(short_help="Delete a topic and all its records.")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def delete(invocation: Invocation, name: str, yes: bool) -> None:
     """Delete topic NAME and all its records.
 
-    They cannot be read from then on; their blobs go with the next `llog collect`, the files of a disk topic, and what
-    is in RocksDB, at once. The name may be used again at once.
+    The records cannot be read any more, and the name is free at once. `llog collect` deletes the blobs of an object
+    topic; the records of a disk or rocksdb topic are deleted at once.
     """
     from llog.log.catalog import Catalog
 
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidArgument(f"deleting {name!r} needs --yes where nobody can be asked")
+            raise InvalidArgument(f"deleting topic {name!r} needs --yes if stdin is not a terminal")
         click.confirm(f"Delete topic {name} and all its records?", abort=True)
 
-    async def deleted(log: Log, _: Settings) -> None:
+    async def delete_topic(log: Log, _: Settings) -> None:
         await Catalog(log).delete(name)
 
-    with_log(invocation, deleted)
+    with_log(invocation, delete_topic)
     click.echo(f"deleted topic {name}")
 
 
-def _partitions(count: int) -> str:
+def _partition_count(count: int) -> str:
     return f"{count} partition{'' if count == 1 else 's'}"
 
 
-def _all(size: int | None) -> str:
-    return "all" if size is None else format_size(size)
+def _retention_size(topic: Topic) -> str:
+    return "all" if topic.retention_bytes is None else format_size(topic.retention_bytes)
 
 
-def _for_ever(retention_ms: int | None) -> str:
-    return "for ever" if retention_ms is None else format_duration_ms(retention_ms)
+def _retention_time(topic: Topic) -> str:
+    return "for ever" if topic.retention_ms is None else format_duration_ms(topic.retention_ms)
 
 
 def _engine(topic: Topic) -> str:
     return topic.engine if topic.cleanup == "delete" else f"{topic.engine}, {topic.cleanup}"
-
-
-def _as_dict(topic: Topic) -> dict[str, object]:
-    return {
-        "name": topic.name,
-        "partitions": topic.partitions,
-        "engine": topic.engine,
-        "cleanup": topic.cleanup,
-        "delete_retention_ms": topic.delete_retention_ms,
-        "retention_ms": topic.retention_ms,
-        "retention_bytes": topic.retention_bytes,
-        "timestamp_type": topic.timestamp_type,
-        "created_ms": topic.created_ms,
-        "incarnation": topic.incarnation,
-    }

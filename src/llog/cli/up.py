@@ -1,4 +1,4 @@
-"""`llog up`: a broker with everything that keeps its log in order, in one command."""
+"""`llog up`: a broker with the upkeep of its log, in one command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from llog.base.units import format_duration_ms
-from llog.cli.common import DURATION, Invocation, note, noting_new_log
+from llog.cli.common import DURATION, Invocation, new_log_notice, note
 from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
 from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
 from llog.config import Settings
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 _SQL_INSTALLATION: Final = 'pip install "leaderless-log[sql]"'
 
 
-@click.command(short_help="Start a broker and the upkeep of its log: everything in one command.")
+@click.command(short_help="Serve the log over HTTP and keep it in order.")
 @listen_options
 @click.option(
     "--pipeline/--no-pipeline",
     default=False,
-    help="Run the upkeep as `llog pipeline run`, on Spark, in a process of its own; without it, no JVM is started.",
+    help="Run the upkeep on Spark, as `llog pipeline run` in a process of its own. Without it, no JVM is started.",
 )
 @click.option(
     "--interval",
     type=DURATION,
-    help="From one compaction to the next (LLOG_COMPACTOR_IDLE_SLEEP_MS; default 30s).",
+    help="The time from one compaction to the next (LLOG_COMPACTOR_IDLE_SLEEP_MS).  [default: 30s]",
 )
 @click.pass_obj
 def up(
@@ -48,10 +48,10 @@ def up(
     pipeline: bool,
     interval: int | None,
 ) -> None:
-    """Serve the log over HTTP and keep it in order: compact, retain and collect, until it is interrupted or terminated.
+    """Serve the log over HTTP and keep it in order until the process is interrupted or terminated.
 
-    The upkeep runs in the broker's own process, or on Spark with --pipeline. A pipeline that dies is started again; it
-    ends with this command, however that ends.
+    The upkeep compacts, retains and collects. It runs in the broker's own process, or on Spark with --pipeline. A
+    pipeline that dies is started again, and it ends when this command ends.
 
     \b
       llog up
@@ -67,14 +67,14 @@ def up(
             settings, compactor_idle_sleep_ms=max(interval, 1), compactor_idle_jitter_ms=0
         )
     warn_if_open(settings)
-    note_new_log = noting_new_log(settings)
+    note_new_log = new_log_notice(settings)
 
     async def upkeep(log: Log) -> None:
         from llog.broker.maintenance import Maintenance
 
         if pipeline:
-            await _pipeline(settings)
-            note("llog: the pipeline cannot run as things are (see above): the upkeep goes on without Spark")
+            await _supervise_pipeline(settings)
+            note("llog: the pipeline cannot run (see above): the upkeep continues without Spark")
         await Maintenance(log, settings, _report).run()
 
     def ready(address: str) -> None:
@@ -92,7 +92,8 @@ def _require_pipeline() -> None:
     java_home()
 
 
-async def _pipeline(settings: Settings) -> None:
+async def _supervise_pipeline(settings: Settings) -> None:
+    """Run the pipeline in a process of its own, restarting it when it dies; return if it cannot run at all."""
     from llog.broker.child import supervise
 
     interval = settings.compactor_idle_sleep_ms
@@ -106,7 +107,7 @@ def _report(message: str) -> None:
 
 
 def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
-    """Return what a newcomer needs: an address to open, and a command for each kind of user that works as it stands."""
+    """Return what a newcomer needs: an address to open, and for each kind of user a command that works as printed."""
     local = Settings(data_dir=settings.data_dir)
     is_local = (local.meta, local.blobs) == (settings.meta, settings.blobs)
     data = settings.data_dir if is_local else f"{settings.meta} and {settings.blobs}"
@@ -126,9 +127,7 @@ def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
 
 
 def _commands(settings: Settings, address: str) -> Iterator[tuple[str, str]]:
-    """Yield the kinds of users that this broker's role serves, each with a command that needs no other one before
-    it.
-    """
+    """Yield the kinds of users that this broker's role serves, each with a command that works on its own."""
     python = quote(sys.executable)
     if settings.role == "read" or settings.auto_create == "off":
         yield "curl", f"curl {quote(f'{address}/topics')}"
@@ -160,7 +159,7 @@ def _commands(settings: Settings, address: str) -> Iterator[tuple[str, str]]:
 
 
 def _heading(user: str, module: str, installation: str) -> str:
-    """Return the kind of user, with what to install first if the module is missing here."""
+    """Return the kind of user, with the installation that must come first if the module is missing."""
     return user if find_spec(module) is not None else f"{user} (first {installation})"
 
 

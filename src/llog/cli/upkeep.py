@@ -1,6 +1,6 @@
-"""`llog compact`, `llog retain` and `llog collect`: what keeps a log small and quick.
+"""`llog compact`, `llog retain` and `llog collect`: the upkeep of a log.
 
-All may run beside writers, readers and one another.
+All of them may run beside writers, readers and each other.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ if TYPE_CHECKING:
     from llog.config import Settings
     from llog.engines.object.collector import CollectionResult
     from llog.engines.object.compaction.compactor import CompactionResult
-    from llog.engines.port import CleanResult, RetentionResult
+    from llog.log.engine import CleanResult, RetentionResult
     from llog.log.log import Log
     from llog.model import TopicPartition
 
-    _Compacted = tuple[list[CompactionResult], dict[TopicPartition, CleanResult | LlogError]]
+    _CompactResults = tuple[list[CompactionResult], dict[TopicPartition, CleanResult | LlogError]]
 
 _PASSES_MAX = 10_000
 
 
-@click.command(short_help="Join the small pieces of partitions into few large blobs.")
+@click.command(short_help="Join small ranges of records into few large blobs.")
 @click.argument("topic", required=False)
-@click.option("--partition", type=int, help="Only this partition of TOPIC.")
+@click.option("--partition", type=int, help="The partition of TOPIC to compact.  [default: all of them]")
 @json_option
 @click.pass_obj
 def compact(invocation: Invocation, topic: str | None, partition: int | None, as_json: bool) -> None:
-    """Compact TOPIC, or all topics, until nothing is left that is worth it.
+    """Compact TOPIC, or all topics, until no compaction is worthwhile any more.
 
-    Topics of engine object: offsets and records stay as they are; reads get quicker, and `llog collect` can remove the
-    small blobs afterwards. The newest append of a partition is left alone, and so are partitions that another compactor
-    is at.
+    For object topics, this joins small ranges of records into large blobs. Offsets and records do not change; reads get
+    quicker, and `llog collect` can delete the small blobs afterwards. The newest append of a partition is left out, and
+    so are partitions that another compactor has claimed.
 
-    Disk and rocksdb topics with cleanup compact: of each key, the newest record stays. Where no TOPIC is named, what is
-    not worth it yet is left alone. A topic that another process owns is compacted by that one. Exit code 1 if a
-    partition failed or is damaged.
+    For disk and rocksdb topics with --cleanup compact, this is key compaction: the newest record of each key stays.
+    Without TOPIC, partitions with little to remove are left out. A topic that another process owns is compacted by its
+    owner.
+
+    Exit code 1 if a partition failed or is damaged.
     """
 
-    async def compacted(log: Log, settings: Settings) -> _Compacted:
+    async def compact_all(log: Log, settings: Settings) -> _CompactResults:
         from llog.engines.upkeep import clean_all
         from llog.log.catalog import Catalog
         from llog.log.records import Cleanup
@@ -71,17 +73,18 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
                 )
             if partition is not None:
                 raise InvalidArgument(
-                    f"--partition is for topics of engine object: one of engine {engine} is compacted as a whole"
+                    f"--partition is for topics of engine 'object', and topic {topic!r} is of engine {engine!r}: leave "
+                    "--partition out to compact all of it"
                 )
-        return await _joined(log, settings, tps), await clean_all(log, topic=topic)
+        return await _compact_object_topics(log, settings, tps), await clean_all(log, topic=topic)
 
-    runs, cleaned = with_log(invocation, compacted)
+    runs, cleaned = with_log(invocation, compact_all)
     done = {
         tp: each for tp, each in cleaned.items() if not isinstance(each, LlogError) and (each.segments or each.removed)
     }
     if as_json:
         keys = [{"topic": tp.topic, "partition": tp.partition, **msgspec.structs.asdict(r)} for tp, r in done.items()]
-        print_json([*(_run(each) for each in runs), *keys])
+        print_json([*(_as_dict(each) for each in runs), *keys])
     if not as_json and runs:
         columns = ["TOPIC", "PARTITION", "OFFSETS", "RECORDS", "ENTRIES", "READ", "WRITTEN"]
         print_table(columns, [_row(each) for each in runs], numbers=columns[1:])
@@ -104,8 +107,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
         click.get_current_context().exit(1)
 
 
-async def _joined(log: Log, settings: Settings, left: list[TopicPartition]) -> list[CompactionResult]:
-    """The runs of object topics, one after the other."""
+async def _compact_object_topics(log: Log, settings: Settings, left: list[TopicPartition]) -> list[CompactionResult]:
+    """Compact these partitions until nothing is left to do; return every compaction that did something or failed."""
     from llog.engines.object.compaction.compactor import Compactor
     from llog.log.opening import compactor_options
 
@@ -125,24 +128,24 @@ async def _joined(log: Log, settings: Settings, left: list[TopicPartition]) -> l
     return runs
 
 
-@click.command(short_help="Drop records that their topics need not keep.")
+@click.command(short_help="Remove records beyond the retention of their topics.")
 @json_option
 @click.pass_obj
 def retain(invocation: Invocation, as_json: bool) -> None:
-    """Apply every topic's retention: drop what is older or more than its limits.
+    """Remove the records that are beyond the time or size limit of their topic.
 
-    Whole pieces are dropped, so a little more than the limit may stay. Space comes back with the next `llog collect`.
-    Topics without limits are left alone (`llog topics set-retention`). Of disk and rocksdb topics that a broker owns,
-    only that broker can drop anything. Exit code 1 if a partition failed.
+    Retention removes whole index entries or segments, so a little more than the limit may stay. `llog collect` frees
+    the space of object topics. Topics without limits are left alone (see `llog topics set-retention`). If a broker
+    owns a disk or rocksdb topic, only that broker can remove its records. Exit code 1 if a partition failed.
     """
 
-    async def retained(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:
+    async def apply_retention(log: Log, _: Settings) -> dict[TopicPartition, RetentionResult | LlogError]:
         from llog.engines.routing import EngineAppender
         from llog.engines.upkeep import retain_all
 
         return await retain_all(log, EngineAppender(log))
 
-    results = with_log(invocation, retained)
+    results = with_log(invocation, apply_retention)
     trimmed = {tp: each for tp, each in results.items() if not isinstance(each, LlogError)}
     if as_json:
         print_json(
@@ -160,26 +163,27 @@ def retain(invocation: Invocation, as_json: bool) -> None:
 
 
 _PINS_MS_MAX = 600_000
-"""How long a collection waits for the readers that hold blobs back: longer than the pin of one that died lasts."""
+"""How long a collection waits for pins: longer than the pin of a dead reader lasts."""
 
 
-@click.command(short_help="Delete blobs that nothing names any more.")
+@click.command(short_help="Delete unreferenced blobs.")
 @click.option(
     "--grace",
     type=DURATION,
-    help="Leave blobs younger than this alone, e.g. 1h: longer than any append or compaction takes "
-    "(LLOG_COLLECT_GRACE_MS).",
+    help="How old a blob must be to be deleted, e.g. 1h; longer than any append or compaction takes "
+    "(LLOG_COLLECT_GRACE_MS).  [default: 1h]",
 )
 @json_option
 @click.pass_obj
 def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
-    """Delete the blobs that no record lies in any more: compacted, trimmed, of deleted topics, or left by a crash.
+    """Delete the blobs that nothing refers to: compacted, trimmed, of deleted topics, or left behind by a crash.
 
-    A short grace is safe, but slow writers may have to upload twice. Snapshots in use (pins) keep their blobs. While
-    the index of a partition has a gap, blobs that could fill it are kept, whatever the grace: see `llog repair index`.
+    A short grace period is safe, but may force slow writers to upload twice. Pins keep the blobs of snapshots in use.
+    While the index of a partition has a gap, blobs that could fill it are kept regardless of their age: see `llog
+    repair index`.
     """
 
-    async def collected(log: Log, settings: Settings) -> CollectionResult:
+    async def collect_blobs(log: Log, settings: Settings) -> CollectionResult:
         from llog.engines.object.collector import Collector
         from llog.log.opening import collector_options
 
@@ -190,17 +194,17 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         result = await collector.collect_once()
         if not result.waiting:
             return result
-        # What waits goes when the pins of now are gone, whatever pins come after: only this collector knows which those
-        # are.
-        held, give_up = await _alive(log), log.runtime.now_ms() + _PINS_MS_MAX
-        while held & await _alive(log) and log.runtime.now_ms() < give_up:
+        # The waiting blobs can go once the present pins are gone, whatever pins come later. Only this collector knows
+        # which pins those are.
+        held, give_up = await _living_pins(log), log.runtime.now_ms() + _PINS_MS_MAX
+        while held & await _living_pins(log) and log.runtime.now_ms() < give_up:
             await log.runtime.sleep(1.0)
         again = await collector.collect_once()
         return msgspec.structs.replace(
             again, deleted=result.deleted + again.deleted, deleted_bytes=result.deleted_bytes + again.deleted_bytes
         )
 
-    result = with_log(invocation, collected)
+    result = with_log(invocation, collect_blobs)
     if result.warning is not None:
         note(f"llog: {result.warning}")
     if as_json:
@@ -208,11 +212,11 @@ def collect(invocation: Invocation, grace: int | None, as_json: bool) -> None:
         return
     click.echo(
         f"deleted {result.deleted} blobs ({format_size(result.deleted_bytes)}) of {result.listed}; "
-        f"{result.referenced} old ones are in use, {result.waiting} wait for readers"
+        f"{result.referenced} old blobs are in use, {result.waiting} wait for readers"
     )
 
 
-async def _alive(log: Log) -> set[str]:
+async def _living_pins(log: Log) -> set[str]:
     from llog.log.pins import alive_pins
 
     return {pin_id for pin_id, _ in await alive_pins(log)}
@@ -224,5 +228,5 @@ def _row(run: CompactionResult) -> list[object]:
     return [run.topic, run.partition, offsets, run.records, run.entries, *sizes]
 
 
-def _run(run: CompactionResult) -> dict[str, object]:
+def _as_dict(run: CompactionResult) -> dict[str, object]:
     return {**msgspec.structs.asdict(run), "error": None if run.error is None else str(run.error)}

@@ -1,4 +1,4 @@
-"""`llog verify`: reads everything, to know that it can be read."""
+"""`llog verify`: reads every record and checks that it is intact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from llog.cli.common import Invocation, json_option, note, partitions_of, print_
 from llog.errors import LlogError, TopicNotFound
 
 if TYPE_CHECKING:
-    from llog.config import Settings
     from llog.engines.object.verify import OrphanCounts
     from llog.engines.routing import EngineReader
     from llog.log.findings import VerifyReport
@@ -24,25 +23,23 @@ EXIT_INCOMPLETE: Final = 3
 
 @click.command(short_help="Read every record and check that nothing is damaged or missing.")
 @click.argument("topic", required=False)
-@click.option("--partition", type=int, help="Only this partition of TOPIC.")
+@click.option("--partition", type=int, help="The partition of TOPIC to check.  [default: all of them]")
 @click.option(
-    "--orphans", "with_orphans", is_flag=True, help="Count blobs that nothing names, too: lists the whole store."
+    "--orphans", "with_orphans", is_flag=True, help="Also count unreferenced blobs, which lists the whole blob store."
 )
 @json_option
 @click.pass_obj
 def verify(invocation: Invocation, topic: str | None, partition: int | None, with_orphans: bool, as_json: bool) -> None:
     """Read every record of TOPIC, or of all topics, and check index, checksums and counts.
 
-    It may run beside everything else, and changes nothing. Damage is told with its offsets and the blob or file it lies
-    in, and does not end the check; leftovers that the next `llog collect` removes are told and do no harm. Of what
-    another process owns, or has on another machine, nothing can be read from here: it is told, too.
+    The check changes nothing and may run beside everything else. It reports damage with the offsets and the blob or
+    file, and goes on. It also reports leftovers, which are harmless and which the next `llog collect` removes, and
+    partitions that it cannot read because another process or machine has them.
 
     \b
-    Exit codes: 0 all is whole; 1 there is damage; 3 no damage was found, but not all could be checked.
+    Exit codes: 0 everything is intact; 1 there is damage; 3 no damage was found, but not everything could be checked.
     """
-    reports, orphans = with_log(
-        invocation, lambda log, settings: _verified(log, settings, topic, partition, with_orphans)
-    )
+    reports, orphans = with_log(invocation, lambda log, _: _verify(log, topic, partition, with_orphans))
     if as_json:
         print_json(
             {
@@ -60,16 +57,16 @@ def verify(invocation: Invocation, topic: str | None, partition: int | None, wit
         click.get_current_context().exit(EXIT_INCOMPLETE)
 
 
-async def _verified(
-    log: Log, _: Settings, topic: str | None, partition: int | None, with_orphans: bool
+async def _verify(
+    log: Log, topic: str | None, partition: int | None, with_orphans: bool
 ) -> tuple[list[VerifyReport], OrphanCounts | None]:
-    from llog.engines.object.verify import orphans
+    from llog.engines.object.verify import count_orphans
     from llog.engines.routing import EngineReader
     from llog.engines.verify import EngineVerifier
 
     tps = await partitions_of(log, topic, partition)
     reader, verifier = EngineReader(log), EngineVerifier(log)
-    total = sum([await _count(reader, tp) for tp in tps])
+    total = sum([await _record_count(reader, tp) for tp in tps])
     reports: list[VerifyReport] = []
     with progress("records verified", total=total) as bar:
         before = 0
@@ -83,11 +80,11 @@ async def _verified(
                 continue  # deleted meanwhile
             reports.append(report)
             before += report.records
-    return reports, await orphans(log) if with_orphans else None
+    return reports, await count_orphans(log) if with_orphans else None
 
 
-async def _count(reader: EngineReader, tp: TopicPartition) -> int:
-    """How many records are to be read; 0 if the partition cannot say."""
+async def _record_count(reader: EngineReader, tp: TopicPartition) -> int:
+    """Return the number of records to read, for the progress bar; 0 if the bounds cannot be read."""
     try:
         bounds = await reader.bounds(tp)
     except LlogError:
@@ -112,9 +109,7 @@ def _show(reports: list[VerifyReport], orphans: OrphanCounts | None) -> None:
         if report.problems_left_out:
             note(f"llog: {report.topic}/{report.partition}: {report.problems_left_out} more problems")
     if orphans is not None:
-        click.echo(
-            f"{orphans.orphans} of {orphans.blobs} blobs are named by nothing ({format_size(orphans.orphan_bytes)})"
-        )
+        click.echo(f"{orphans.orphans} of {orphans.blobs} blobs are unreferenced ({format_size(orphans.orphan_bytes)})")
 
 
 def _result(report: VerifyReport) -> str:

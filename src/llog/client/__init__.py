@@ -1,6 +1,6 @@
 """Clients of a log: SQL by PEP 249 (`import llog.client as dbapi`), consumers and agents.
 
-Threads may share connections. Statements have `?` or `:name` where parameters go, and are committed one by one: see
+Threads may share connections. Parameters stand as `?` or `:name` in statements, which are committed one by one: see
 `connection.py`.
 """
 

@@ -1,7 +1,7 @@
-"""The port of a client: a log of this process (`embedded.py`) or a broker (`remote/backend.py`) is behind it.
+"""The port of clients, with two implementations: a log of this process (`embedded.py`) and a broker
+(`remote/backend.py`).
 
-Calls block, and may be made from several threads at once. Errors are those of `llog.errors`, whichever backend raises
-them.
+Calls block, and several threads may call at once. Every backend raises the errors of `llog.errors`.
 """
 
 from __future__ import annotations
@@ -12,45 +12,43 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from llog.groups.acks import Acked, committed_in, warnings_of
-from llog.groups.consumption import ConsumeCall
+from llog.groups.acks import AckResult, ack_warnings, committed_offsets
+from llog.groups.options import ConsumeOptions
 from llog.sql.result import Result
 
 logger: Final = logging.getLogger("llog.client")
 
 Params = Sequence[Any] | Mapping[str, Any]
-"""Values for the places of a statement: by number or by name."""
+"""Values for the parameters of a statement, by number or by name."""
 
 
 class Backend(Protocol):
     def execute(self, sql: str, params: Params = ()) -> list[Result]:
-        """Runs all statements of `sql`, in order: one result for each."""
+        """Run all statements of `sql` in order; return one result for each."""
         ...
 
     def insert(self, table: str, rows: pa.Table | pa.RecordBatch) -> int:
-        """Inserts all rows at once or none of them; returns how many there were."""
+        """Insert all rows at once or none of them; return the number of rows."""
         ...
 
-    def consume(self, call: ConsumeCall) -> pa.Table:
-        """Messages (`llog.cdc.events.MESSAGES` and `attempt`); none if nothing came in time."""
+    def consume(self, options: ConsumeOptions) -> pa.Table:
+        """Return messages, as `llog.groups.messages.CONSUMED_SCHEMA`; none if none came in time."""
         ...
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
-        """Acknowledges up to these offsets, by partition; returns what became of it in each."""
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, AckResult]:
+        """Acknowledge up to these offsets, by partition; return the outcome in each."""
         ...
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
-        """Gives one message back, which is delivered again after `delay_ms`; nothing if the member does not hold it any
-        more.
-        """
+        """Have one message delivered again after `delay_ms`; do nothing if the member does not hold it any more."""
         ...
 
     def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
-        """Keeps a member of an assigned group alive for so long; `StaleMember` if it is none any more."""
+        """Keep a member of an assigned group alive for `visibility_ms`; raise `StaleMember` if it was dropped."""
         ...
 
     def leave(self, topic: str, group: str, member: str) -> None:
-        """Gives the partitions that a member of an assigned group has to the others."""
+        """Give the partitions of a member of an assigned group to the other members."""
         ...
 
     def close(self) -> None:
@@ -59,7 +57,7 @@ class Backend(Protocol):
 
 
 class HasBackend(Protocol):
-    """Whatever works through a backend, as connections do."""
+    """An object that works through a backend, as a connection does."""
 
     @property
     def backend(self) -> Backend: ...
@@ -68,11 +66,13 @@ class HasBackend(Protocol):
 def acknowledge(
     backend: Backend, topic: str, group: str, upto: Mapping[int | None, int], member: str
 ) -> dict[int, int]:
-    """Returns the next offset that the group wants, by partition; logs a warning where nothing was acknowledged."""
-    acked = backend.ack(topic, group, upto, member)
-    for warning in warnings_of(topic, acked):
+    """Acknowledge up to these offsets and log a warning where nothing was acknowledged; return the next offset that the
+    group wants, by partition.
+    """
+    results = backend.ack(topic, group, upto, member)
+    for warning in ack_warnings(topic, results):
         logger.warning("member %r of group %r %s", member, group, warning)
-    return committed_in(acked)
+    return committed_offsets(results)
 
 
 def backend_of(client: Backend | HasBackend) -> Backend:

@@ -1,9 +1,9 @@
 """`llog.connect()`: SQL and consumers as a connection of PEP 249.
 
 Every statement is committed when it has run, unless a transaction was begun: by `begin`, by `with
-connection.transaction()`, or by BEGIN. The transactions that PEP 249 begins by itself would hide events from their
-consumers, and keep others from writing, until somebody remembers to commit. Through a broker, a transaction is one
-`execute` with all its statements, from BEGIN to COMMIT.
+connection.transaction()`, or by BEGIN. The implicit transactions of PEP 249 would hide events from their consumers, and
+block other writers, until the program commits. Through a broker, a transaction is one `execute` with all its
+statements, from BEGIN to COMMIT.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from llog.client import exceptions
 from llog.client.backend import Backend, acknowledge
 from llog.client.cursor import Cursor
-from llog.client.exceptions import InterfaceError, NotSupportedError, translated
+from llog.client.exceptions import InterfaceError, NotSupportedError, translate_errors
 from llog.client.sessions import SqlSession, open_session
 from llog.config import Settings
 from llog.errors import InvalidArgument
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 def connect(target: str | Settings | None = None, *, member: str | None = None, **settings: Any) -> Connection:
-    """A connection to the broker at `http://host:port`, or to the log of this process's settings, which `settings` go
-    before.
+    """Return a connection to the broker at `http://host:port`, or to the log of this process's settings, which
+    `settings` override.
 
-    One process at a time may have a log's tables open: others go through it, if it is a broker. `member` is who
-    consumes here, as consumer groups know it; a name that nobody else has, unless one is given. Nothing is opened
-    before the first statement.
+    One process at a time may have a log's tables open: others go through it, if it is a broker. `member` is the name
+    under which this connection consumes; by default one that no other member has. Nothing is opened before the first
+    statement.
     """
-    with translated():
+    with translate_errors():
         return Connection(open_session(target, member=member, **settings))
 
 
 class Connection:
-    """May be shared by threads: their statements run one after the other. Its cursors may not."""
+    """Threads may share a connection: their statements run one after the other. They may not share its cursors."""
 
     Warning = exceptions.Warning
     Error = exceptions.Error
@@ -58,31 +58,31 @@ class Connection:
         self._closed = False
 
     def cursor(self) -> Cursor:
-        self._open()
-        return Cursor(self, self._open)
+        self._require_open()
+        return Cursor(self, self._require_open)
 
     def execute(self, operation: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Cursor:
-        """A new cursor that has executed it."""
+        """Execute on a new cursor, and return that."""
         return self.cursor().execute(operation, parameters)
 
     def executemany(self, operation: str, seq_of_parameters: Iterable[Sequence[Any]]) -> Cursor:
         return self.cursor().executemany(operation, seq_of_parameters)
 
     def insert(self, table: str, data: Any) -> int:
-        """All rows of an Arrow table or batch, a DataFrame, or a list of dictionaries, or none of them; returns how
-        many they were.
+        """Insert all rows of an Arrow table or batch, a DataFrame or a list of dictionaries, or none of them; return
+        their number.
         """
-        session = self._open()
-        with translated():
-            return session.insert(table, _arrow(data)).changed
+        session = self._require_open()
+        with translate_errors():
+            return session.insert(table, _arrow_table(data)).changed
 
     def consumer(self, topic: str, *, group: str, **options: Any) -> Consumer:
-        """An iterator over the messages of a topic, for a consumer group. Its options are those of
+        """Return an iterator over the messages of a topic for a consumer group; `options` are those of
         `llog.client.consumer.Consumer`.
         """
         from llog.client.consumer import Consumer
 
-        with translated():
+        with translate_errors():
             return Consumer(self.backend, topic, group=group, **options)
 
     def ack(
@@ -94,21 +94,21 @@ class Connection:
         partition: int | None = None,
         member: str = "",
     ) -> dict[int, int]:
-        """Acknowledges messages up to an offset, or up to one in each partition; returns the next that the group wants
-        in each.
+        """Acknowledge messages up to an offset, or up to one in each partition; return the next offset that the group
+        wants in each.
 
-        A partition must be named if the topic has several. Logs a warning if `member` holds nothing of it, but others
-        do.
+        A partition must be named if the topic has several. Logs a warning if other members hold the messages, and
+        `member` none of them.
         """
         offsets: Mapping[int | None, int] = {partition: upto} if isinstance(upto, int) else upto
-        with translated():
+        with translate_errors():
             return acknowledge(self.backend, topic, group, offsets, member)
 
     @property
     def backend(self) -> Backend:
-        """What consumers and agents work through."""
-        session = self._open()
-        with translated():
+        """The backend of consumers and agents."""
+        session = self._require_open()
+        with translate_errors():
             return session.backend
 
     @property
@@ -122,24 +122,24 @@ class Connection:
 
     @property
     def in_transaction(self) -> bool:
-        return self._open().in_transaction
+        return self._require_open().in_transaction
 
     def begin(self) -> None:
         self.execute("BEGIN")
 
     def commit(self) -> None:
-        """Nothing happens if no transaction is open."""
+        """Commit the open transaction, if there is one."""
         if self.in_transaction:
             self.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Nothing happens if no transaction is open."""
+        """Roll the open transaction back, if there is one."""
         if self.in_transaction:
             self.execute("ROLLBACK")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Begun here and committed at the end of the block; rolled back if that raises."""
+        """Begin a transaction, and commit it at the end of the block; roll it back if the block raises."""
         self.begin()
         try:
             yield self
@@ -149,34 +149,34 @@ class Connection:
         self.commit()
 
     def close(self) -> None:
-        """Idempotent. Rolls back what is open."""
+        """Roll back an open transaction and close the connection. Idempotent."""
         if not self._closed:
             self._closed = True
-            with translated():
+            with translate_errors():
                 self._session.close()
 
     def __enter__(self) -> Connection:
-        self._open()
+        self._require_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commits what is open, unless the block raised, and closes."""
+        """Commit an open transaction, unless the block raised, and close the connection."""
         try:
             if not self._closed and error is None:
                 self.commit()
         finally:
             self.close()
 
-    def _open(self) -> SqlSession:
+    def _require_open(self) -> SqlSession:
         if self._closed:
             raise InterfaceError("this connection is closed: make another one with llog.connect()")
         return self._session
 
 
-def _arrow(data: Any) -> pa.Table:
-    """`InvalidArgument` if it has no columns to insert."""
+def _arrow_table(data: Any) -> pa.Table:
+    """Return the rows as a table; raise `InvalidArgument` if the data has no columns to insert."""
     try:
         if isinstance(data, pa.Table):
             return data
@@ -189,7 +189,7 @@ def _arrow(data: Any) -> pa.Table:
         if isinstance(data, list) and all(isinstance(row, dict) for row in data):
             return pa.Table.from_pylist(data)
     except (pa.ArrowException, TypeError) as error:
-        raise InvalidArgument(f"the rows cannot be made an Arrow table: {error}") from error
+        raise InvalidArgument(f"the rows cannot be converted to an Arrow table: {error}") from error
     raise InvalidArgument(
-        f"rows are an Arrow table, a DataFrame or a list of dictionaries, not a {type(data).__name__}"
+        f"rows must be an Arrow table, a DataFrame or a list of dictionaries, not a {type(data).__name__}"
     )

@@ -1,7 +1,7 @@
-"""The log of this process, for clients. RocksDB has one owner, so all of a process that name the same log share one
-database.
+"""Clients on a log that this process opens. RocksDB has one owner, so clients of a process that name the same log share
+one database.
 
-It is opened by the first call and closed with the last one that uses it. A forked child begins anew.
+The first call opens the log, and closing its last client closes it. A forked child opens it again.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from llog.api.portal import Connection
+from llog.api.portal import LogPortal
 from llog.client.backend import Backend, Params
 from llog.config import Settings
 from llog.errors import StoreUnavailable
-from llog.groups.acks import Acked
-from llog.groups.consumption import ConsumeCall, Consuming
+from llog.groups.acks import AckResult
+from llog.groups.dispatcher import Dispatcher
+from llog.groups.options import ConsumeOptions
 from llog.log.log import Log
 from llog.sql.opening import open_database
 from llog.sql.result import Names, Result
 
 if TYPE_CHECKING:
     from llog.sql.database import Database
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 R = TypeVar("R")
 
 
-class _Parts:
-    """What is made on an open log. Consuming does without the extra `sql`."""
+class _OpenLog:
+    """What clients use on an open log. The database is opened when first needed: consuming works without the extra
+    `sql`.
+    """
 
     def __init__(self, log: Log, settings: Settings) -> None:
-        self.consuming = Consuming(log)
+        self.dispatcher = Dispatcher(log)
         self._log = log
         self._settings = settings
         self._opening = asyncio.Lock()
@@ -54,63 +57,65 @@ class _Parts:
                 self._database = None
 
 
-class _Shared:
+class _SharedLog:
+    """One log, and how many clients use it."""
+
     def __init__(self, settings: Settings) -> None:
-        self._connection = Connection(settings, lambda log: _Parts(log, settings))
+        self._portal = LogPortal(settings, lambda log: _OpenLog(log, settings))
         self._used = False
         self.users = 0
 
-    def call(self, operation: Callable[[_Parts], Awaitable[R]]) -> R:
+    def call(self, operation: Callable[[_OpenLog], Awaitable[R]]) -> R:
         self._used = True
-        return self._connection.call(operation)
+        return self._portal.call(operation)
 
     def close(self) -> None:
         try:
             if self._used:
-                self._connection.call(_Parts.close)
+                self._portal.call(_OpenLog.close)
         finally:
-            self._connection.close()
+            self._portal.close()
 
 
 _mutex = threading.Lock()
-_shared: dict[tuple[str, str | None], _Shared] = {}
-"""By the metadata store, which names a log, and by the directory of RocksDB, which has one owner."""
+_shared_logs: dict[tuple[str, str | None], _SharedLog] = {}
+"""By metadata store, which identifies a log, and directory of RocksDB, which has one owner."""
 
 
-def _taken(settings: Settings) -> _Shared:
+def _acquire_log(settings: Settings) -> _SharedLog:
     name = (settings.meta, settings.rocksdb_dir)
     with _mutex:
-        found = _shared.get(name)
+        found = _shared_logs.get(name)
         if found is None or settings.meta.startswith("memory:"):
-            found = _shared[name] = _Shared(settings)
+            found = _shared_logs[name] = _SharedLog(settings)
         found.users += 1
         return found
 
 
-def _given_back(shared: _Shared) -> None:
+def _release_log(shared: _SharedLog) -> None:
     with _mutex:
         shared.users -= 1
         if shared.users:
             return
-        for name in [name for name, each in _shared.items() if each is shared]:
-            del _shared[name]
-        shared.close()  # inside, so that whoever opens the same log next finds it free
+        for name in [name for name, each in _shared_logs.items() if each is shared]:
+            del _shared_logs[name]
+        shared.close()  # with the mutex, so that the next client can open the same log
 
 
-def _forget() -> None:
+def _forget_after_fork() -> None:
     global _mutex
     _mutex = threading.Lock()
-    _shared.clear()
+    _shared_logs.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class EmbeddedBackend:
-    """Whole calls, none of which sees another's transaction."""
+    """See `Backend`. Each call has a session of its own, so that no call sees another's transaction."""
 
-    def __init__(self, shared: _Shared) -> None:
-        self._shared = shared
+    def __init__(self, shared: _SharedLog) -> None:
+        self._log = shared
 
     def execute(self, sql: str, params: Params = ()) -> list[Result]:
         return self._in_session(lambda session: session.execute(sql, params))
@@ -119,35 +124,35 @@ class EmbeddedBackend:
         data = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         return self._in_session(lambda session: session.insert(table, data)).changed
 
-    def consume(self, call: ConsumeCall) -> pa.Table:
-        return self._shared.call(lambda parts: parts.consuming.consume(call))
+    def consume(self, options: ConsumeOptions) -> pa.Table:
+        return self._log.call(lambda log: log.dispatcher.consume(options))
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
-        return self._shared.call(lambda parts: parts.consuming.ack(topic, group, upto, member))
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, AckResult]:
+        return self._log.call(lambda log: log.dispatcher.ack(topic, group, upto, member))
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
-        self._shared.call(
-            lambda parts: parts.consuming.release(topic, group, partition, offset, member=member, delay_ms=delay_ms)
+        self._log.call(
+            lambda log: log.dispatcher.release(topic, group, partition, offset, member=member, delay_ms=delay_ms)
         )
 
     def heartbeat(self, topic: str, group: str, member: str, *, visibility_ms: int) -> None:
-        self._shared.call(lambda parts: parts.consuming.heartbeat(topic, group, member, visibility_ms=visibility_ms))
+        self._log.call(lambda log: log.dispatcher.heartbeat(topic, group, member, visibility_ms=visibility_ms))
 
     def leave(self, topic: str, group: str, member: str) -> None:
-        self._shared.call(lambda parts: parts.consuming.leave(topic, group, member))
+        self._log.call(lambda log: log.dispatcher.leave(topic, group, member))
 
     def close(self) -> None:
-        """The session that it is of is what is closed."""
+        """Do nothing: closing the session that this backend belongs to closes the log."""
 
-    def _in_session(self, operation: Callable[[Session], Awaitable[R]]) -> R:
-        async def run(parts: _Parts) -> R:
-            session = (await parts.database()).session()
+    def _in_session(self, operation: Callable[[DatabaseSession], Awaitable[R]]) -> R:
+        async def run(log: _OpenLog) -> R:
+            session = (await log.database()).session()
             try:
                 return await operation(session)
             finally:
                 await session.close()
 
-        return self._shared.call(run)
+        return self._log.call(run)
 
 
 class EmbeddedSession:
@@ -159,12 +164,12 @@ class EmbeddedSession:
         self._settings = settings
         self._member = member
         self._statement = threading.Lock()
-        self._taking = threading.Lock()
+        self._acquiring = threading.Lock()
         self._pid = 0
-        self._taken: _Shared | None = None
-        self._session: Session | None = None
+        self._shared: _SharedLog | None = None
+        self._session: DatabaseSession | None = None
         self._turn = asyncio.Lock()
-        """A statement that was cancelled may still be ending when the next one comes."""
+        """Held while a statement runs: a cancelled statement may still be ending when the next one begins."""
         self._closed = False
 
     @property
@@ -174,7 +179,7 @@ class EmbeddedSession:
 
     @property
     def backend(self) -> Backend:
-        return EmbeddedBackend(self._log())
+        return EmbeddedBackend(self._acquire())
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[Result]:
         return self._run(lambda session: session.execute(sql, params))
@@ -189,38 +194,38 @@ class EmbeddedSession:
         return self._run(lambda session: session.names())
 
     def close(self) -> None:
-        with self._statement, self._taking:
+        with self._statement, self._acquiring:
             if self._closed:
                 return
             self._closed = True
-            taken, session = self._taken, self._session
-            if taken is None or self._pid != os.getpid():
+            shared, session = self._shared, self._session
+            if shared is None or self._pid != os.getpid():
                 return
             try:
                 if session is not None:
-                    taken.call(lambda _: self._ended(session))
+                    shared.call(lambda _: self._close_session(session))
             finally:
-                _given_back(taken)
+                _release_log(shared)
 
-    async def _ended(self, session: Session) -> None:
+    async def _close_session(self, session: DatabaseSession) -> None:
         async with self._turn:
             await session.close()
 
-    def _log(self) -> _Shared:
-        with self._taking:
+    def _acquire(self) -> _SharedLog:
+        with self._acquiring:
             if self._closed:
                 raise StoreUnavailable("this connection is closed: make another one")
-            if self._taken is None or self._pid != os.getpid():
+            if self._shared is None or self._pid != os.getpid():
                 self._pid, self._session, self._turn = os.getpid(), None, asyncio.Lock()
-                self._taken = _taken(self._settings)
-            return self._taken
+                self._shared = _acquire_log(self._settings)
+            return self._shared
 
-    def _run(self, operation: Callable[[Session], Awaitable[R]]) -> R:
-        async def run(parts: _Parts) -> R:
+    def _run(self, operation: Callable[[DatabaseSession], Awaitable[R]]) -> R:
+        async def run(log: _OpenLog) -> R:
             async with self._turn:
                 if self._session is None:
-                    self._session = (await parts.database()).session(member=self._member)
+                    self._session = (await log.database()).session(member=self._member)
                 return await operation(self._session)
 
         with self._statement:
-            return self._log().call(run)
+            return self._acquire().call(run)

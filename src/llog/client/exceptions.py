@@ -1,4 +1,4 @@
-"""The exceptions of PEP 249, which replace the errors of llog here; each error's class names its exception.
+"""The exceptions of PEP 249, which stand for the errors of llog here; the class of each error names its exception.
 
 The error itself is the exception's `__cause__`. `code` is the stable code of `llog.errors`; `line`, `column` and `hint`
 are set where a statement is wrong.
@@ -13,7 +13,7 @@ from typing import Final
 from llog.errors import DbapiException, LlogError
 
 
-class Warning(Exception):  # the name that PEP 249 has for it
+class Warning(Exception):  # PEP 249 demands this name
     """Part of the standard; never raised here, but named in `Cursor.messages`."""
 
 
@@ -25,9 +25,7 @@ class Error(Exception):
 
 
 class InterfaceError(Error):
-    """A cursor or a connection is used in a way that makes no sense: after it was closed, or to fetch rows where there
-    are none.
-    """
+    """A cursor or connection was used after it was closed, or rows were fetched where a statement returned none."""
 
 
 class DatabaseError(Error):
@@ -39,7 +37,7 @@ class DataError(DatabaseError):
 
 
 class OperationalError(DatabaseError):
-    """Not the statement's fault: a store or a broker cannot be reached, another process owns the log, time is over."""
+    """Not the statement's fault: a store or broker is unreachable, another process owns the log, time ran out."""
 
 
 class IntegrityError(DatabaseError):
@@ -51,7 +49,7 @@ class InternalError(DatabaseError):
 
 
 class ProgrammingError(DatabaseError):
-    """A statement is wrong, or names what is not there."""
+    """A statement is wrong, or names something that does not exist."""
 
 
 class NotSupportedError(DatabaseError):
@@ -68,18 +66,18 @@ _BY_NAME: Final[Mapping[DbapiException, type[DatabaseError]]] = {
 }
 
 
-def exception_of(error: LlogError) -> DatabaseError:
-    made = _BY_NAME[error.dbapi_exception](str(error))
-    made.code = error.code
+def to_dbapi_exception(error: LlogError) -> DatabaseError:
+    exception = _BY_NAME[error.dbapi_exception](str(error))
+    exception.code = error.code
     for name in ("line", "column", "hint"):
-        setattr(made, name, getattr(error, name, None) or None)
-    return made
+        setattr(exception, name, getattr(error, name, None) or None)
+    return exception
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """What llog raises inside leaves as PEP 249 has it."""
+def translate_errors() -> Iterator[None]:
+    """Turn every error of llog that the block raises into its exception of PEP 249."""
     try:
         yield
     except LlogError as error:
-        raise exception_of(error) from error
+        raise to_dbapi_exception(error) from error

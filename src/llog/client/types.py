@@ -1,5 +1,5 @@
-"""The type objects and constructors of PEP 249. The type code of a column is its Arrow type, which is equal to one of
-the objects here.
+"""The type objects and constructors of PEP 249. The type code of a column is its Arrow type, which equals one of the
+objects.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def TimeFromTicks(ticks: float) -> datetime.time:
 
 
 def TimestampFromTicks(ticks: float) -> datetime.datetime:
-    """In UTC, without a zone, as TIMESTAMP columns are."""
+    """Return the time in UTC without a time zone, as TIMESTAMP columns have it."""
     return datetime.datetime.fromtimestamp(ticks, datetime.UTC).replace(tzinfo=None)
 
 
 class TypeObject:
-    """Equal to every Arrow type that is of its kind."""
+    """Compares equal to every Arrow type of its kind."""
 
     def __init__(self, name: str, *fits: Callable[[Any], bool]) -> None:
         self._name = name

@@ -10,12 +10,12 @@ from llog.config.segments import SegmentSettings
 
 
 class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
-    """What a broker serves and within which limits, added to the settings before them."""
+    """What a broker serves and within which limits, in addition to the settings of disk topics."""
 
     batch_max_bytes: Annotated[
         int,
         Meta(
-            description="A batching writer puts a blob as soon as this much waits.",
+            description="How many bytes of records a batching writer collects before it puts a blob.",
             ge=1,
             le=256 << 20,
             extra={"unit": "size"},
@@ -24,9 +24,8 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     batch_max_delay_ms: Annotated[
         int,
         Meta(
-            description="A batching writer puts a blob when its oldest record has waited this long: fewer, larger "
-            "blobs against "
-            "quicker answers.",
+            description="How long the oldest record of a batching writer waits before the writer puts a blob. Raise "
+            "it for fewer and larger blobs; lower it for quicker acknowledgements.",
             ge=0,
             le=60_000,
             extra={"unit": "duration"},
@@ -35,10 +34,9 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     batch_max_buffer_bytes: Annotated[
         int,
         Meta(
-            description="Most that a batching writer holds in memory, waiting or under way; beyond it, callers "
-            "wait, and "
-            "a broker refuses requests with 429. One request of a broker never holds more than it leaves free for "
-            "others.",
+            description="The most memory for records that a batching writer has not appended yet. Beyond it, callers "
+            "wait, and a broker refuses requests with 429. A single request gets at most half of what the others "
+            "leave.",
             ge=1,
             extra={"unit": "size"},
         ),
@@ -46,29 +44,27 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     broker_bind_host: Annotated[
         str,
         Meta(
-            description="Address that the broker listens on. It asks nobody for a password: beyond this machine, "
-            "put a proxy in "
-            "front of it that does."
+            description="The address that the broker listens on. The broker does not authenticate its clients: to "
+            "serve other machines, put a proxy in front of it that does."
         ),
     ] = "127.0.0.1"
     broker_port: Annotated[
-        int, Meta(description="Port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
+        int, Meta(description="The port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
     ] = 8080
     broker_advertised_address: Annotated[
         str | None,
         Meta(
-            description="Where other brokers reach this one, as http://host:port: they send it the requests for "
-            "what it owns. Set it if "
-            "LLOG_BROKER_BIND_HOST is 0.0.0.0 or ::, or if a proxy is between them.",
+            description="Where other brokers reach this one, as http://host:port, to forward requests for what it "
+            "owns. Set it if LLOG_BROKER_BIND_HOST is 0.0.0.0 or ::, or if a proxy stands between the brokers.",
             extra={"default": "where the broker listens, unless that is every address of the machine"},
         ),
     ] = None
     broker_forward_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long a broker waits for the answer of another one that owns what a request asks for, "
-            "besides the time that "
-            "the request itself may wait. 0 forwards nothing: such requests get 421, with the owner's address.",
+            description="How long a broker waits for the answer to a request that it forwarded to the owner, beyond "
+            "the time that the request itself may wait. With 0, the broker forwards nothing: it answers 421 with the "
+            "owner's address.",
             ge=0,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -77,27 +73,25 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     broker_hosts: Annotated[
         str | None,
         Meta(
-            description="Names that clients may call the broker by, with commas between them: `llog.example.com`, "
-            "`*.example.com` for all "
-            "below one, or `*` for any, where a proxy in front of the broker checks them.",
+            description="The host names under which clients may call the broker, separated by commas: "
+            "`llog.example.com`, `*.example.com` for all names below one, or `*` for any name, if a proxy in front of "
+            "the broker checks them.",
             extra={"default": "none: only localhost, LLOG_BROKER_BIND_HOST and any IP address"},
         ),
     ] = None
     auto_create: Annotated[
         str,
         Meta(
-            description="What a write through a broker makes if it is missing. `lazy`: the topic, and the "
-            "partitions up to the one that is "
-            "written to, at most 64 more than there are. A number: a new topic gets this many partitions, or as "
-            "many as the first request "
-            "names; a topic that exists does not grow. `off`: nothing."
+            description="What a write through a broker creates if it is missing. `lazy`: the topic, and its "
+            "partitions up to the one written to, at most 64 more than exist. A number: a new topic with this many "
+            "partitions, or with as many as the first request names; an existing topic does not grow. `off`: nothing."
         ),
     ] = "lazy"
     request_max_bytes: Annotated[
         int,
         Meta(
-            description="Largest body of a request that the broker reads; larger ones, and those over half of "
-            "LLOG_BATCH_MAX_BUFFER_BYTES, are refused with 413.",
+            description="The largest request body that the broker reads. It refuses larger ones, and those over half "
+            "of LLOG_BATCH_MAX_BUFFER_BYTES, with 413.",
             ge=1 << 10,
             le=256 << 20,
             extra={"unit": "size"},
@@ -106,8 +100,8 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     request_header_max_bytes: Annotated[
         int,
         Meta(
-            description="Largest header of a request, its address included, that the broker reads; larger ones are "
-            "refused with 431.",
+            description="The largest request header, including the request's address, that the broker reads. It "
+            "refuses larger ones with 431.",
             ge=1 << 10,
             le=16 << 20,
             extra={"unit": "size"},
@@ -116,10 +110,9 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     request_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the header of a request may take to arrive, and how long a body may arrive, or "
-            "an answer be taken, more "
-            "slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND; then the broker gives the request up. Raise it for "
-            "clients on bad networks.",
+            description="How long the header of a request may take to arrive, and how long a client may send a body "
+            "or read an answer more slowly than LLOG_REQUEST_MIN_BYTES_PER_SECOND, before the broker gives the "
+            "request up. Raise it for clients on bad networks.",
             ge=100,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -128,9 +121,8 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     request_min_bytes_per_second: Annotated[
         int,
         Meta(
-            description="Bytes per second at which the broker's clients must send bodies and take answers. Lower "
-            "it for clients on slow "
-            "networks.",
+            description="How many bytes per second clients must send of a body, or read of an answer. Lower it for "
+            "clients on slow networks.",
             ge=1,
             le=1 << 30,
             extra={"unit": "size"},
@@ -139,39 +131,33 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     role: Annotated[
         Literal["both", "all", "write", "read"],
         Meta(
-            description="What a broker answers besides health, metrics and what there is: `write` produces and the "
-            "making of topics, "
-            "`read` consumes, `both` (or `all`) everything."
+            description="Which requests a broker answers besides health, metrics and listings: `write` appends and "
+            "creates topics, `read` consumes, `both` (or `all`) does everything."
         ),
     ] = "both"
     cors_origins: Annotated[
         str | None,
         Meta(
-            description="Web pages that may ask the broker from a browser: their origins "
-            "(`https://app.example.com`), with commas between "
-            "them, or `*` for all pages.",
+            description="The origins of the web pages whose scripts may read the broker's answers, separated by "
+            "commas (`https://app.example.com`), or `*` for all pages.",
             extra={"default": "none: browsers let no other page read an answer"},
         ),
     ] = None
     tail_cache_dir: Annotated[
         str | None,
         Meta(
-            description="Directory of the shared tail: brokers of this machine that name the same one read from "
-            "there what others of "
-            "them appended a moment ago. Best in memory (`/dev/shm/llog`). It must belong to the broker's user, "
-            "and others must not be "
-            "able to write there.",
+            description="The directory of the shared tail: brokers of this machine that name the same directory read "
+            "from it what the others have just appended. It is best in memory (`/dev/shm/llog`), must belong to the "
+            "broker's user, and must not be writable by others.",
             extra={"default": "none: nothing is shared"},
         ),
     ] = None
     tail_cache_max_bytes: Annotated[
         int,
         Meta(
-            description="Most memory for batches that a broker appended or read a moment ago, so that consuming "
-            "them asks no blob store. "
-            "With LLOG_TAIL_CACHE_DIR also the most bytes of files there that the brokers of one log have, all "
-            "together; a batch of more "
-            "than an eighth of it is not shared. 0 keeps and shares nothing.",
+            description="The most memory for recently appended or read batches, which a broker serves without asking "
+            "the blob store. With LLOG_TAIL_CACHE_DIR, it also bounds the files there, for all brokers of one log "
+            "together; a batch larger than an eighth of it is not shared. 0 turns both caches off.",
             ge=0,
             extra={"unit": "size"},
         ),
@@ -179,9 +165,8 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     sql_timeout_ms: Annotated[
         int,
         Meta(
-            description="How long the statements of one request may run in a broker, waiting included, and how "
-            "long one statement may "
-            "compute in a program that uses the log without one; then they are cancelled.",
+            description="How long the statements of one request may run in a broker, including waits, and how long "
+            "one statement may compute in a program that uses the log without a broker. Then they are cancelled.",
             ge=100,
             le=86_400_000,
             extra={"unit": "duration"},
@@ -190,7 +175,7 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     sql_answer_max_bytes: Annotated[
         int,
         Meta(
-            description="Most bytes of rows that a broker answers to the statements of one request.",
+            description="The most bytes of rows in a broker's answer to the statements of one request.",
             ge=1 << 10,
             le=1 << 30,
             extra={"unit": "size"},
@@ -199,10 +184,9 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     sql_memory_max_bytes: Annotated[
         int,
         Meta(
-            description="Most memory for the copies of tables that SQL reads, and for what statements compute on "
-            "them: those that need "
-            "more fail. Statements that read no tables, and the reading of long texts, each have as much again. "
-            "Enforced on Linux.",
+            description="The most memory for the copies of tables that SQL reads and for what statements compute on "
+            "them; a statement that needs more fails. Statements without tables, and the parsing of long statements, "
+            "have as much again each. The limit is enforced on Linux.",
             ge=64 << 20,
             extra={"unit": "size"},
         ),

@@ -1,7 +1,8 @@
-"""What a declaration says about a setting: its type, bounds, unit, default and description, and how values are checked.
+"""Reads the declarations of settings (type, bounds, unit, default and description), and checks values against them.
 
 A setting is a field of a `Struct`, `Annotated` with msgspec's `Meta`: `description`, `ge` and `le`, and in `extra` its
-`unit` (duration or size), the `default` as people read it, and the variables of other programs that are `fallbacks`.
+`unit` (duration or size), its `default` as the docs show it, and its `fallbacks`, which are variables of other
+programs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import msgspec
 from llog.base.secret import Secret
 from llog.base.units import format_duration_ms, format_size
 from llog.errors import ConfigurationError
-from llog.stores.addresses import shown
+from llog.stores.addresses import redact
 
 PREFIX: Final = "LLOG_"
-# Examples for people, of which some are within the bounds of every setting.
-_DURATIONS: Final = (500, 10_000, 3_600_000)
-_SIZES: Final = (64 << 10, 64 << 20, 1 << 30)
+# Examples in error messages. For every setting, at least one of them is within its bounds.
+_DURATION_EXAMPLES_MS: Final = (500, 10_000, 3_600_000)
+_SIZE_EXAMPLES: Final = (64 << 10, 64 << 20, 1 << 30)
 
 
 class Setting(NamedTuple):
-    """The declaration of one setting, as read off its field."""
+    """The declaration of one setting, read from its field."""
 
     field: str
     kind: type
@@ -46,37 +47,37 @@ class Setting(NamedTuple):
 
     @property
     def accepts(self) -> str:
-        """What may be written, for people."""
+        """The values that the setting accepts, in words, for an error message."""
         if self.choices:
             return " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
         if self.kind is not int:
             return "text"
         what = {
-            "duration": f"a duration such as {self._examples(_DURATIONS)}",
-            "size": f"a size such as {self._examples(_SIZES)}",
+            "duration": f"a duration such as {self._examples(_DURATION_EXAMPLES_MS)}",
+            "size": f"a size such as {self._examples(_SIZE_EXAMPLES)}",
             None: "a whole number",
         }
         bounds = [
-            f"from {self.written(self.low)}" if self.low is not None else "",
-            f"to {self.written(self.high)}" if self.high is not None else "",
+            f"from {self.format(self.low)}" if self.low is not None else "",
+            f"to {self.format(self.high)}" if self.high is not None else "",
         ]
         within = " ".join(filter(None, bounds))
         return f"{what[self.unit]}, {within}" if within else what[self.unit]
 
     def _examples(self, values: Sequence[int]) -> str:
-        """Those of the values that are within the bounds, as people write them."""
+        """Return the values that are within the bounds, as a user would write them."""
         low, high = self.low or 0, math.inf if self.high is None else self.high
-        return " or ".join(self.written(value) for value in values if low <= value <= high)
+        return " or ".join(self.format(value) for value in values if low <= value <= high)
 
-    def written(self, value: int) -> str:
-        """A value as people write it."""
+    def format(self, value: int) -> str:
+        """Return the value as a user would write it, with its unit."""
         if self.unit == "duration":
             return format_duration_ms(value)
         return format_size(value).replace(" ", "") if self.unit == "size" else str(value)
 
 
 def declarations(settings: type[msgspec.Struct]) -> dict[str, Setting]:
-    """The declarations of all fields, by name and in their order."""
+    """Return the declarations of all fields, by name and in their order."""
     hints = get_type_hints(settings, include_extras=True)
     return {info.name: _declaration(info, hints[info.name]) for info in msgspec.structs.fields(settings)}
 
@@ -106,7 +107,10 @@ def _declaration(info: msgspec.structs.FieldInfo, annotated: Any) -> Setting:
 
 
 def check(setting: Setting, value: object, source: str | None = None) -> None:
-    """Type and bounds, which hold however the settings were made."""
+    """Raise `ConfigurationError` unless the value has the type and the bounds of its declaration.
+
+    `source` names where the value came from, if that was not the setting's own variable.
+    """
     if value is None and setting.optional:
         return
     fits = isinstance(value, setting.kind) and not isinstance(value, bool)
@@ -119,14 +123,14 @@ def check(setting: Setting, value: object, source: str | None = None) -> None:
         raise ConfigurationError(f"{source or setting.variable} is {given}: it must be {setting.accepts}")
     if setting.field in ("s3_endpoint_url", "broker_advertised_address") and not _is_http(str(value)):
         raise ConfigurationError(
-            f"{source or setting.variable} is {shown(str(value))!r}: it must be http://host:port or https://host:port"
+            f"{source or setting.variable} is {redact(str(value))!r}: it must be http://host:port or https://host:port"
         )
 
 
 def _is_http(url: str) -> bool:
-    """Whether it is the address of an HTTP server, without credentials."""
+    """Whether the URL is the address of an HTTP server, without credentials."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in url
-    except ValueError:  # its port is no number
+    except ValueError:  # the port is not a number
         return False

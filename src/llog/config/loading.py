@@ -1,8 +1,8 @@
-"""Where settings come from.
+"""Loads settings.
 
-Each from the first of: an explicit override, its environment variable `LLOG_…`, the TOML file, a variable of AWS or
-PostgreSQL, its default. An unknown name or a malformed value is an error at once, for a mistyped setting that is
-ignored is found out when it is too late.
+A value comes from the first of: an explicit override, the environment variable `LLOG_…`, the TOML file, a variable of
+AWS or PostgreSQL, the default. An unknown name or a malformed value is an error at once: a mistyped setting that is
+ignored would be noticed too late.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from llog.base.secret import Secret
 from llog.base.units import parse_duration_ms, parse_size
 from llog.config.declaration import PREFIX, Setting, check
-from llog.config.locations import NO_BLOBS, superseded
+from llog.config.locations import NO_BLOBS, superseded_fields
 from llog.config.settings import SETTINGS, Settings
 from llog.errors import ConfigurationError, InvalidArgument
 
@@ -25,7 +25,7 @@ CONFIG_VARIABLE: Final = "LLOG_CONFIG"
 CONFIG_FILE: Final = "llog.toml"
 _NOT_SETTINGS: Final = (CONFIG_VARIABLE, "LLOG_REQUIRE_SERVERS", "LLOG_HYPOTHESIS_PROFILE")
 _NOT_SETTINGS_PREFIX: Final = "LLOG_TEST_"
-# What Kubernetes tells every pod of a Service whose name begins with "llog".
+# The variables that Kubernetes sets in every pod for a Service whose name begins with "llog".
 _SERVICE_VARIABLE: Final = re.compile(
     r"LLOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -39,24 +39,25 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> Settings:
-    """The settings of this process. `overrides` are by field name (None: not overridden); `environment` is `os.environ`
-    unless given.
+    """Return the settings of this process.
 
-    `config_file` goes before the file that LLOG_CONFIG names, and that before `llog.toml` in the current directory.
+    `overrides` maps field names to values; None does not override. `environment` is `os.environ` by default.
+    `config_file` takes precedence over the file that LLOG_CONFIG names, and that over `llog.toml` in the current
+    directory.
     """
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = _from_file(config_file, environment)
     values |= _from_environment(environment)
     for field, value in (overrides or {}).items():
         if field not in SETTINGS:
-            raise ConfigurationError(f"there is no setting {field!r}: {_known(field)}")
+            raise ConfigurationError(f"there is no setting {field!r}: {_suggestion(field)}")
         if value is not None:
-            values[field] = _parsed(SETTINGS[field], value, SETTINGS[field].variable)
-    for field in superseded({field for field, value in (overrides or {}).items() if value is not None}):
+            values[field] = _parse(SETTINGS[field], value, SETTINGS[field].variable)
+    for field in superseded_fields({field for field, value in (overrides or {}).items() if value is not None}):
         values.pop(field, None)
     is_in_s3 = any(field.startswith("s3_") for field in values)
     if is_in_s3 and not {"blobs", "s3_bucket"} & values.keys() and not str(values.get("keyed")).startswith("s3:"):
-        values["blobs"] = NO_BLOBS  # in a local directory, records would silently go elsewhere
+        values["blobs"] = NO_BLOBS  # in a local directory, records would silently miss S3
     settings = Settings(**(_fallbacks(values, environment) | values))
     _check_s3(settings, values)
     _check_postgres(settings, values)
@@ -64,9 +65,9 @@ def load_settings(
 
 
 def load_client_name(environment: Mapping[str, str] | None = None) -> str:
-    """Return the name of this process for requests to a broker: `Settings.client_name`.
+    """Return `Settings.client_name`, the name of this process in its requests to a broker.
 
-    It reads no other setting: a client of a broker opens no log, so a mistake in a log's settings must not stop it.
+    No other setting is read: a client of a broker opens no log, so a mistake in a log's settings must not stop it.
     """
     environment = os.environ if environment is None else environment
     setting = SETTINGS["client_identifier"]
@@ -89,8 +90,10 @@ def _from_file(config_file: Path | None, environment: Mapping[str, str]) -> dict
         raise ConfigurationError(f"the configuration file {path} is not valid TOML: {error}") from error
     unknown = next((key for key in found if key not in SETTINGS), None)
     if unknown is not None:
-        raise ConfigurationError(f"the configuration file {path} has an unknown key {unknown!r}: {_known(unknown)}")
-    return {key: _parsed(SETTINGS[key], value, f"{key} in {path}") for key, value in found.items()}
+        raise ConfigurationError(
+            f"the configuration file {path} has an unknown key {unknown!r}: {_suggestion(unknown)}"
+        )
+    return {key: _parse(SETTINGS[key], value, f"{key} in {path}") for key, value in found.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -100,9 +103,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         field = variable.removeprefix(PREFIX).lower()
         if field not in SETTINGS or SETTINGS[field].variable != variable:
-            raise ConfigurationError(f"the environment has an unknown variable {variable}: {_known(field)}")
+            raise ConfigurationError(f"the environment has an unknown variable {variable}: {_suggestion(field)}")
         if text:
-            values[field] = _parsed(SETTINGS[field], text, variable)
+            values[field] = _parse(SETTINGS[field], text, variable)
     return values
 
 
@@ -114,7 +117,7 @@ def _is_no_setting(variable: str, text: str) -> bool:
 
 
 def _check_s3(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse settings of S3 where no store is in S3: records would silently go elsewhere."""
+    """Refuse settings of S3 if no store is in S3: records would silently go elsewhere."""
     field = next((field for field in given if field.startswith("s3_")), None)
     if field is not None and not settings.uses_s3:
         raise ConfigurationError(
@@ -124,9 +127,7 @@ def _check_s3(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def _check_postgres(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse a password for PostgreSQL where the metadata is elsewhere: the order of the log would silently be kept
-    there.
-    """
+    """Refuse a password for PostgreSQL if the metadata is elsewhere: the log's order would silently be kept there."""
     field = next((field for field in given if field.startswith("postgres_")), None)
     if field is not None and not settings.uses_postgres:
         raise ConfigurationError(
@@ -136,15 +137,15 @@ def _check_postgres(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the variables of AWS and PostgreSQL say of settings that nobody made.
+    """Return values from the variables of AWS and PostgreSQL for settings that have no value of their own.
 
-    Credentials count as one: half of them would fit nobody's other half.
+    The S3 credentials are taken together or not at all: a key and a secret from different places would not match.
     """
     found: dict[str, Any] = {}
     for setting in SETTINGS.values():
         text = next((environment[name] for name in setting.fallbacks if environment.get(name)), None)
         if text is not None and setting.field not in values:
-            found[setting.field] = _parsed(setting, text, setting.fallbacks[0])
+            found[setting.field] = _parse(setting, text, setting.fallbacks[0])
     if "postgres_password_file" in values:
         found.pop("postgres_password", None)
     own = any(field in values for field in _CREDENTIALS)
@@ -153,12 +154,12 @@ def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     return found
 
 
-def _parsed(setting: Setting, value: object, source: str) -> str | int | Secret:
-    """The typed value of what was written; `source` is named if it is malformed."""
+def _parse(setting: Setting, value: object, source: str) -> str | int | Secret:
+    """Return the typed value; the `ConfigurationError` for a malformed one names its `source`."""
     shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
     try:
         if setting.kind is int and isinstance(value, str):
-            value = _number(setting, value)
+            value = _parse_number(setting, value)
     except InvalidArgument as error:
         raise ConfigurationError(f"{source} is {shown}: it must be {setting.accepts}") from error
     if setting.kind is Secret and isinstance(value, str):
@@ -168,7 +169,7 @@ def _parsed(setting: Setting, value: object, source: str) -> str | int | Secret:
     return value
 
 
-def _number(setting: Setting, text: str) -> int:
+def _parse_number(setting: Setting, text: str) -> int:
     if setting.unit == "duration":
         return parse_duration_ms(text)
     if setting.unit == "size":
@@ -178,8 +179,8 @@ def _number(setting: Setting, text: str) -> int:
     return int(text)
 
 
-def _known(unknown: str) -> str:
-    """What was probably meant."""
+def _suggestion(unknown: str) -> str:
+    """Return the most similar setting's name, for the error about an unknown one."""
     from difflib import get_close_matches
 
     (nearest,) = get_close_matches(unknown.lower(), SETTINGS, n=1, cutoff=0.0)

@@ -10,12 +10,13 @@ from llog.config.upkeep import UpkeepSettings
 
 
 class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
-    """How disk topics are written, added to the settings before them."""
+    """How disk topics are written, in addition to the settings of upkeep."""
 
     segment_bytes: Annotated[
         int,
         Meta(
-            description="Size at which a disk topic begins a new segment file. Retention removes whole segments.",
+            description="The size at which a disk topic begins a new segment file. Retention removes whole segments: "
+            "smaller ones free space sooner, at the cost of more files.",
             ge=1 << 10,
             le=4 << 30,
             extra={"unit": "size"},
@@ -24,8 +25,8 @@ class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
     segment_ms: Annotated[
         int,
         Meta(
-            description="Age at which a disk topic begins a new segment file with the next append, however small "
-            "the old one is.",
+            description="The age at which a disk topic begins a new segment file with its next append, however small "
+            "the current file is.",
             ge=1000,
             extra={"unit": "duration"},
         ),
@@ -33,8 +34,8 @@ class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
     segment_index_bytes: Annotated[
         int,
         Meta(
-            description="A disk topic's index has one entry for so many bytes: fewer make it larger, and lookups "
-            "quicker.",
+            description="How many bytes of a disk topic one index entry covers. Lower it for quicker lookups and a "
+            "larger index.",
             ge=64,
             le=16 << 20,
             extra={"unit": "size"},
@@ -43,19 +44,17 @@ class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
     segment_index_records: Annotated[
         int,
         Meta(
-            description="A disk topic's index also has an entry for so many records, where they take fewer bytes than "
-            "LLOG_SEGMENT_INDEX_BYTES; 0: only bytes count.",
+            description="How many records of a disk topic one index entry covers at most, if that is less than "
+            "LLOG_SEGMENT_INDEX_BYTES. With 0, only the bytes count.",
             ge=0,
         ),
     ] = 0
     segment_frame_bytes: Annotated[
         int,
         Meta(
-            description="Bytes of records, before compression, that a disk topic writes as one frame; a larger "
-            "append becomes several "
-            "frames, which recovery keeps or drops together. A frame is what a read decodes at least: fewer bytes "
-            "make reads of "
-            "single records cheaper, and appends a little slower.",
+            description="How many bytes of records, before compression, a disk topic writes as one frame. A larger "
+            "append becomes several frames, which recovery keeps or drops together. A read decodes whole frames: "
+            "lower it to make reads of single records cheaper and appends a little slower.",
             ge=4 << 10,
             le=64 << 20,
             extra={"unit": "size"},
@@ -64,10 +63,9 @@ class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
     segment_fsync: Annotated[
         Literal["always", "interval", "os"],
         Meta(
-            description="When a disk topic's records are on the disk. `always`: before an append is answered. "
-            "`interval`: every "
-            "LLOG_SEGMENT_FSYNC_INTERVAL_MS; a power cut can take what was answered since. `os`: when the "
-            "operating system likes."
+            description="When a disk topic's records reach the disk. `always`: before an append is acknowledged. "
+            "`interval`: every LLOG_SEGMENT_FSYNC_INTERVAL_MS; a power failure can lose records that were "
+            "acknowledged since. `os`: when the operating system writes them."
         ),
     ] = "always"
     segment_fsync_interval_ms: Annotated[
@@ -82,11 +80,9 @@ class SegmentSettings(UpkeepSettings, frozen=True, kw_only=True):
     segment_ahead_bytes: Annotated[
         int,
         Meta(
-            description="With LLOG_SEGMENT_FSYNC=always, the file of a disk topic is made longer by up to so many "
-            "zeros at a time: appends "
-            "of up to a quarter of that are on the disk sooner. 0: never, as suits file systems that do not write "
-            "in place "
-            "(Btrfs, ZFS).",
+            description="The most zeros that a disk topic writes ahead of its records with LLOG_SEGMENT_FSYNC=always, "
+            "so that appends of up to a quarter of this size reach the disk sooner. Set it to 0 on file systems that "
+            "do not write in place (Btrfs, ZFS).",
             ge=0,
             le=16 << 20,
             extra={"unit": "size"},

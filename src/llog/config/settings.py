@@ -1,4 +1,4 @@
-"""The settings of one process: all of those that are declared, completed and checked against each other."""
+"""The settings of one process: all declared settings, completed and checked against each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import msgspec
 from llog.base.secret import Secret
 from llog.config.broker import BrokerSettings
 from llog.config.declaration import Setting, check, declarations
-from llog.config.locations import NO_BLOBS, blobs_url, checked_prefix, meta_url, parse_address
+from llog.config.locations import NO_BLOBS, blobs_url, meta_url, normalize_prefix, parse_address
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.model import PARTITIONS_MAX, check_topic_name
-from llog.stores.addresses import shown
+from llog.stores.addresses import redact
 from llog.stores.registry import meta_adapter, settings_prefixes
 
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}")
 
 
 class Settings(BrokerSettings, frozen=True, kw_only=True):
-    """The settings of one process, checked when made and complete: paths are absolute, the stores' URLs are filled in.
+    """The settings of one process.
 
-    They pickle, and `as_environment` carries them to another process.
+    Creating them checks and completes them: paths become absolute and the stores' URLs are filled in. They pickle, and
+    `as_environment` carries them to another process.
     """
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
         url = meta_url(self.meta, self.oxia_service_address, self.oxia_namespace, directory)
         meta = parse_address("meta", url)
         adapter = meta_adapter(meta.scheme)
-        prefix = checked_prefix(self.root_prefix)
+        prefix = normalize_prefix(self.root_prefix)
         complete = {
             "data_dir": str(directory),
             "meta": url,
@@ -71,7 +72,7 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
             raise ConfigurationError("LLOG_OXIA_TOKEN and LLOG_OXIA_TOKEN_FILE are both set: unset one of them")
         if self.oxia_session_timeout_ms is not None and not self.uses_oxia:
             raise ConfigurationError(
-                f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {shown(url)}: set LLOG_SESSION_TIMEOUT_MS "
+                f"LLOG_OXIA_SESSION_TIMEOUT_MS is set, but LLOG_META is {redact(url)}: set LLOG_SESSION_TIMEOUT_MS "
                 "instead"
             )
         for field in ("client_identifier", "compactor_id"):
@@ -97,16 +98,14 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def uses_s3(self) -> bool:
-        """Whether any store is in S3, or may be: without a blob store of its own, a reader gets blobs from where the
-        metadata says.
-        """
+        """Whether a store is or may be in S3: with `none`, readers take the addresses of blobs from the metadata."""
         return self.blobs == NO_BLOBS or any(
             url is not None and url.startswith("s3://") for url in (self.blobs, self.keyed)
         )
 
     @property
     def client_name(self) -> str:
-        """What this process calls itself: LLOG_CLIENT_IDENTIFIER, or its host and process id."""
+        """The name of this process: LLOG_CLIENT_IDENTIFIER, or one made of its host and process id."""
         return self.client_identifier or f"llog-{socket.gethostname()}-{os.getpid()}"
 
     @property
@@ -133,9 +132,9 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
         return meta_adapter(self.meta.partition("://")[0]).settings_prefix == prefix
 
     def as_environment(self) -> dict[str, str]:
-        """All of it as `LLOG_…` variables, secrets in the clear: `load_settings` makes the same settings of them.
+        """Return all settings as `LLOG_…` variables, from which `load_settings` restores them.
 
-        Credentials that no store needs are left out.
+        Secrets are in clear text. Credentials that no store needs are left out.
         """
         unused = tuple(prefix for prefix in settings_prefixes() if not self._reads_settings(prefix))
         if not self.uses_s3:
@@ -153,18 +152,18 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
 
 
 SETTINGS: Final[Mapping[str, Setting]] = declarations(Settings)
-"""By field name, in the order of declaration."""
+"""The declarations by field name, in their order."""
 
 
 def parse_targets(text: str | None) -> list[tuple[str, int | None]]:
-    """The topics and partitions of LLOG_COMPACTOR_TARGETS; None for all partitions of a topic."""
+    """Return the topics and partitions of LLOG_COMPACTOR_TARGETS; None stands for all partitions of a topic."""
     targets: list[tuple[str, int | None]] = []
     for each in filter(None, (text or "").replace(" ", "").split(",")):
         topic, colon, partition = each.partition(":")
         is_number = partition.isascii() and partition.isdecimal() and int(partition[:7]) < PARTITIONS_MAX
         try:
             if colon and not is_number:
-                raise InvalidArgument(f"{partition[:40]!r} is no partition")
+                raise InvalidArgument(f"{partition[:40]!r} is not a partition")
             targets.append((check_topic_name(topic), int(partition) if colon else None))
         except InvalidArgument as error:
             raise ConfigurationError(

@@ -1,27 +1,27 @@
-"""What every engine asks of appends, and those that compact by key of records."""
+"""Checks of appends and their records, shared by the engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from llog.batch.columns import Columns, byte_size, columns_of
-from llog.engines.port import Group
 from llog.errors import InvalidArgument, RecordTooLarge
+from llog.log.engine import AppendGroup
 from llog.log.producers import check_producer
 from llog.log.records import Cleanup, Topic
 
 
 def check_keys(topic: Topic, columns: Columns) -> None:
-    """Every record of a topic with cleanup `compact` has a key: without one it would stay for ever."""
+    """Raise `InvalidArgument` if a record of a topic with cleanup `compact` has no key: it would stay for ever."""
     if topic.cleanup is Cleanup.COMPACT and (columns.keys is None or columns.keys.null_count):
         raise InvalidArgument(
             f"topic {topic.name!r} keeps the newest record of each key (cleanup compact): give every record a key"
         )
 
 
-def checked_columns(groups: Sequence[Group], append_bytes_max: int) -> list[Columns]:
-    """The groups' records as columns, before anything is done with them: none may be empty, and all together not too
-    large.
+def checked_columns(groups: Sequence[AppendGroup], append_bytes_max: int) -> list[Columns]:
+    """Return the records of each group as columns. Raises if there are no groups, if a group has no records or an
+    invalid producer, or if all together exceed `append_bytes_max`.
     """
     if not groups:
         raise InvalidArgument("an append needs at least one group of records")
@@ -35,5 +35,7 @@ def checked_columns(groups: Sequence[Group], append_bytes_max: int) -> list[Colu
         columns.append(part)
     size = sum(byte_size(part) for part in columns)
     if size > append_bytes_max:
-        raise RecordTooLarge(f"an append of {size} bytes is over the limit of {append_bytes_max} bytes")
+        raise RecordTooLarge(
+            f"an append of {size} bytes is over the limit of {append_bytes_max} bytes: append fewer records"
+        )
     return columns

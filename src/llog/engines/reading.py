@@ -1,19 +1,19 @@
-"""What can be read from any engine by its port alone: single records, and ranges batch by batch."""
+"""Reads single records and ranges of any engine, by its port alone."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 from llog.batch.columns import records_of, slice_columns
-from llog.engines.port import Batch, LogReader
 from llog.errors import OffsetOutOfRange, RecordRemoved
+from llog.log.engine import Batch, LogReader
 from llog.log.records import Topic
 from llog.model import Record, TimestampType, TopicPartition
 
 
 async def read_offset(reader: LogReader, tp: TopicPartition, offset: int) -> Record:
-    """The record at `offset`; `OffsetOutOfRange` at the next offset, too, and `RecordRemoved` where key compaction took
-    it.
+    """Return the record at `offset`. Raises `OffsetOutOfRange` outside the bounds and at the next offset, and
+    `RecordRemoved` if key compaction removed the record.
     """
     batches = await reader.read(tp, offset, 1)
     if batches and batches[0].start_offset == offset:
@@ -21,15 +21,15 @@ async def read_offset(reader: LogReader, tp: TopicPartition, offset: int) -> Rec
     bounds = await reader.bounds(tp)
     if not batches and not bounds.log_start_offset <= offset < bounds.next_offset:
         raise OffsetOutOfRange(str(tp), offset, *bounds)
-    raise RecordRemoved(f"offset {offset} of {tp} was removed by key compaction: a newer record of its key is there")
+    raise RecordRemoved(f"offset {offset} of {tp} was removed by key compaction: its key has a newer record")
 
 
 async def iter_from(
     reader: LogReader, tp: TopicPartition, offset: int, stop: int | None = None
 ) -> AsyncIterator[Batch]:
-    """Batches from `offset` up to `stop` (exclusive), or to what was the end when this began.
+    """Yield batches from `offset` up to `stop` (exclusive), by default the next offset at the time of the call.
 
-    None at the next offset; `OffsetOutOfRange` outside the bounds.
+    Yields nothing at the next offset. Raises `OffsetOutOfRange` outside the bounds.
     """
     bounds = await reader.bounds(tp)
     if not bounds.log_start_offset <= offset <= bounds.next_offset:
@@ -38,7 +38,7 @@ async def iter_from(
     while offset < stop:
         batches = await reader.read(tp, offset, stop=stop)
         if not batches:
-            return  # all that is left below `stop` was removed by key compaction
+            return  # key compaction removed all that is left below `stop`
         for batch in batches:
             if batch.end_offset >= stop:
                 batch = batch._replace(columns=slice_columns(batch.columns, 0, stop - batch.start_offset))
@@ -46,8 +46,8 @@ async def iter_from(
             offset = batch.end_offset + 1
 
 
-def with_times_of(topic: Topic, batch: Batch) -> Batch:
-    """In a topic of append time, what producers say of the time does not show."""
+def apply_timestamp_type(topic: Topic, batch: Batch) -> Batch:
+    """Return the batch without its producers' timestamps if the topic's timestamps are append times."""
     if topic.timestamp_type is TimestampType.CREATE:
         return batch
     return batch._replace(columns=batch.columns._replace(timestamps=None))

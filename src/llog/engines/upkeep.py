@@ -1,11 +1,10 @@
-"""Retention over all topics, whatever their engines, and key compaction of those that want it."""
+"""Retention and key compaction over all topics, whatever their engines."""
 
 from __future__ import annotations
 
-from llog.engines.port import CleanResult, LogAppender, RetentionResult
 from llog.errors import LlogError, PartitionNotInitialized
 from llog.log.catalog import Catalog
-from llog.log.engine import engine_of
+from llog.log.engine import CleanResult, LogAppender, RetentionResult, engine_of
 from llog.log.log import Log
 from llog.log.records import Cleanup
 from llog.model import TopicPartition
@@ -14,16 +13,16 @@ from llog.model import TopicPartition
 async def retain_all(
     log: Log, appender: LogAppender, engine: str | None = None, *, only_owned: bool = False
 ) -> dict[TopicPartition, RetentionResult | LlogError]:
-    """Applies each topic's own settings to all its partitions, of one engine if so wanted. A partition that fails does
-    not keep the others.
+    """Apply each topic's retention to all of its partitions, optionally for one engine only. Return a result or error
+    per partition: one that fails does not stop the others.
 
-    A topic that another process owns is left to that one: its error is `LogOwned`. With `only_owned`, topics that this
-    process would become the owner of are left alone: upkeep in the background must not.
+    A partition of another process gets the error `LogOwned`, and is left to that process. `only_owned` skips topics
+    whose owner this process would become, which upkeep in the background must not do.
     """
     results: dict[TopicPartition, RetentionResult | LlogError] = {}
-    left_alone = _not_taken_up(log) if only_owned else set()
+    skipped = _unowned_engines(log) if only_owned else set()
     for topic in await Catalog(log).topics(engine):
-        if (topic.retention_ms is None and topic.retention_bytes is None) or topic.engine in left_alone:
+        if (topic.retention_ms is None and topic.retention_bytes is None) or topic.engine in skipped:
             continue
         for partition in range(topic.partitions):
             tp = TopicPartition(topic.name, partition)
@@ -39,7 +38,7 @@ async def retain_all(
 
 
 async def release_deleted(log: Log) -> None:
-    """Closes the files of topics that were deleted, by whatever process."""
+    """Close the files of topics that were deleted, by this or any other process."""
     for engine in log.engines.values():
         await engine.release_deleted()
 
@@ -47,15 +46,14 @@ async def release_deleted(log: Log) -> None:
 async def clean_all(
     log: Log, *, topic: str | None = None, only_owned: bool = False
 ) -> dict[TopicPartition, CleanResult | LlogError]:
-    """Key compaction of every topic whose cleanup is `compact`; all there is of `topic`, if one is named.
+    """Compact by key every topic whose cleanup is `compact`; or only `topic`, and then also where little is new.
 
-    A partition that fails does not keep the others. One that another process owns is left to that one: its error is
-    `LogOwned`. `only_owned` is as in `retain_all`.
+    Results, errors and `only_owned` are as in `retain_all`.
     """
     results: dict[TopicPartition, CleanResult | LlogError] = {}
-    left_alone = _not_taken_up(log) if only_owned else set()
+    skipped = _unowned_engines(log) if only_owned else set()
     for each in await Catalog(log).topics():
-        if each.cleanup is not Cleanup.COMPACT or each.engine in left_alone or topic not in (None, each.name):
+        if each.cleanup is not Cleanup.COMPACT or each.engine in skipped or topic not in (None, each.name):
             continue
         for partition in range(each.partitions):
             tp = TopicPartition(each.name, partition)
@@ -68,6 +66,6 @@ async def clean_all(
     return results
 
 
-def _not_taken_up(log: Log) -> set[str]:
-    """The engines whose topics upkeep would make this process own."""
-    return {name for name, engine in log.engines.items() if not engine.is_taken_up}
+def _unowned_engines(log: Log) -> set[str]:
+    """Return the engines whose owner this process would become by upkeep."""
+    return {name for name, engine in log.engines.items() if not engine.allows_background_upkeep}

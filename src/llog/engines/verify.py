@@ -1,4 +1,4 @@
-"""Verification of partitions by their own engines, and what those report that cannot be read."""
+"""Verifies partitions by their own engines, and reports those that cannot be read."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from llog.model import TopicPartition
 
 
 class EngineVerifier:
-    """Verifies partitions of any engine. One for many partitions reads what they share once."""
+    """Verifies partitions of any engine. Use one verifier for many partitions: it reads what they share once."""
 
     def __init__(self, log: Log) -> None:
         self._catalog = Catalog(log)
         self._verifiers = {name: engine.verifier(log) for name, engine in log.engines.items()}
 
     async def verify(self, tp: TopicPartition, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Reads every record below the present next offset; `progress` gets the records read so far.
+        """Read every record below the present next offset; `progress` gets the number of records read so far.
 
-        Damage is reported, not raised, and so is that the partition cannot be read from here, which is no damage.
-        `TopicNotFound` if there is no such topic, or not any more.
+        Damage is reported, not raised. So is a partition that cannot be read from here, as unchecked, which is no
+        damage. Raises `TopicNotFound` if the topic does not exist.
         """
         topic = await self._catalog.get(tp.topic)
         return await pick_engine(self._verifiers, topic.engine, topic.name)(tp, progress=progress)
 
 
-async def report_reach(tp: TopicPartition, verifying: Awaitable[VerifyReport]) -> VerifyReport:
-    """The report, or one that says that the records are out of reach, or cannot be read."""
+async def verify_or_report(tp: TopicPartition, verifying: Awaitable[VerifyReport]) -> VerifyReport:
+    """Return the report of `verifying`, or one that says that the records are out of reach, or unreadable."""
     try:
         return await verifying
     except (LogOwned, OwnerUnavailable, ConfigurationError, MissingExtra, TopicElsewhere) as error:
@@ -52,7 +52,7 @@ async def report_reach(tp: TopicPartition, verifying: Awaitable[VerifyReport]) -
 
 
 def report_unreadable(tp: TopicPartition, error: LlogError) -> VerifyReport:
-    """A report of nothing but this error."""
+    """Return a report of this error alone."""
     found = Findings(tp)
     found.add(Problem(kind=ProblemKind.UNREADABLE, start_offset=0, end_offset=0, detail=str(error)))
     return found.report()

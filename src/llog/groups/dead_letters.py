@@ -1,11 +1,11 @@
-"""Messages that were delivered too often and never acknowledged: appended to a topic of their own, as they were.
+"""Dead letters: messages that were delivered too often without being acknowledged, appended to a topic of their own.
 
-A dead letter is the record itself, with its key, payload, time and headers, and five headers more:
+A dead letter is the record itself, with its key, payload, time and headers, and five additional headers:
 
 | header | value, as text |
 | --- | --- |
 | `llog-dead-topic`, `llog-dead-partition`, `llog-dead-offset` | where the message was |
-| `llog-dead-group` | the group that could not handle it |
+| `llog-dead-group` | the group that did not acknowledge it |
 | `llog-dead-attempts` | how often it was delivered |
 """
 
@@ -17,9 +17,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from llog.batch.columns import records_of
-from llog.engines.port import Batch, Group, LogAppender
-from llog.errors import InvalidArgument, LlogError, TopicExists, TopicNotFound
+from llog.errors import InvalidArgument, LlogError
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup, Batch, LogAppender
 from llog.log.records import Topic
 from llog.model import Header
 
@@ -32,8 +32,11 @@ class DeadLetters:
         self._appender = appender
 
     async def send(self, batches: Sequence[Batch], *, topic: Topic, to: str | None, group: str, attempts: int) -> None:
-        """Durable when this returns. A crash before they are acknowledged brings them twice: at least once."""
-        name = target_of(topic.name, to)
+        """Append the records of the batches as dead letters, durably; create the topic if it does not exist.
+
+        After a crash before the records are acknowledged, they are sent again: at least once.
+        """
+        name = dead_letter_topic(topic.name, to)
         records = []
         for batch in batches:
             for record in records_of(batch.columns, batch.start_offset):
@@ -48,24 +51,14 @@ class DeadLetters:
                 records.append(replace(record, headers=record.headers + more, offset=None))
         if not records:
             return
-        await self._made(name, topic)
-        (result,) = await self._appender.append([Group(topic=name, partition=0, records=records)])
+        await self._catalog.get_or_create(name, engine=topic.engine)
+        (result,) = await self._appender.append([AppendGroup(topic=name, partition=0, records=records)])
         if isinstance(result, LlogError):
             raise result
 
-    async def _made(self, name: str, topic: Topic) -> None:
-        """Makes the topic, on the engine of the one that the letters come from, if there is none."""
-        try:
-            await self._catalog.get(name)
-        except TopicNotFound:
-            try:
-                await self._catalog.create(name, engine=topic.engine)
-            except TopicExists:
-                pass
 
-
-def target_of(topic: str, to: str | None) -> str:
-    """Where dead letters of a topic go."""
+def dead_letter_topic(topic: str, to: str | None) -> str:
+    """Return the topic of a topic's dead letters; raise `InvalidArgument` if that is the topic itself."""
     name = to if to is not None else topic + SUFFIX
     if name == topic:
         raise InvalidArgument(f"the dead letters of topic {topic!r} cannot go to that topic itself: name another one")

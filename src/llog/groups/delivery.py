@@ -1,4 +1,6 @@
-"""A group's messages of one partition: claimed, read, and what is not handed out given back, buried or done."""
+"""One partition's share of a consume call for a group: its messages are claimed and read, and every record of a claim
+that is not delivered is given back, sent to the dead letters or settled.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,23 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from llog.engines.port import Bounds, LogReader
 from llog.errors import Contention, LlogError, OutcomeUnknown, StoreUnavailable
 from llog.groups.assignment import Membership
 from llog.groups.claims import held_up_until
 from llog.groups.dead_letters import DeadLetters
+from llog.groups.group_partition import GroupPartition
 from llog.groups.groups import Groups
 from llog.groups.messages import MessageReader
-from llog.groups.offsets import resolved
+from llog.groups.options import ConsumeOptions, Start
 from llog.groups.records import Claim, GroupMode
-from llog.groups.requests import ConsumeCall, Start
-from llog.groups.waits import Watch
-from llog.log.records import Topic
-from llog.model import TopicPartition
+from llog.groups.waits import Wakeup
+from llog.log.engine import Bounds
 
-_BURIED_AT_A_TIME: Final = 1_000
+_DEAD_LETTERS_AT_A_TIME: Final = 1_000
 
 
-class Unsettled(Exception):
-    """A claim may be left of which nobody was told: an ACK of its member would take it for delivered."""
+class UndeliveredClaims(Exception):
+    """Claims may be recorded whose messages were never delivered: an ACK of their member would acknowledge them."""
 
     def __init__(self, error: LlogError) -> None:
         super().__init__(str(error))
@@ -38,95 +38,77 @@ class Delivery(NamedTuple):
     size: int
 
 
-class Delivering:
-    def __init__(self, reader: LogReader, groups: Groups, messages: MessageReader, dead_letters: DeadLetters) -> None:
-        self._reader = reader
+class PartitionDelivery:
+    """Delivers messages of one partition to the member of a group that made the call."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        messages: MessageReader,
+        dead_letters: DeadLetters,
+        options: ConsumeOptions,
+        partition: GroupPartition,
+        bounds: Bounds,
+        membership: Membership | None,
+    ) -> None:
         self._groups = groups
         self._messages = messages
         self._dead_letters = dead_letters
+        self._options = options
+        self._partition = partition
+        self._bounds = bounds
+        self._membership = membership
 
-    async def claim(
-        self,
-        call: ConsumeCall,
-        topic: Topic,
-        tp: TopicPartition,
-        limit: int,
-        bounds: Bounds,
-        membership: Membership | None,
-    ) -> tuple[Claim, ...]:
-        """`Unsettled` if it failed, and may have been recorded all the same."""
-        assert call.group is not None
-        claims = None
-        for _ in range(2):
-            try:
-                claims = await self._groups.claim(
-                    call.group,
-                    tp,
-                    call.member,
-                    limit=limit,
-                    visibility_ms=call.visibility_ms,
-                    membership=membership,
-                    bounds=bounds,
-                    topic=topic,
-                )
-            except (StoreUnavailable, OutcomeUnknown, Contention) as error:
-                raise Unsettled(error) from error
-            if claims is not None:
-                break
-            await self._begin(call, topic, tp)
+    async def claim(self, limit: int) -> tuple[Claim, ...]:
+        """Claim up to `limit` records, after giving a new group its first positions.
+
+        Raises `UndeliveredClaims` if the claim failed and may have been recorded all the same.
+        """
+        claims = await self._claim(limit)
+        if claims is None:
+            assert self._options.group is not None
+            start = self._options.start or Start("earliest")
+            await self._groups.begin(self._options.group, self._partition.topic, start, GroupMode(self._options.mode))
+            claims = await self._claim(limit)
         return claims or ()
 
-    async def _begin(self, call: ConsumeCall, topic: Topic, tp: TopicPartition) -> None:
-        """Stores the group's first position in every partition, so that nothing is passed over from now on.
+    async def _claim(self, limit: int) -> tuple[Claim, ...] | None:
+        try:
+            return await self._partition.claim(
+                self._options.member,
+                limit=limit,
+                visibility_ms=self._options.visibility_ms,
+                membership=self._membership,
+                bounds=self._bounds,
+            )
+        except (StoreUnavailable, OutcomeUnknown, Contention) as error:
+            raise UndeliveredClaims(error) from error
 
-        Partition 0 comes last: a group that has a position there has begun, and a partition that it has none in was
-        added later.
+    async def deliver(self, claims: Sequence[Claim], max_bytes: int, *, at_least_one: bool) -> Delivery:
+        """Read the messages of these claims, up to `max_bytes`; `at_least_one` message however large it is.
+
+        Messages that do not fit are given back, and so are all if the read fails; records that no longer exist are
+        settled. Raises `UndeliveredClaims` if the read failed and the claims could not be given back.
         """
-        assert call.group is not None
-        start = call.start or Start("earliest")
-        first = TopicPartition(call.topic, 0)
-        if tp != first and await self._groups.record(call.group, first, topic=topic) is not None:
-            start = Start("earliest")
-        positions = await resolved(self._reader, call.topic, start, range(topic.partitions))
-        for partition, offset in sorted(positions.items(), reverse=True):
-            place = TopicPartition(call.topic, partition)
-            await self._groups.begin(call.group, place, offset, mode=GroupMode(call.mode), topic=topic)
-
-    async def deliver(
-        self,
-        call: ConsumeCall,
-        topic: Topic,
-        tp: TopicPartition,
-        claims: Sequence[Claim],
-        bounds: Bounds,
-        size: int,
-        *,
-        whole: bool,
-    ) -> Delivery:
-        """What these claims hold. What does not fit, and what fails, is given back; what is not there any more is done.
-
-        `Unsettled` if it failed, and could not be given back.
-        """
-        assert call.group is not None
         tables: list[pa.Table] = []
         gone: list[tuple[int, int]] = []
         back: list[tuple[int, int]] = []
-        rows, left = 0, size
+        rows, bytes_left = 0, max_bytes
         try:
             reads = await self._groups.log.meta.begin_reads()
             for claim in claims:
-                if call.max_attempts is not None and claim.attempt > call.max_attempts:
-                    await self._bury(call, topic, tp, claim, bounds)
+                if self._options.max_attempts is not None and claim.attempt > self._options.max_attempts:
+                    await self._send_to_dead_letters(claim)
                     continue
                 read = await self._messages.read(
-                    topic,
-                    tp,
+                    self._partition.topic,
+                    self._partition.tp,
                     claim.start,
                     claim.end,
-                    low=bounds.log_start_offset,
-                    rows=claim.count,
-                    size=left,
-                    whole=whole and not tables,
+                    log_start=self._bounds.log_start_offset,
+                    max_rows=claim.count,
+                    max_bytes=bytes_left,
+                    at_least_one=at_least_one and not tables,
                 )
                 last = claim.start - 1 if read.last is None else read.last
                 if last + 1 < read.next_offset:
@@ -134,64 +116,67 @@ class Delivering:
                 if read.next_offset <= claim.end:
                     back.append((read.next_offset, claim.end))
                 tables += read.tables(claim.attempt)
-                rows, left = rows + read.rows, left - read.size
+                rows, bytes_left = rows + read.rows, bytes_left - read.size
             if gone:
-                await reads.confirm()  # in an old state, what was claimed may not be there yet
-                await self._groups.settle(call.group, tp, call.member, gone, topic=topic)
+                await reads.confirm()  # in a stale state, records that were claimed may not exist yet
+                await self._partition.settle(self._options.member, gone)
             if back:
-                await self._groups.give_back(call.group, tp, call.member, back, topic=topic)
+                await self._partition.give_back(self._options.member, back)
         except LlogError as error:
-            if not await self.give_back(call, topic, tp, claims):
-                raise Unsettled(error) from error
+            if not await self.give_back(claims):
+                raise UndeliveredClaims(error) from error
             raise
         except BaseException:
-            await self.give_back(call, topic, tp, claims)
+            await self.give_back(claims)
             raise
-        return Delivery(tables, rows, size - left)
+        return Delivery(tables, rows, max_bytes - bytes_left)
 
-    async def give_back(self, call: ConsumeCall, topic: Topic, tp: TopicPartition, claims: Sequence[Claim]) -> bool:
-        """Whether it could be done; if not, they expire."""
-        assert call.group is not None
-        every = [(claim.start, claim.end) for claim in claims]
+    async def give_back(self, claims: Sequence[Claim]) -> bool:
+        """Give the claims back; return whether that succeeded. If it did not, they expire."""
         try:
-            await self._groups.give_back(call.group, tp, call.member, every, topic=topic)
+            await self._partition.give_back(self._options.member, [(claim.start, claim.end) for claim in claims])
         except LlogError:
             return False
         return True
 
-    async def _bury(self, call: ConsumeCall, topic: Topic, tp: TopicPartition, claim: Claim, bounds: Bounds) -> None:
-        """Makes dead letters of a claim that was delivered often enough, piece by piece."""
-        assert call.group is not None
+    async def wakeup(self) -> Wakeup:
+        """Return what would give the group something here: a new record, the end of a claim, or the end of the delay
+        that holds up an assigned group.
+        """
+        record = await self._partition.record()
+        if record is None:
+            return Wakeup(self._partition.tp, self._bounds.next_offset)
+        held_up_ms = held_up_until(record.claims, self._groups.log.runtime.now_ms())
+        if self._options.mode == "assigned" and held_up_ms is not None:
+            return Wakeup(None, 0, held_up_ms)
+        deadline_ms = min((claim.deadline_ms for claim in record.claims), default=None)
+        return Wakeup(self._partition.tp, record.offset, deadline_ms)
+
+    async def _send_to_dead_letters(self, claim: Claim) -> None:
+        """Append the records of a claim that was delivered often enough to the dead-letter topic, in parts, and settle
+        each part.
+        """
+        assert self._options.group is not None
         offset = claim.start
         while offset <= claim.end:
             reads = await self._groups.log.meta.begin_reads()
             read = await self._messages.read(
-                topic,
-                tp,
+                self._partition.topic,
+                self._partition.tp,
                 offset,
                 claim.end,
-                low=bounds.log_start_offset,
-                rows=_BURIED_AT_A_TIME,
-                size=call.max_bytes,
-                whole=True,
+                log_start=self._bounds.log_start_offset,
+                max_rows=_DEAD_LETTERS_AT_A_TIME,
+                max_bytes=self._options.max_bytes,
+                at_least_one=True,
             )
             await reads.confirm()
             await self._dead_letters.send(
-                read.batches, topic=topic, to=call.dead_letter, group=call.group, attempts=claim.attempt - 1
+                read.batches,
+                topic=self._partition.topic,
+                to=self._options.dead_letter,
+                group=self._options.group,
+                attempts=claim.attempt - 1,
             )
-            done = [(offset, read.next_offset - 1)]
-            await self._groups.settle(call.group, tp, call.member, done, topic=topic)
+            await self._partition.settle(self._options.member, [(offset, read.next_offset - 1)])
             offset = read.next_offset
-
-    async def watch(self, call: ConsumeCall, topic: Topic, tp: TopicPartition, bounds: Bounds) -> Watch:
-        """What would give the group something here: a new record, the end of somebody's claim, or of what holds up all
-        others.
-        """
-        assert call.group is not None
-        record = await self._groups.record(call.group, tp, topic=topic)
-        if record is None:
-            return Watch(tp, bounds.next_offset)
-        held_up_ms = held_up_until(record.claims, self._groups.log.runtime.now_ms())
-        if call.mode == "assigned" and held_up_ms is not None:
-            return Watch(None, 0, held_up_ms)
-        return Watch(tp, record.offset, min((claim.deadline_ms for claim in record.claims), default=None))

@@ -1,7 +1,7 @@
-"""All that is to be seen of consumer groups, over topics of every engine; and their removal.
+"""Listing, describing and deleting consumer groups over topics of every engine.
 
-Left out are deleted topics, and those that cannot be read from here: they are on another machine, or another process
-owns them. That is what `unreachable` tells.
+The listing leaves out deleted topics, and topics that this process cannot read because they are on another machine or
+another process owns them; `unreachable` reports why.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from llog.engines.port import Bounds
 from llog.errors import (
     ConfigurationError,
     GroupConflict,
@@ -25,23 +24,22 @@ from llog.errors import (
     WrongEngine,
 )
 from llog.groups import claims
-from llog.groups.assignment import holder
+from llog.groups.assignment import partition_holder
 from llog.groups.groups import Groups
 from llog.groups.records import NOBODY, GroupRecord, Members, check_group_name, is_held
 from llog.groups.store import GroupKey, GroupStore
+from llog.log.engine import Bounds
 from llog.log.keys import group_prefix
 from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.stores.meta import after
+from llog.stores.meta import prefix_end
 
 _GONE: Final = (TopicNotFound, PartitionNotInitialized)
 _OUT_OF_REACH: Final = (ConfigurationError, LogOwned, MissingExtra, TopicElsewhere, WrongEngine)
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """`lag` counts the records that the group has yet to acknowledge, without those that retention took before it
-    came.
-    """
+    """`lag` counts the records that the group has yet to acknowledge, without those that retention removed."""
 
     topic: str
     partition: int
@@ -50,8 +48,8 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
 
 
-class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
-    """A group in one partition. No offset and lag: it has a member there, and no position yet."""
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A group's progress in one partition. Without an offset and lag, it has a member there and no position yet."""
 
     topic: str
     partition: int
@@ -60,7 +58,7 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     lag: int | None
     outstanding: int = 0
-    """How many records are delivered and not acknowledged; `expired` of them may be delivered again."""
+    """How many records were delivered and not acknowledged; `expired` of them may be delivered again."""
     expired: int = 0
     holders: tuple[str, ...] = ()
     """The members that hold claims."""
@@ -68,26 +66,26 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> list[str]:
-        """Those who hold claims, and the one that has the partition, in order."""
+        """The members that hold claims, and the member that has the partition, in order."""
         return sorted({*self.holders, *([] if self.assigned_to is None else [self.assigned_to])})
 
 
 class GroupListing:
-    """Of topics of all engines, or of one."""
+    """The groups on topics of all engines, or of one."""
 
     def __init__(self, groups: Groups, engine: str | None = None) -> None:
         self._groups = groups
         self._engine = engine
 
     async def names(self) -> list[str]:
-        """Of all groups, in order."""
+        """Return the names of all groups, in order."""
         names: set[str] = set()
         for store, topics in await self._stores(await self._topics()):
             names.update(await store.names(topics))
         return sorted(names)
 
     async def unreachable(self) -> LlogError | None:
-        """Why the groups on some topics cannot be seen from here; None if all can."""
+        """Return the reason why this process cannot see the groups on some topics; None if it can see all."""
         for topic in (await self._topics()).values():
             try:
                 await self._groups.stores.of(topic)
@@ -97,14 +95,14 @@ class GroupListing:
                 continue
         return None
 
-    async def check_there(self, group: str) -> None:
-        """`InvalidArgument` if there is no such group; if it may be where nobody can look from here, why that is so."""
+    async def check_exists(self, group: str) -> None:
+        """Raise `InvalidArgument` if the group does not exist, or the reason if it may exist out of reach."""
         if group not in await self.names():
             missing = await self.unreachable()
-            raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows those there are")
+            raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows all groups")
 
     async def lag(self, group: str) -> list[GroupLag]:
-        """Where the group is in every partition in which it has a position, by directory and partition."""
+        """Return the group's lag in every partition in which it has a position, by directory and partition."""
         return [
             GroupLag(
                 topic=each.topic,
@@ -117,8 +115,10 @@ class GroupListing:
             if each.offset is not None and each.lag is not None
         ]
 
-    async def describe(self, group: str) -> list[GroupShare]:
-        """Every partition in which the group has a position, or a member; by directory and partition."""
+    async def describe(self, group: str) -> list[GroupProgress]:
+        """Return the group's progress in every partition in which it has a position or a member, by directory and
+        partition.
+        """
         topics = await self._topics()
         assigned = await self._groups.assignments.of_group(check_group_name(group))
         found: dict[GroupKey, GroupRecord | None] = {}
@@ -133,15 +133,15 @@ class GroupListing:
             try:
                 bounds = await self._groups.reader.bounds(TopicPartition(topic.name, key.partition))
             except (*_GONE, *_OUT_OF_REACH):
-                continue  # deleted just now, or not to be had here
-            shares.append(self._share(topic, key, found[key], assigned.get(key.directory, Members()), bounds))
+                continue  # deleted just now, or out of reach
+            shares.append(self._progress(topic, key, found[key], assigned.get(key.directory, Members()), bounds))
         return shares
 
-    async def delete_whole(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
-        """As `delete`, of a group that is there. Refused if some of it is out of reach: half of a group must not be
-        left behind.
+    async def delete_completely(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
+        """As `delete`, of a group that exists. Raises the reason if a part of it is out of reach, since half a group
+        must not be left behind.
         """
-        await self.check_there(group)
+        await self.check_exists(group)
         if topic is None:
             missing = await self.unreachable()
             if missing is not None:
@@ -149,10 +149,10 @@ class GroupListing:
         return await self.delete(group, topic, force=force)
 
     async def delete(self, group: str, topic: str | None = None, *, force: bool = False) -> int:
-        """Forgets the group, on one topic or everywhere; returns in how many partitions it had a position.
+        """Delete the group, on one topic or everywhere; return in how many partitions it had a position.
 
-        `GroupConflict` while a member is alive or a claim has not expired, unless forced: whoever is at work would go
-        on as a new group.
+        Raises `GroupConflict` while a member is alive or a claim has not expired, unless forced: such a member would
+        continue as a new group.
         """
         reads = await self._groups.log.meta.begin_reads()
         topics = await self._topics()
@@ -163,7 +163,7 @@ class GroupListing:
         assigned = await self._groups.assignments.of_group(check_group_name(group))
         found = [(store, await store.records(group, mine)) for store, mine in await self._stores(topics)]
         if not force:
-            for name in self._at_work(
+            for name in self._active_members(
                 [record for _, records in found for record in records.values()], assigned, topics
             ):
                 raise GroupConflict(
@@ -171,11 +171,11 @@ class GroupListing:
                     "or delete it by force"
                 )
         await reads.confirm()
-        # The members last: positions of a later generation than theirs would be out of their reach.
+        # The members go last: new members must not begin below the generation of positions that are left.
         deleted = [await store.delete(key) for store, records in found for key in records]
         if topic is None:
             prefix = group_prefix(group)
-            await self._groups.log.meta.delete_range(prefix, after(prefix))  # and what is left of deleted topics
+            await self._groups.log.meta.delete_range(prefix, prefix_end(prefix))  # and those of deleted topics
         for directory in assigned.keys() & topics.keys():
             await self._groups.assignments.forget(group, directory)
         return sum(deleted)
@@ -184,8 +184,8 @@ class GroupListing:
         return {topic.directory: topic for topic in await self._groups.catalog.topics(self._engine)}
 
     async def _stores(self, topics: dict[str, Topic]) -> list[tuple[GroupStore, list[str]]]:
-        """Each store that can be reached, and the topics of these whose groups it has; that of most engines in any
-        case.
+        """Return each store within reach with the directories of those topics whose groups it has; always with the
+        metadata store.
         """
         found: dict[GroupStore, list[str]] = {self._groups.stores.meta: []}
         missing: set[str] = set()
@@ -200,7 +200,7 @@ class GroupListing:
                 missing.add(topic.engine)
         return list(found.items())
 
-    def _at_work(
+    def _active_members(
         self, records: list[GroupRecord], assigned: dict[str, Members], topics: dict[str, Topic]
     ) -> Iterator[str]:
         now_ms = self._groups.log.runtime.now_ms()
@@ -211,12 +211,12 @@ class GroupListing:
             held = (each for each in record.claims if is_held(each.deadline_ms, now_ms))
             yield from (each.member for each in held if each.member != NOBODY)
 
-    def _share(
+    def _progress(
         self, topic: Topic, key: GroupKey, record: GroupRecord | None, members: Members, bounds: Bounds
-    ) -> GroupShare:
-        assigned_to = holder(members.deadlines, key.partition)
+    ) -> GroupProgress:
+        assigned_to = partition_holder(members.deadlines, key.partition)
         if record is None:
-            return GroupShare(
+            return GroupProgress(
                 topic=topic.name,
                 partition=key.partition,
                 mode="assigned",
@@ -226,10 +226,10 @@ class GroupListing:
                 assigned_to=assigned_to,
             )
         now_ms = self._groups.log.runtime.now_ms()
-        outstanding = claims.outstanding(record, bounds.log_start_offset)
+        outstanding = claims.count_outstanding(record, bounds.log_start_offset)
         held = tuple(each for each in record.claims if is_held(each.deadline_ms, now_ms))
-        live = claims.outstanding(msgspec.structs.replace(record, claims=held), bounds.log_start_offset)
-        return GroupShare(
+        live = claims.count_outstanding(msgspec.structs.replace(record, claims=held), bounds.log_start_offset)
+        return GroupProgress(
             topic=topic.name,
             partition=key.partition,
             mode=record.mode.value,

@@ -1,4 +1,4 @@
-"""Records of a range of offsets as messages, bounded by rows and bytes, from a partition of any engine."""
+"""Reading a range of offsets of any engine's partition as messages, up to a number of rows and bytes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections import deque
 from functools import cached_property
 from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from llog.batch.columns import Columns, byte_size, record_sizes, slice_columns
-from llog.cdc.events import MESSAGES, messages_of
-from llog.engines.port import Batch, LogReader
+from llog.batch.columns import byte_size, count_fitting, slice_columns
+from llog.cdc.events import MESSAGE_SCHEMA, messages_of
 from llog.errors import OffsetOutOfRange
+from llog.log.engine import Batch, LogReader
 from llog.log.records import Cleanup, Topic
 from llog.model import TopicPartition
 
-CONSUMED: Final = MESSAGES.append(pa.field("attempt", pa.int32()))
-_AHEAD: Final = 4
-"""How many times what was asked for is read, if there is as much."""
+CONSUMED_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("attempt", pa.int32()))
+_READ_AHEAD: Final = 4
+"""How many times the wanted number of records a read asks for."""
 _PARTS_MAX: Final = 8
-_KEPT_MAX: Final = 32
-_KEPT_BYTES_MAX: Final = 64 << 20
+_CACHED_MAX: Final = 32
+_CACHED_BYTES_MAX: Final = 64 << 20
 
 
-class _Whole:
-    """A batch as it was read, and its messages once they were asked for."""
+class _SourceBatch:
+    """A batch as it was read, and its messages once they are needed."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -35,21 +34,23 @@ class _Whole:
         return messages_of(self.batch)
 
     def part(self, batch: Batch) -> pa.Table:
-        """The messages of a part of it. If they are few of many, only those."""
+        """Return the messages of a part of the batch; a small part is converted alone."""
         if self.batch.columns.count > _PARTS_MAX * batch.columns.count:
             return messages_of(batch)
         return self.messages.slice(batch.start_offset - self.batch.start_offset, batch.columns.count)
 
 
-class Read(NamedTuple):
+class MessageSlice(NamedTuple):
+    """The messages that one read found."""
+
     batches: list[Batch]
-    wholes: list[_Whole]
-    """What each of them is a part of."""
+    sources: list[_SourceBatch]
+    """For each batch, the batch that it is a part of."""
     rows: int
     size: int
-    """In bytes: all that there was room for, if the next record does not fit."""
+    """In bytes; all of `max_bytes` if the next record did not fit."""
     next_offset: int
-    """Everything below it in the range was read, or is not there any more."""
+    """Every record of the range below this offset was read or no longer exists."""
 
     @property
     def last(self) -> int | None:
@@ -57,97 +58,98 @@ class Read(NamedTuple):
         return self.batches[-1].end_offset if self.batches else None
 
     def tables(self, attempt: int) -> list[pa.Table]:
-        """As messages of the schema `CONSUMED`."""
-        parts = zip(self.wholes, self.batches, strict=True)
-        return [_consumed(whole.part(batch), attempt) for whole, batch in parts]
+        """Return the messages as tables of the schema `CONSUMED_SCHEMA`."""
+        parts = zip(self.sources, self.batches, strict=True)
+        return [_add_attempt(source.part(batch), attempt) for source, batch in parts]
 
 
 class MessageReader:
-    """Reads ahead, and keeps the last batches that were larger than what was read of them: who goes on finds the next
+    """Reads ahead, and caches the last batches of which only a part was delivered: a group that reads on finds its next
     messages here.
     """
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
-        self._kept: deque[tuple[str, _Whole]] = deque()
-        self._kept_bytes = 0
+        self._cached: deque[tuple[str, _SourceBatch]] = deque()
+        self._cached_bytes = 0
 
     async def read(
-        self, topic: Topic, tp: TopicPartition, start: int, end: int, *, low: int, rows: int, size: int, whole: bool
-    ) -> Read:
-        """From `start` to `end`, both included, at most `rows` records and `size` bytes; `whole`: one at least, however
-        large.
+        self,
+        topic: Topic,
+        tp: TopicPartition,
+        start: int,
+        end: int,
+        *,
+        log_start: int,
+        max_rows: int,
+        max_bytes: int,
+        at_least_one: bool,
+    ) -> MessageSlice:
+        """Read from `start` to `end`, both included; `at_least_one` record is read however large it is.
 
-        What retention (all below `low`) or key compaction took is passed over.
+        Records that retention (everything below `log_start`) or key compaction removed are skipped.
         """
-        found: list[Batch] = []
-        wholes: list[_Whole] = []
-        offset, rows_left, size_left = min(max(start, low), end + 1), rows, size
-        while offset <= end and rows_left > 0 and size_left > 0:
+        batches: list[Batch] = []
+        sources: list[_SourceBatch] = []
+        offset, rows_left, bytes_left = min(max(start, log_start), end + 1), max_rows, max_bytes
+        while offset <= end and rows_left > 0 and bytes_left > 0:
             stop = min(end + 1, offset + rows_left)
             try:
-                read = await self._wholes(topic, tp, offset, stop, size_left)
+                found = await self._read_sources(topic, tp, offset, stop, bytes_left)
             except OffsetOutOfRange as error:
                 if error.log_start_offset <= offset:
                     raise
                 offset = min(error.log_start_offset, end + 1)  # trimmed a moment ago
                 continue
-            if not read:
+            if not found:
                 offset = stop
-            for source in read:
+            for source in found:
                 batch = source.batch
                 offset = max(offset, min(batch.start_offset, end + 1))
                 first, last = offset - batch.start_offset, min(end - batch.start_offset + 1, batch.columns.count)
                 if first >= last:
                     continue
                 wanted = slice_columns(batch.columns, first, min(last, first + rows_left))
-                count, taken = _fitting(wanted, size_left)
-                if count == 0 and whole and not found:
-                    count, taken = 1, size_left
+                count, size = count_fitting(wanted, bytes_left)
+                if count == 0 and at_least_one and not batches:
+                    count, size = 1, bytes_left
                 if count:
-                    found.append(Batch(tp, offset, slice_columns(wanted, 0, count)))
-                    wholes.append(source)
-                    offset, rows_left, size_left = offset + count, rows_left - count, size_left - taken
+                    batches.append(Batch(tp, offset, slice_columns(wanted, 0, count)))
+                    sources.append(source)
+                    offset, rows_left, bytes_left = offset + count, rows_left - count, bytes_left - size
                 if count < wanted.count:
-                    return Read(found, wholes, rows - rows_left, size, offset)
+                    return MessageSlice(batches, sources, max_rows - rows_left, max_bytes, offset)
                 if rows_left == 0:
                     break
-        return Read(found, wholes, rows - rows_left, size - size_left, offset)
+        return MessageSlice(batches, sources, max_rows - rows_left, max_bytes - bytes_left, offset)
 
-    async def _wholes(self, topic: Topic, tp: TopicPartition, offset: int, stop: int, size: int) -> list[_Whole]:
-        if topic.cleanup is Cleanup.COMPACT:  # what was read may be gone by now
-            return [_Whole(batch) for batch in await self._reader.read(tp, offset, size, stop=stop)]
-        for directory, whole in self._kept:
-            batch = whole.batch
+    async def _read_sources(
+        self, topic: Topic, tp: TopicPartition, offset: int, stop: int, max_bytes: int
+    ) -> list[_SourceBatch]:
+        if topic.cleanup is Cleanup.COMPACT:  # records of a cached batch may have been removed since
+            return [_SourceBatch(batch) for batch in await self._reader.read(tp, offset, max_bytes, stop=stop)]
+        for directory, source in self._cached:
+            batch = source.batch
             if directory == topic.directory and batch.tp == tp and batch.start_offset <= offset <= batch.end_offset:
-                return [whole]
-        ahead = offset + _AHEAD * (stop - offset)
-        wholes = [_Whole(batch) for batch in await self._reader.read(tp, offset, size, stop=ahead)]
-        for whole in wholes:
-            if whole.batch.end_offset >= stop:
-                self._keep(topic.directory, whole)
-        return wholes
+                return [source]
+        ahead = offset + _READ_AHEAD * (stop - offset)
+        sources = [_SourceBatch(batch) for batch in await self._reader.read(tp, offset, max_bytes, stop=ahead)]
+        for source in sources:
+            if source.batch.end_offset >= stop:
+                self._cache(topic.directory, source)
+        return sources
 
-    def _keep(self, directory: str, whole: _Whole) -> None:
-        size = byte_size(whole.batch.columns)
-        if size > _KEPT_BYTES_MAX:
+    def _cache(self, directory: str, source: _SourceBatch) -> None:
+        size = byte_size(source.batch.columns)
+        if size > _CACHED_BYTES_MAX:
             return
-        self._kept.append((directory, whole))
-        self._kept_bytes += size
-        while len(self._kept) > _KEPT_MAX or self._kept_bytes > _KEPT_BYTES_MAX:
-            _, oldest = self._kept.popleft()
-            self._kept_bytes -= byte_size(oldest.batch.columns)
+        self._cached.append((directory, source))
+        self._cached_bytes += size
+        while len(self._cached) > _CACHED_MAX or self._cached_bytes > _CACHED_BYTES_MAX:
+            _, oldest = self._cached.popleft()
+            self._cached_bytes -= byte_size(oldest.batch.columns)
 
 
-def _fitting(columns: Columns, size: int) -> tuple[int, int]:
-    """How many of the first records fit into `size` bytes, and the bytes of those."""
-    whole = byte_size(columns)
-    if whole <= size:
-        return columns.count, whole
-    through = record_sizes(columns).cumsum()
-    count = int(np.searchsorted(through, size, side="right"))
-    return count, int(through[count - 1]) if count else 0
-
-
-def _consumed(messages: pa.Table, attempt: int) -> pa.Table:
-    return messages.append_column(CONSUMED.field("attempt"), pa.repeat(pa.scalar(attempt, pa.int32()), len(messages)))
+def _add_attempt(messages: pa.Table, attempt: int) -> pa.Table:
+    attempts = pa.repeat(pa.scalar(attempt, pa.int32()), len(messages))
+    return messages.append_column(CONSUMED_SCHEMA.field("attempt"), attempts)

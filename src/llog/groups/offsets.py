@@ -1,27 +1,28 @@
-"""Where partitions begin and end, and which offsets a start means in them."""
+"""The bounds of a topic's partitions, and the offset at which a read begins in each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llog.engines.port import Bounds, LogReader
 from llog.errors import OffsetOutOfRange
-from llog.groups.requests import Start
-from llog.groups.waits import gathered
+from llog.groups.options import Start
+from llog.groups.waits import gather_bounded
+from llog.log.engine import Bounds, LogReader
 from llog.model import TopicPartition
 
 
-async def resolved(reader: LogReader, topic: str, start: Start, partitions: Sequence[int]) -> dict[int, int]:
-    """The offset that `start` means in each partition. `OffsetOutOfRange` for an offset, if there is one partition
-    only.
+async def resolve_start(reader: LogReader, topic: str, start: Start, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the offset that `start` names in each partition.
+
+    An offset is moved into the bounds of each partition; for a single partition, raises `OffsetOutOfRange` instead.
     """
-    bounds = await bounds_of(reader, topic, partitions)
+    bounds = await read_bounds(reader, topic, partitions)
     match start:
         case Start("latest"):
             return {partition: bounds[partition].next_offset for partition in partitions}
         case Start("timestamp", int(time)):
             tps = [TopicPartition(topic, partition) for partition in partitions]
-            times = await gathered([reader.offset_for_time(tp, time) for tp in tps])
+            times = await gather_bounded([reader.offset_for_time(tp, time) for tp in tps])
             return dict(zip(partitions, times, strict=True))
         case Start("offset" | "after", int(value)):
             offset = value + (start.kind == "after")
@@ -33,6 +34,6 @@ async def resolved(reader: LogReader, topic: str, start: Start, partitions: Sequ
             return {partition: bounds[partition].log_start_offset for partition in partitions}
 
 
-async def bounds_of(reader: LogReader, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
-    found = await gathered([reader.bounds(TopicPartition(topic, partition)) for partition in partitions])
+async def read_bounds(reader: LogReader, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
+    found = await gather_bounded([reader.bounds(TopicPartition(topic, partition)) for partition in partitions])
     return dict(zip(partitions, found, strict=True))

@@ -1,6 +1,6 @@
-"""What is stored for a consumer group: a record per partition, and for assigned groups one per topic. JSON.
+"""The stored records of a consumer group, as JSON: one per partition, and for an assigned group one more per topic.
 
-A field is never renamed or reused; a new one has a default, so that older records decode.
+A field is never renamed or reused, and a new one has a default, so that older records decode.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from llog.errors import InvalidArgument
 from llog.model import check_topic_name
 
 VISIBILITY_MS_MAX: Final = 7 * 86_400_000
-"""The longest time for which a claim is made, a member counts as alive, or a released record waits."""
+"""The longest time for which a claim is made, a member counts as alive, or a released record is delayed."""
 _SKEW_MS_MAX: Final = 86_400_000
 MEMBER_BYTES_MAX: Final = 128
 NOBODY: Final = "\0"
-"""Holds the claims that were given back: no member has this name."""
+"""The holder of claims that were given back. No member can have this name."""
 UNNAMED: Final = "~"
-"""How the names begin that members are given who have none of their own. The empty name speaks for all of them."""
+"""The prefix of names that are generated for members without one. The empty name stands for all of these members."""
 
 
 class GroupMode(StrEnum):
-    """How a group shares a topic out. Mixing the latter two on one topic is refused.
+    """How a group shares a topic out. A group cannot be both claimed and assigned on one topic.
 
-    A plain group has one reader for each partition, and commits positions. A claimed one gives every member records
-    that no other holds. An assigned one gives every partition to one member, and so keeps the order.
+    A plain group has one reader for each partition, and commits positions. A claimed group gives every member records
+    that no other member holds. An assigned group gives every partition to one member, and so keeps the order.
     """
 
     PLAIN = ""
@@ -53,35 +53,35 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a group has come in a partition. Every offset below `offset` is in one of the claims, or acknowledged.
+    """How far a group has come in a partition. Every offset below `offset` is in one of the claims or acknowledged.
 
-    The claims are in order and do not overlap. `generation` is the highest one under which an assigned group was served
+    The claims are in order and do not overlap. `generation` is the highest one in which an assigned group was served
     here.
     """
 
     offset: int
-    """The lowest one that was never delivered."""
+    """The lowest offset that was never delivered."""
     updated_ms: int
     mode: GroupMode = GroupMode.PLAIN
     claims: tuple[Claim, ...] = ()
     generation: int = 0
     ahead: int = 0
-    """Where a power cut may undo claims: offsets below this one may be claimed, and the cut leaves no trace of it."""
+    """In a store where a power cut may undo claims: offsets below this one may be claimed without a trace after it."""
     boot: str = ""
-    """The machine's, since when that may have been."""
+    """The boot of the machine during which `ahead` was stored."""
     doubtful: int = 0
     """Offsets below this one may have been claimed before a power cut."""
 
     @property
     def committed(self) -> int:
-        """The lowest offset that is not acknowledged: the next one that the group wants."""
+        """The lowest offset that is not acknowledged, which the group wants next."""
         return self.claims[0].start if self.claims else self.offset
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """Who shares the partitions of a topic in an assigned group, and until when each counts as alive.
+    """The members that share the partitions of a topic in an assigned group, and until when each counts as alive.
 
-    The generation grows with every change of who they are.
+    The generation grows whenever a member joins or leaves.
     """
 
     generation: int = 0
@@ -89,16 +89,16 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_held(deadline_ms: int, now_ms: int) -> bool:
-    """Whether what ends at this deadline still counts.
+    """Return whether a claim, membership or delay with this deadline still counts.
 
-    A deadline farther ahead than any right clock could have set it does not: a clock that was wrong for a moment would
-    hold on for as long as it was ahead.
+    A deadline farther ahead than any correct clock could have set it does not count: else a clock that was ahead for a
+    moment would block others for as long as it was ahead.
     """
     return now_ms < deadline_ms <= now_ms + VISIBILITY_MS_MAX + _SKEW_MS_MAX
 
 
 def check_group_name(name: str) -> str:
-    """Group names follow the rule of topic names."""
+    """Return the name; raise `InvalidArgument` unless it follows the rules of topic names."""
     try:
         return check_topic_name(name)
     except InvalidArgument as error:
@@ -110,10 +110,10 @@ def is_unnamed(member: str) -> bool:
 
 
 def check_member_name(name: str) -> str:
-    """Any short text. Under the empty name, all is acknowledged and released that was claimed without a name."""
+    """Return the name; raise `InvalidArgument` unless it is short and printable. The empty name is one."""
     if not name.isprintable() or len(name.encode()) > MEMBER_BYTES_MAX:
         raise InvalidArgument(
-            f"the member name {name[:80]!r} is not usable: at most {MEMBER_BYTES_MAX} bytes of characters that can "
-            "be printed"
+            f"the member name {name[:80]!r} cannot be used: it must have at most {MEMBER_BYTES_MAX} bytes, all of "
+            "printable characters"
         )
     return name

@@ -1,8 +1,8 @@
-"""Where the records of groups are kept: with the topic's order. Each has a key of its own, so that no group pays for
-another.
+"""Where the records of groups are stored: with the order of the topic, each under its own key, so that groups do not
+contend.
 
-Topics of engine `rocksdb` have theirs in RocksDB, little-endian: u64 the last offset below which all is acknowledged,
-itself included; u64 version; then the record as JSON. All others have them in the metadata store.
+Groups on `rocksdb` topics have their records in RocksDB, little-endian: u64 the last offset up to which everything is
+acknowledged; u64 version; then the record as JSON. All other records are in the metadata store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llog.log.log import Log
 from llog.log.records import Topic, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import Runtime
-from llog.stores.meta import ABSENT, MetaStore, mismatch, scan, scan_names
+from llog.stores.meta import ABSENT, MetaStore, scan, scan_names, version_mismatch
 
 if TYPE_CHECKING:
     from llog.engines.rocksdb.store import RocksStore
@@ -37,53 +37,55 @@ if TYPE_CHECKING:
 _HEAD: Final = struct.Struct("<QQ")
 _FIRST_VERSION_BITS: Final = 62
 _AHEAD: Final = 65_536
-"""So many records may be claimed between two syncs."""
+"""How many records may be claimed between two syncs."""
 
 
 class GroupKey(NamedTuple):
-    """`directory` is the topic's: a topic that is created again has groups of its own."""
+    """Names a group's record. `directory` is the topic's: a topic that is created again has groups of its own."""
 
     group: str
     directory: str
     partition: int
 
 
-class Stored(NamedTuple):
+class VersionedRecord(NamedTuple):
     record: GroupRecord
     version: int
 
 
 class GroupStore(Protocol):
-    async def get(self, key: GroupKey) -> Stored | None: ...
+    async def get(self, key: GroupKey) -> VersionedRecord | None: ...
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
-        """`VersionMismatch`, and no change, unless the version is `expected`, or ABSENT. Without `durable`, a power cut
-        may undo it.
+        """Replace the record; raise `VersionMismatch`, and change nothing, unless its version is `expected` (ABSENT if
+        none may exist). Without `durable`, a power cut may undo the change.
         """
         ...
 
     async def delete(self, key: GroupKey) -> bool:
-        """Whether there was one."""
+        """Delete the record; return whether it existed."""
         ...
 
     async def records(self, group: str, directories: Iterable[str]) -> dict[GroupKey, GroupRecord]:
-        """What the group has in these topics, in the order of topics and partitions."""
+        """Return the group's records in these topics, ordered by topic and partition."""
         ...
 
     async def names(self, directories: Iterable[str]) -> list[str]:
-        """The groups that have something in these topics; a store that holds all topics together names every group."""
+        """Return the groups that have records in these topics; a store that keeps all topics together names every
+        group.
+        """
         ...
 
 
-class MetaGroups:
-    """In the metadata store; every change is durable."""
+class MetaGroupStore:
+    """Group records in the metadata store, where every change is durable."""
 
     def __init__(self, meta: MetaStore) -> None:
         self._meta = meta
 
-    async def get(self, key: GroupKey) -> Stored | None:
+    async def get(self, key: GroupKey) -> VersionedRecord | None:
         found = await self._meta.get(meta_group_key(*key))
-        return None if found is None else Stored(decode(GroupRecord, found.value, found.key), found.version)
+        return None if found is None else VersionedRecord(decode(GroupRecord, found.value, found.key), found.version)
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
         await self._meta.put(meta_group_key(*key), encode(record), expected=expected)
@@ -104,27 +106,27 @@ class MetaGroups:
         return [name async for name in scan_names(self._meta, GROUPS)]
 
 
-class RocksGroups:
-    """In the RocksDB that this process owns: compare-and-swap is a lock.
+class RocksGroupStore:
+    """Group records in the RocksDB that this process owns, so that a lock suffices for compare-and-swap.
 
     Claims are not synced one by one. A record says durably how far they may go before the next sync: after a power cut,
-    what lies below that may be somebody's, though no claim says so.
+    any offset below that may have been delivered, although no claim says so.
 
-    What takes microseconds is done at once: a record is in memory while it is used, and so is what is written without a
-    sync. A thread waits for the disk, or for others who write.
+    Reads and writes without a sync take microseconds and run on the event loop, since records in use are in memory. A
+    thread waits for the disk, or for the store's lock.
     """
 
     def __init__(self, store: RocksStore, runtime: Runtime) -> None:
         self.store = store
         self._runtime = runtime
         self._boot = boot_id() or str(uuid.uuid4())
-        """If nobody tells, each opening counts as a boot: rather once too often than not."""
+        """Where the system does not report its boot, each opening counts as one: once too often does no harm."""
 
-    async def get(self, key: GroupKey) -> Stored | None:
+    async def get(self, key: GroupKey) -> VersionedRecord | None:
         return self._get(key)
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
-        # A version must not come again after a deletion, which leaves no trace: it starts anywhere.
+        # A deletion leaves no trace, and no version may be used twice: so the first one is random.
         version = self._runtime.random().getrandbits(_FIRST_VERSION_BITS) if expected == ABSENT else expected + 1
         if record.mode is GroupMode.CLAIMED and (record.claims or record.ahead):
             durable = durable or record.offset > record.ahead
@@ -148,23 +150,23 @@ class RocksGroups:
     async def names(self, directories: Iterable[str]) -> list[str]:
         return await asyncio.to_thread(self._names, sorted(directories))
 
-    def _get(self, key: GroupKey) -> Stored | None:
+    def _get(self, key: GroupKey) -> VersionedRecord | None:
         name = _rocks_key(key)
         value = self.store.get(OFFSETS, name)
         if value is None:
             return None
-        record, version = _decoded(value, name)
+        record, version = _decode(value, name)
         if record.boot != self._boot and record.ahead:
             record = replace(record, ahead=0, doubtful=max(record.doubtful, record.ahead))
-        return Stored(record, version)
+        return VersionedRecord(record, version)
 
     def _put(self, key: GroupKey, value: bytes, expected: int, durable: bool) -> None:
         name = _rocks_key(key)
         with self.store.mutex:
             found = self.store.get(OFFSETS, name)
-            version = ABSENT if found is None else _decoded(found, name).version
+            version = ABSENT if found is None else _decode(found, name).version
             if version != expected:
-                raise mismatch(name.decode(), expected, version)
+                raise version_mismatch(name.decode(), expected, version)
             changes = self.store.changes()
             changes.put(OFFSETS, name, value)
             self.store.write(changes, sync=durable)
@@ -183,7 +185,7 @@ class RocksGroups:
         for directory in directories:
             prefix = group_prefix(directory, group)
             of_topic = {
-                int(name[len(prefix) :]): _decoded(value, name).record
+                int(name[len(prefix) :]): _decode(value, name).record
                 for name, value in self.store.below(OFFSETS, prefix)
             }
             found |= {GroupKey(group, directory, partition): of_topic[partition] for partition in sorted(of_topic)}
@@ -205,36 +207,36 @@ def _rocks_key(key: GroupKey) -> bytes:
     return group_key(key.directory, key.group, key.partition)
 
 
-def _decoded(value: bytes, name: bytes) -> Stored:
+def _decode(value: bytes, name: bytes) -> VersionedRecord:
     if len(value) < _HEAD.size:
         raise InconsistentReadState(
             f"the RocksDB key {name.decode()} has {len(value)} bytes, too few for a group's record"
         )
     _, version = _HEAD.unpack_from(value)
-    return Stored(decode(GroupRecord, value[_HEAD.size :], name.decode()), version)
+    return VersionedRecord(decode(GroupRecord, value[_HEAD.size :], name.decode()), version)
 
 
 class GroupStores:
-    """The store of a topic's groups, by its engine."""
+    """Finds the store of a topic's groups by its engine; `overrides` replace it."""
 
-    def __init__(self, log: Log, given: Mapping[str, GroupStore] | None = None) -> None:
-        self._given = given or {}
+    def __init__(self, log: Log, overrides: Mapping[str, GroupStore] | None = None) -> None:
+        self._overrides = overrides or {}
         self._runtime = log.runtime
         self._log = log
         self._rocks_topics = rocksdb_of(log).topics(log)
-        self.meta: GroupStore = MetaGroups(log.meta)
-        self._rocks: RocksGroups | None = None
+        self.meta: GroupStore = MetaGroupStore(log.meta)
+        self._rocks: RocksGroupStore | None = None
 
     async def of(self, topic: Topic) -> GroupStore:
-        """For a topic of engine `rocksdb`, `LogOwned` if another process has it, naming that, and `TopicElsewhere` if
-        it is not here.
+        """Return the store; for a `rocksdb` topic, raise `LogOwned` with the owner if another process has it open, and
+        `TopicElsewhere` if it is not in this RocksDB.
         """
-        if topic.engine in self._given:
-            return self._given[topic.engine]
+        if topic.engine in self._overrides:
+            return self._overrides[topic.engine]
         if not engine_of(self._log, topic).keeps_groups:
             return self.meta
         tp = TopicPartition(topic.name, 0)
-        kept = self._rocks_topics.known(tp) or await self._rocks_topics.find(tp)
+        kept = self._rocks_topics.find_cached(tp) or await self._rocks_topics.find(tp)
         if self._rocks is None:
-            self._rocks = RocksGroups(kept.logs.store, self._runtime)
+            self._rocks = RocksGroupStore(kept.logs.store, self._runtime)
         return self._rocks

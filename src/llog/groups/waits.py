@@ -1,4 +1,4 @@
-"""Waiting for the first of several things: a record in one of many partitions, a moment, or the end of the process."""
+"""Waiting for the first of several events: a record in one of many partitions, a moment, or the end of the process."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from llog.runtime import Runtime
 
 T = TypeVar("T")
 
-_AT_A_TIME: Final = 32
+_CONCURRENCY: Final = 32
 _PAUSE_S: Final = 0.1
 
 
-class Watch(NamedTuple):
+class Wakeup(NamedTuple):
+    """An event that ends a wait: a record at `offset` of `tp`, or the moment `wake_ms`, whichever comes first."""
+
     tp: TopicPartition | None
-    """None: no partition, a moment only."""
+    """None if only the moment ends the wait."""
     offset: int
-    """Wakes when there is a record here."""
     wake_ms: int | None = None
-    """Wakes then, in any case."""
 
 
-class Waits(Protocol):
-    """What of a `LogReader` waits for records."""
+class Waiter(Protocol):
+    """The part of a `LogReader` that waits for records."""
 
     async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool: ...
 
 
-async def any_of(
-    waiter: Waits, runtime: Runtime, watches: Sequence[Watch], timeout: float, stopping: asyncio.Event
+async def wait_for_any(
+    waiter: Waiter, runtime: Runtime, wakeups: Sequence[Wakeup], timeout: float, stopping: asyncio.Event
 ) -> None:
-    """Returns when one of the watches has something, a moment has come, something failed, the process stops, or the
-    time is up.
-    """
-    moments = [watch.wake_ms for watch in watches if watch.wake_ms is not None]
+    """Return when one of the wakeups has come, a wait failed, the process stops, or `timeout` seconds have passed."""
+    moments = [wakeup.wake_ms for wakeup in wakeups if wakeup.wake_ms is not None]
     if moments:
         timeout = min(timeout, max(0, min(moments) - runtime.now_ms()) / 1000 + 0.001)
     waits: list[asyncio.Task[bool]] = [
-        asyncio.ensure_future(waiter.wait(watch.tp, watch.offset, timeout)) for watch in watches if watch.tp is not None
+        asyncio.ensure_future(waiter.wait(wakeup.tp, wakeup.offset, timeout))
+        for wakeup in wakeups
+        if wakeup.tp is not None
     ]
     everything = [*waits, asyncio.ensure_future(stopping.wait())]
     try:
@@ -50,14 +50,14 @@ async def any_of(
             task.cancel()
         results = await asyncio.gather(*everything, return_exceptions=True)
     if done and True not in results:
-        await runtime.sleep(min(_PAUSE_S, timeout))  # a watch that ended early must not become a busy loop
+        await runtime.sleep(min(_PAUSE_S, timeout))  # a wait that ended early must not become a busy loop
 
 
-async def gathered(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all, in order, so many at a time."""
+async def gather_bounded(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of all calls, in order; at most 32 of them run at a time."""
     if len(calls) == 1:
         return [await calls[0]]
-    gate = asyncio.Semaphore(_AT_A_TIME)
+    gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(call: Coroutine[Any, Any, T]) -> T:
         async with gate:

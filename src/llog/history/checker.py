@@ -1,4 +1,4 @@
-"""Decides on recorded histories whether the log kept its promises."""
+"""The checker: decides from recorded histories whether the log kept its promises."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def check_history(
     unrecorded_retention: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> HistoryReport:
-    """What the operations of all these files say together about I1 to I3, I8 and I9, for each partition.
+    """Check the operations of all these files together against I1 to I3, I8 and I9, for each partition.
 
-    The files hold every append to the partitions that they are about. Files of one machine share a clock; those of
-    several need `clock_skew_ms`, the most that their clocks differ. `unrecorded_retention` says that log starts may
-    rise by retention that nobody recorded. `progress` is called with the bytes read so far. `InvalidArgument` for a
-    file that is no history.
+    The files must contain every append to their partitions. Files of one machine share a clock; files of several need
+    `clock_skew_ms`, the most by which the machines' clocks differ. `unrecorded_retention` allows log starts to rise by
+    retention that was not recorded. `progress` is called with the bytes read so far. Raises `InvalidArgument` if a file
+    is not a history.
     """
     histories = Histories([Path(file) for file in files], progress)
     partitions: dict[TopicPartition, PartitionHistory] = {}
@@ -50,14 +50,13 @@ def check_history(
 
 
 def _time_line(sections: Sequence[Section], clock_skew_ms: int | None) -> tuple[list[int], int]:
-    """What to add to the times of each section, and by how much they may be wrong then."""
+    """Return what to add to the times of each section, and by how much the sums may be wrong, in nanoseconds."""
     if len({section.process.machine for section in sections}) == 1:
         return [0] * len(sections), (clock_skew_ms or 0) * 1_000_000
     if clock_skew_ms is None:
         raise InvalidArgument(
-            "the files are of several machines, or of one that was started again: say by how much their clocks may "
-            "differ, "
-            "e.g. --clock-skew 50ms"
+            "the files are from several machines, or from one that was restarted: say by how much their clocks may "
+            "differ, e.g. --clock-skew 50ms"
         )
     return [section.process.wall_ns - section.process.clock_ns for section in sections], clock_skew_ms * 1_000_000
 

@@ -1,6 +1,6 @@
-"""What all operations of a partition say together: retries, what was never acknowledged, and order in real time.
+"""The checks over all operations of a partition: retries, unacknowledged appends, and order in real time.
 
-All of it is sorting and running maxima over columns: n log n in the number of operations.
+All checks are sorting and running maxima over columns: n log n in the number of operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _OK, _FAILED = OUTCOMES[Outcome.OK], OUTCOMES[Outcome.FAILED]
 
 
 class Times(NamedTuple):
-    """Of each row, on one time line; a row that began within `skew_ns` of another one's end may have overlapped it."""
+    """The times of each row on one time line. A row that began within `skew_ns` of another's end may have overlapped
+    it.
+    """
 
     start: Column
     end: Column
@@ -28,34 +30,34 @@ class Times(NamedTuple):
 
 
 class Appends(NamedTuple):
-    """One for each append, however often it was tried. `first` is UNSAID where nobody was told its offsets."""
+    """One row for each append, however often it was tried. `first` is UNSAID if no answer named its offsets."""
 
     row: Column
     start: Column
-    """When the first attempt began that may have happened; NEVER if all of them failed."""
+    """The start of the first attempt that may have happened; NEVER if all attempts failed."""
     first: Column
     records: Column
     producer: Column
     epoch: Column
     sequence: Column
     attempt: Column
-    """A place in the attempts."""
+    """The position of the attempt in `PartitionHistory.appends`."""
 
 
 def check_partition(history: PartitionHistory, times: Times, *, unrecorded_retention: bool) -> None:
-    """Adds what is wrong to the history's findings."""
-    appends = _joined_attempts(history, times)
+    """Run all checks and add violations to the history's findings."""
+    appends = _join_attempts(history, times)
     appends = _place_unknown(history, appends)
-    located = _taken(appends, np.flatnonzero(appends.first != UNSAID))
-    located = _taken(located, np.argsort(located.first, kind="stable"))
+    located = _select(appends, np.flatnonzero(appends.first != UNSAID))
+    located = _select(located, np.argsort(located.first, kind="stable"))
     _check_producers(history, located)
     _check_real_time(history, times, located)
     _check_wholeness(history, located)
     _check_log_start(history, times, unrecorded_retention)
 
 
-def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
-    """The appends; reports those that were acknowledged at two places (I8)."""
+def _join_attempts(history: PartitionHistory, times: Times) -> Appends:
+    """Join the attempts of each append and return the appends; report those acknowledged at two places (I8)."""
     attempts = history.appends
     if not len(attempts):
         return Appends(*(np.zeros(0, np.int64) for _ in Appends._fields))
@@ -65,12 +67,11 @@ def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
     is_new = np.ones(len(order), np.bool_)
     is_new[1:] = (np.diff(producer) != 0) | (np.diff(epoch) != 0) | (np.diff(sequence) != 0)
     groups = np.flatnonzero(is_new)
-    for place in np.flatnonzero(~is_new):
-        if (count[place], content[place]) != (count[place - 1], content[place - 1]):
+    for position in np.flatnonzero(~is_new):
+        if (count[position], content[position]) != (count[position - 1], content[position - 1]):
             raise InvalidArgument(
-                f"{history.ref(int(row[place - 1]))} and {history.ref(int(row[place]))} have the same producer and "
-                "sequence, but not "
-                "the same records: a retry must repeat them"
+                f"{history.ref(int(row[position - 1]))} and {history.ref(int(row[position]))} have the same producer "
+                "and sequence, but not the same records: a retry must repeat them"
             )
     lowest = np.minimum.reduceat(np.where(outcome == _OK, first, NEVER), groups)
     highest = np.maximum.reduceat(first, groups)
@@ -88,7 +89,7 @@ def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
             rows[1],
             f" at offset {high}",
         )
-    # The attempt that says most: an acknowledged one, else one that may have happened.
+    # The attempt that shows most: an acknowledged one, otherwise one that may have happened.
     best = np.minimum.reduceat(outcome * len(order) + np.arange(len(order)), groups) % len(order)
     start = np.minimum.reduceat(np.where(outcome == _FAILED, NEVER, times.start[row]), groups)
     return Appends(
@@ -104,16 +105,16 @@ def _joined_attempts(history: PartitionHistory, times: Times) -> Appends:
 
 
 def _place_unknown(history: PartitionHistory, appends: Appends) -> Appends:
-    """Finds the appends of unknown outcome among the records that nobody was told the offsets of; reports what cannot
-    be (I3, I8).
+    """Locate the appends of unknown outcome among the records that no acknowledgement explains; report what no append
+    explains (I3, I8).
     """
     unknown = np.flatnonzero((appends.first == UNSAID) & (appends.start != NEVER)).tolist()
     history.unknown = len(unknown)
     hashes = {append: history.hashes[int(appends.attempt[append])] for append in unknown}
     candidates: dict[int, list[tuple[int, int]]] = {}
     for append, theirs in hashes.items():
-        for place, value in enumerate(theirs.tolist()):
-            candidates.setdefault(value, []).append((append, place))
+        for position, value in enumerate(theirs.tolist()):
+            candidates.setdefault(value, []).append((append, position))
     starts: dict[int, list[int]] = {}
     seen: Counter[int] = Counter()
     explained = 0
@@ -123,10 +124,10 @@ def _place_unknown(history: PartitionHistory, appends: Appends) -> Appends:
         if not found:
             _report_stranger(history, offset, value)
         elif len(found) == 1:
-            append, place = found[0]
-            places = starts.setdefault(append, [])
-            if offset - place not in places[-1:]:
-                places.append(offset - place)
+            append, position = found[0]
+            starts_found = starts.setdefault(append, [])
+            if offset - position not in starts_found[-1:]:
+                starts_found.append(offset - position)
             explained += 1
         elif seen[value] > len(found):
             row = int(appends.row[found[0][0]])
@@ -136,26 +137,28 @@ def _place_unknown(history: PartitionHistory, appends: Appends) -> Appends:
         else:
             explained += 1
     first = appends.first.copy()
-    for append, places in starts.items():
-        if _check_place(history, appends, append, hashes[append], places):
-            first[append] = places[0]
+    for append, starts_found in starts.items():
+        if _check_unknown_append(history, appends, append, hashes[append], starts_found):
+            first[append] = starts_found[0]
     _check_density(history, appends, sum(map(len, hashes.values())) - explained)
     return appends._replace(first=first)
 
 
-def _check_place(history: PartitionHistory, appends: Appends, append: int, hashes: Hashes, places: list[int]) -> bool:
-    """Whether an append of unknown outcome is at one place, with all of its records."""
+def _check_unknown_append(
+    history: PartitionHistory, appends: Appends, append: int, hashes: Hashes, starts_found: list[int]
+) -> bool:
+    """Return whether an append of unknown outcome is at one place, with all of its records; report it otherwise."""
     row, count = int(appends.row[append]), len(hashes)
-    start = places[0]
-    if len(places) > 1:
+    start = starts_found[0]
+    if len(starts_found) > 1:
         invariant = "I3" if appends.producer[append] == UNSAID else "I8"
         history.report(
             invariant,
-            min(places),
-            max(places) + count - 1,
+            min(starts_found),
+            max(starts_found) + count - 1,
             "the records of ",
             row,
-            f" are there more than once: at offsets {', '.join(map(str, places[:5]))}",
+            f" are there more than once: at offsets {', '.join(map(str, starts_found[:5]))}",
         )
         return False
     for offset, wanted in enumerate(hashes.tolist(), start):
@@ -169,7 +172,7 @@ def _check_place(history: PartitionHistory, appends: Appends, append: int, hashe
 
 
 def _report_stranger(history: PartitionHistory, offset: int, value: int) -> None:
-    """A record was read that nothing recorded can have put there."""
+    """Report a record that was read and that no recorded append can have put there."""
     if history.is_full:
         history.left_out += 1
         return
@@ -198,7 +201,7 @@ def _report_stranger(history: PartitionHistory, offset: int, value: int) -> None
 
 
 def _check_density(history: PartitionHistory, appends: Appends, left: int) -> None:
-    """I2: offsets that nobody appended to and nobody read can only be those of appends of unknown outcome, which have
+    """I2: offsets that no acknowledged append and no read explains belong to appends of unknown outcome, which have
     `left` records.
     """
     ends = appends.first + appends.records
@@ -219,24 +222,24 @@ def _check_density(history: PartitionHistory, appends: Appends, left: int) -> No
 
 def _check_producers(history: PartitionHistory, located: Appends) -> None:
     """I2: a producer's appends are in the order of its sequences."""
-    named = _taken(located, np.flatnonzero(located.producer != UNSAID))
-    named = _taken(named, np.lexsort([named.sequence, named.epoch, named.producer]))
+    named = _select(located, np.flatnonzero(located.producer != UNSAID))
+    named = _select(named, np.lexsort([named.sequence, named.epoch, named.producer]))
     back = (np.diff(named.producer) == 0) & (np.diff(named.first) <= 0)
-    for place in np.flatnonzero(back).tolist():
-        before, after = int(named.first[place]), int(named.first[place + 1])
+    for position in np.flatnonzero(back).tolist():
+        before, after = int(named.first[position]), int(named.first[position + 1])
         history.report(
             "I2",
             after,
             before,
-            int(named.row[place]),
+            int(named.row[position]),
             f" is at offset {before}, and the same producer's next one, ",
-            int(named.row[place + 1]),
+            int(named.row[position + 1]),
             f", before it at offset {after}",
         )
 
 
 class _Floor(NamedTuple):
-    """The highest value that was known at any time, and the row that showed it first."""
+    """The highest value known at any time, and the row that showed it first."""
 
     times: Column
     values: Column
@@ -250,14 +253,14 @@ class _Floor(NamedTuple):
         return cls(times[order][rises], highest[rises], rows[order][rises])
 
     def before(self, times: Column, lowest: int) -> tuple[Column, Column]:
-        """What was known before each of these times, `lowest` if nothing was, and by which row."""
-        place = np.searchsorted(self.times, times, side="left")
-        return np.concatenate([[lowest], self.values])[place], np.concatenate([[NOBODY], self.rows])[place]
+        """Return the value known before each of these times, or `lowest`, and the row that showed it."""
+        position = np.searchsorted(self.times, times, side="left")
+        return np.concatenate([[lowest], self.values])[position], np.concatenate([[NOBODY], self.rows])[position]
 
 
 def _check_real_time(history: PartitionHistory, times: Times, located: Appends) -> None:
-    """I9 and I2: what was acknowledged or seen before an operation began binds it. So nothing is seen before its append
-    began.
+    """I9 and I2: an operation must see everything that was acknowledged or seen before it began, so no record is seen
+    before its append began.
     """
     attempts, reads = history.appends, history.reads
     done = attempts.column("outcome") == _OK
@@ -271,19 +274,21 @@ def _check_real_time(history: PartitionHistory, times: Times, located: Appends) 
     least, by = floor.before(times.start[row] - times.skew_ns, FIRST_OFFSET)
     stale = np.flatnonzero(next_offset < least)
     culprits, firsts, counts = np.unique(by[stale], return_index=True, return_counts=True)
-    for culprit, place, count in zip(culprits.tolist(), stale[firsts].tolist(), counts.tolist(), strict=True):
-        _report_stale(history, times, int(row[place]), int(next_offset[place]), culprit, int(least[place]), count)
+    for culprit, position, count in zip(culprits.tolist(), stale[firsts].tolist(), counts.tolist(), strict=True):
+        _report_stale(
+            history, times, int(row[position]), int(next_offset[position]), culprit, int(least[position]), count
+        )
 
     least, by = floor.before(located.start - times.skew_ns, FIRST_OFFSET)
-    for place in np.flatnonzero(located.first < least).tolist():
-        offset, shows = int(located.first[place]), int(least[place])
+    for position in np.flatnonzero(located.first < least).tolist():
+        offset, shows = int(located.first[position]), int(least[position])
         history.report(
             "I2",
             offset,
-            offset + int(located.records[place]) - 1,
-            int(located.row[place]),
+            offset + int(located.records[position]) - 1,
+            int(located.row[position]),
             f" is at offset {offset}, though it began after ",
-            int(by[place]),
+            int(by[position]),
             f" had shown that all offsets below {shows} were taken",
         )
 
@@ -291,7 +296,7 @@ def _check_real_time(history: PartitionHistory, times: Times, located: Appends) 
 def _report_stale(
     history: PartitionHistory, times: Times, row: int, next_offset: int, culprit: int, least: int, count: int
 ) -> None:
-    """I9; or I3 if what was acknowledged was never seen by anybody."""
+    """Report I9, or I3 if no read ever found the acknowledged record."""
     later_s = int(times.start[row] - times.end[culprit]) / 1e9
     others = f"; {count - 1} more reads have the same" if count > 1 else ""
     verb = "was acknowledged" if history.is_append(culprit) else "had shown offsets"
@@ -308,22 +313,22 @@ def _report_stale(
 
 
 def _check_wholeness(history: PartitionHistory, located: Appends) -> None:
-    """I3: the records of an append are there together or not at all, so the next offset is never within one."""
+    """I3: the records of an append appear together or not at all, so the next offset is never within an append."""
     if not len(located.first):
         return
     said = history.reads.column("next") != UNSAID
     row, next_offset = history.reads.column("row")[said], history.reads.column("next")[said]
-    place = np.searchsorted(located.first, next_offset, side="left") - 1
-    within = (place >= 0) & (next_offset < (located.first + located.records)[place])
+    position = np.searchsorted(located.first, next_offset, side="left") - 1
+    within = (position >= 0) & (next_offset < (located.first + located.records)[position])
     for read in np.flatnonzero(within).tolist():
-        start, end = int(located.first[place[read]]), int((located.first + located.records)[place[read]]) - 1
+        start, end = int(located.first[position[read]]), int((located.first + located.records)[position[read]]) - 1
         history.report(
             "I3",
             start,
             end,
             int(row[read]),
             f" said that the next offset is {next_offset[read]}, which is within ",
-            int(located.row[place[read]]),
+            int(located.row[position[read]]),
         )
 
 
@@ -339,15 +344,15 @@ def _check_log_start(history: PartitionHistory, times: Times, unrecorded_retenti
     claimed = np.flatnonzero(claims != UNSAID)
     row = reads.column("row")[claimed]
     least, by = floor.before(times.start[row] - times.skew_ns, FIRST_OFFSET)
-    for place in np.flatnonzero(claims[claimed] < least).tolist():
-        offset, start = int(claims[claimed][place]), int(least[place])
+    for position in np.flatnonzero(claims[claimed] < least).tolist():
+        offset, start = int(claims[claimed][position]), int(least[position])
         history.report(
             "I1",
             offset,
             start - 1,
-            int(row[place]),
+            int(row[position]),
             f" found offset {offset}, though it began after ",
-            int(by[place]),
+            int(by[position]),
             f" had shown that the log starts at {start}",
         )
     if unrecorded_retention:
@@ -355,16 +360,16 @@ def _check_log_start(history: PartitionHistory, times: Times, unrecorded_retenti
     cause = _Floor.of(times.start[trims.column("row")], trims.column("bound"), trims.column("row"))
     ended = np.minimum(times.end[rows], NEVER - times.skew_ns - 1) + times.skew_ns + 1
     most, _ = cause.before(ended, FIRST_OFFSET)
-    for place in np.flatnonzero(values > np.maximum(most, FIRST_OFFSET))[:1].tolist():
-        start = int(values[place])
+    for position in np.flatnonzero(values > np.maximum(most, FIRST_OFFSET))[:1].tolist():
+        start = int(values[position])
         history.report(
             "I3",
-            int(max(most[place], FIRST_OFFSET)),
+            int(max(most[position], FIRST_OFFSET)),
             start - 1,
-            int(rows[place]),
+            int(rows[position]),
             f" shows that the log starts at {start}, but no recorded trim reached so far",
         )
 
 
-def _taken(appends: Appends, places: Column) -> Appends:
-    return Appends(*(column[places] for column in appends))
+def _select(appends: Appends, positions: Column) -> Appends:
+    return Appends(*(column[positions] for column in appends))

@@ -1,6 +1,6 @@
-"""The lines of a history: one JSON object each. A line when an operation begins, another one when it ends.
+"""The lines of a history: one JSON object when an operation begins, and another when it ends.
 
-Whatever kills the process leaves whole lines and at most one that is cut off. An operation without an end may have
+A process that is killed leaves whole lines and at most one that is cut off. An operation without an end may have
 happened.
 """
 
@@ -20,14 +20,14 @@ from llog.model import Record
 FORMAT: Final = 1
 
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-"""64 bits of a record: equal for equal records. The checker compares them and computes none."""
+"""A 64-bit hash of a record, equal for equal records. The checker compares hashes and computes none."""
 Offset = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Nanoseconds = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class Outcome(StrEnum):
-    """Of an append: OK, it happened; FAILED, it did not and never will; UNKNOWN, it may have happened or happen yet."""
+    """Whether an operation happened: OK, it did; FAILED, it did not and never will; UNKNOWN, it may have or may yet."""
 
     OK = "ok"
     FAILED = "failed"
@@ -41,16 +41,16 @@ class _Line(
 
 
 class Process(_Line, frozen=True, kw_only=True, tag="process"):
-    """Begins the lines of one process. Numbers of operations start again after it; what was under way before has no
-    end.
+    """The first line of a process. The numbers of operations start again after it; operations that were under way
+    before it have no end.
     """
 
     format: int
     process: str
     machine: str
-    """Processes with the same one share a clock."""
+    """Processes with the same machine share a clock."""
     wall_ns: Nanoseconds
-    """Time since 1970 when the clock that all other lines are about showed `clock_ns`."""
+    """The time since 1970 when the clock of all other lines showed `clock_ns`."""
     clock_ns: Nanoseconds
 
 
@@ -59,13 +59,13 @@ class _Begin(_Line, frozen=True, kw_only=True):
     topic: str
     partition: Number
     start_ns: Nanoseconds
-    """Taken before the operation began."""
+    """The time before the operation began."""
     via: str = ""
-    """The broker that was asked; none: the operation ran in this process."""
+    """The broker that served the operation; empty if it ran in this process."""
 
 
 class ProducerKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What makes a repeated append the same one: repeated with it, nothing is appended twice."""
+    """The identity of an append: an append that is repeated with it is not appended twice."""
 
     id: str
     epoch: Number = 0
@@ -78,7 +78,7 @@ class Append(_Begin, frozen=True, kw_only=True, tag="append"):
 
 
 class Read(_Begin, frozen=True, kw_only=True, tag="read"):
-    """Records from `offset` on."""
+    """A read of the records from `offset` on."""
 
     offset: Offset
     stop: Offset | None = None
@@ -86,31 +86,31 @@ class Read(_Begin, frozen=True, kw_only=True, tag="read"):
 
 
 class Bounds(_Begin, frozen=True, kw_only=True, tag="bounds"):
-    """The log start and the next offset, without records."""
+    """A read of the log start and the next offset, without records."""
 
 
 class Trim(_Begin, frozen=True, kw_only=True, tag="trim"):
-    """Removes records from the front: those below `before_offset`, or as retention decides."""
+    """The removal of the records below `before_offset`, or of those that retention chooses."""
 
     before_offset: Offset | None = None
 
 
 class End(_Line, frozen=True, kw_only=True, tag="end"):
-    """How operation `op` ended. `start_offset` and `end_offset` are an append's; the rest is what a reader was told."""
+    """How operation `op` ended. An append has `start_offset` and `end_offset`; the other fields answer a reader."""
 
     op: Number
     end_ns: Nanoseconds
-    """Taken after the answer was there."""
+    """The time after the answer arrived."""
     outcome: Outcome
     error: str = ""
     """The code of the error."""
     start_offset: Offset | None = None
     end_offset: Offset | None = None
     batches: list[tuple[Offset, Annotated[list[Hash], Meta(min_length=1)]]] = []
-    """Runs of consecutive records, each with the offset of its first."""
+    """Runs of consecutive records, each with the offset of its first record."""
     log_start_offset: Offset | None = None
     next_offset: Offset | None = None
-    """The next offset as the answer said; absent where it said none."""
+    """The next offset in the answer; absent if the answer had none."""
 
 
 Begin = Append | Read | Bounds | Trim
@@ -120,7 +120,7 @@ decoder: Final = msgspec.json.Decoder(Line)
 
 
 def hashes_of(records: Sequence[Record] | Columns) -> list[str]:
-    """One hash per record, of its payload, key and headers; not of its timestamp, which an append may set."""
+    """Return one hash per record, of its payload, key and headers; not of its timestamp, which an append may set."""
     columns = records if isinstance(records, Columns) else columns_of(records)
     values = columns.values.to_pylist()
     if columns.keys is None and columns.headers is None:

@@ -1,4 +1,4 @@
-"""From files to operations: begins and ends are joined, and what was never ended stays without an end."""
+"""Loading of operations from history files: joins begins and ends; an operation that never ended has no end."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Section(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation. `end` is None where the process did not live to see it."""
+    """One operation. `end` is None if the process died before the operation ended."""
 
     begin: Begin
     end: End | None
     section: int
     line: int
     end_line: int
-    """0: there is none."""
+    """0 if the operation has no end."""
 
     @property
     def outcome(self) -> Outcome:
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
 
 
 class Histories:
-    """The operations of several files, one after the other, in bounded memory: only what is under way is held."""
+    """The operations of several files, one after the other. Holds only operations under way in memory."""
 
     def __init__(self, files: Sequence[Path], progress: Callable[[int], None] | None = None) -> None:
         self._files = files
@@ -50,41 +50,41 @@ class Histories:
             yield from self._operations(file)
 
     def _operations(self, file: Path) -> Iterator[Operation]:
-        """`InvalidArgument` names the line that is not what it should be."""
+        """Iterate over the operations of a file; raise `InvalidArgument` that names an invalid line."""
         under_way: dict[int, tuple[Begin, int]] = {}
         is_begun = False
         for number, line in self._lines(file):
             if isinstance(line, Process):
-                yield from self._unended(under_way)
+                yield from self._unfinished(under_way)
                 under_way.clear()
                 if line.format != FORMAT:
-                    raise _bad(
+                    raise _invalid_line(
                         file, number, f"the history is of format {line.format}: this version of llog knows {FORMAT}"
                     )
                 self.sections.append(Section(file, line))
                 is_begun = True
             elif not is_begun:
-                raise _bad(file, number, "the first line of a history is of kind 'process'")
+                raise _invalid_line(file, number, "the first line of a history is of kind 'process'")
             elif not isinstance(line, End):
                 if line.op in under_way:
-                    raise _bad(file, number, f"operation {line.op} began before, and has not ended")
+                    raise _invalid_line(file, number, f"operation {line.op} began before, and has not ended")
                 under_way[line.op] = line, number
             else:
                 begin, begin_line = under_way.pop(line.op, (None, 0))
                 if begin is None:
-                    raise _bad(file, number, f"operation {line.op} ends, but did not begin")
+                    raise _invalid_line(file, number, f"operation {line.op} ends, but did not begin")
                 if line.end_ns < begin.start_ns:
-                    raise _bad(file, number, f"operation {line.op} ends before it began")
+                    raise _invalid_line(file, number, f"operation {line.op} ends before it began")
                 yield Operation(begin, line, len(self.sections) - 1, begin_line, number)
-        yield from self._unended(under_way)
+        yield from self._unfinished(under_way)
 
-    def _unended(self, under_way: dict[int, tuple[Begin, int]]) -> Iterator[Operation]:
+    def _unfinished(self, under_way: dict[int, tuple[Begin, int]]) -> Iterator[Operation]:
         for begin, number in under_way.values():
             yield Operation(begin, None, len(self.sections) - 1, number, 0)
 
     def _lines(self, file: Path) -> Iterator[tuple[int, Line]]:
-        """Decoded lines. One that was cut off when its process was killed is left out: the last, or the one before a
-        new process.
+        """Iterate over the decoded lines. Skips a line that was cut off when its process was killed: the last one, or
+        one before a new process.
         """
         cut: InvalidArgument | None = None
         try:
@@ -98,7 +98,7 @@ class Histories:
                     except (msgspec.DecodeError, UnicodeDecodeError) as error:
                         if cut is not None:
                             raise cut from error
-                        cut = _bad(file, number, f"it is no line of a history: {error}")
+                        cut = _invalid_line(file, number, f"it is not a line of a history: {error}")
                         if not text.endswith(b"\n"):
                             return
                         continue
@@ -112,5 +112,5 @@ class Histories:
             raise cut
 
 
-def _bad(file: Path, number: int, why: str) -> InvalidArgument:
+def _invalid_line(file: Path, number: int, why: str) -> InvalidArgument:
     return InvalidArgument(f"{file}, line {number}: {why}")

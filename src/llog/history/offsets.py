@@ -1,5 +1,5 @@
-"""What is known of every offset of a partition: the record's hash, the append that was acknowledged there, and a read
-that found it.
+"""What is known about every offset of a partition: the record's hash, the append that was acknowledged there, and a
+read that found it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOBODY: Final = -1
 
 
 class Clash(NamedTuple):
-    """Offsets at which two operations contradict each other; `row` is the earlier one's."""
+    """Offsets at which two operations contradict each other; `row` is that of the earlier one."""
 
     start: int
     end: int
@@ -32,21 +32,21 @@ class _Page:
 
 
 class OffsetTable:
-    """Pages of offsets, 16 bytes for each: only those that something was said about are there, in whatever order it was
-    said.
+    """Pages of offsets, 16 bytes for each offset. Only pages with known offsets exist, and they may become known in any
+    order.
     """
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
 
     def acknowledge(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
-        """Notes that this append has these offsets. Returns those that another append has, or where a read found other
-        records.
+        """Note that this append has these offsets. Return the offsets that another append has, or at which a read found
+        other records.
         """
         clashes: list[Clash] = []
-        for at, page, part, new in self._pieces(start, hashes):
+        for at, page, part, new in self._page_slices(start, hashes):
             known, appends = page.hashes[part], page.appends[part]
-            if known.any():  # else nothing was said about any of them
+            if known.any():
                 taken = appends != NOBODY
                 clashes += _clashes(at, taken, appends)
                 clashes += _clashes(at, (known != 0) & (known != new) & ~taken, page.reads[part])
@@ -55,11 +55,11 @@ class OffsetTable:
         return clashes
 
     def find(self, start: int, hashes: Hashes, row: int) -> list[Clash]:
-        """Notes that this read found these records. Returns the offsets where an append or an earlier read says
-        otherwise.
+        """Note that this read found these records. Return the offsets at which an append or an earlier read shows other
+        records.
         """
         clashes: list[Clash] = []
-        for at, page, part, new in self._pieces(start, hashes):
+        for at, page, part, new in self._page_slices(start, hashes):
             known, appends, reads = page.hashes[part], page.appends[part], page.reads[part]
             if not (known == new).all():
                 differs = (known != 0) & (known != new)
@@ -69,7 +69,7 @@ class OffsetTable:
         return clashes
 
     def hash_at(self, offset: int) -> int:
-        """0: not known."""
+        """Return the hash of the record at the offset; 0 if it is not known."""
         page = self._pages.get(offset // _PAGE)
         return 0 if page is None else int(page.hashes[offset % _PAGE])
 
@@ -82,14 +82,16 @@ class OffsetTable:
         return NOBODY if page is None else int(page.reads[offset % _PAGE])
 
     def unowned(self) -> Iterator[tuple[int, int]]:
-        """Offsets, rising, with their hashes, that were read and that no append was acknowledged at."""
+        """Iterate over the offsets, rising, with their hashes, that were read and at which no append was
+        acknowledged.
+        """
         for number in sorted(self._pages):
             page = self._pages[number]
-            for place in np.flatnonzero((page.hashes != 0) & (page.appends == NOBODY)).tolist():
-                yield number * _PAGE + place, int(page.hashes[place])
+            for position in np.flatnonzero((page.hashes != 0) & (page.appends == NOBODY)).tolist():
+                yield number * _PAGE + position, int(page.hashes[position])
 
     def unread(self, from_offset: int) -> Offsets:
-        """Offsets from this one on that were acknowledged and never read."""
+        """Return the offsets from this one on that were acknowledged and never read."""
         found = [
             np.flatnonzero((page.appends != NOBODY) & (page.reads == NOBODY)) + number * _PAGE
             for number, page in sorted(self._pages.items())
@@ -101,7 +103,7 @@ class OffsetTable:
         return sum(int(np.count_nonzero(page.appends != NOBODY)) for page in self._pages.values())
 
     def count_known(self, below: int) -> int:
-        """How many offsets below this one something is known about."""
+        """Return the number of known offsets below this one."""
         count = 0
         for number, page in self._pages.items():
             known = page.hashes[: max(0, min(_PAGE, below - number * _PAGE))]
@@ -109,7 +111,7 @@ class OffsetTable:
         return count
 
     def first_unknown(self, start: int, below: int) -> int:
-        """The first offset in [start, below) that nothing is known about; `below` if there is none."""
+        """Return the first unknown offset in [start, below); `below` if there is none."""
         while start < below:
             page = self._pages.get(start // _PAGE)
             if page is None:
@@ -121,15 +123,17 @@ class OffsetTable:
         return below
 
     def acknowledged_with(self, hash_: int) -> tuple[int, int] | None:
-        """An offset whose acknowledged record has this hash, and the row of its append."""
+        """Return an offset whose acknowledged record has this hash, and the row of its append; None if there is
+        none.
+        """
         for number, page in self._pages.items():
             found = np.flatnonzero((page.hashes == hash_) & (page.appends != NOBODY))
             if len(found):
                 return number * _PAGE + int(found[0]), int(page.appends[found[0]])
         return None
 
-    def _pieces(self, start: int, hashes: Hashes) -> Iterator[tuple[int, _Page, slice, Hashes]]:
-        """The parts of these records that lie on one page each."""
+    def _page_slices(self, start: int, hashes: Hashes) -> Iterator[tuple[int, _Page, slice, Hashes]]:
+        """Split the records into parts that lie on one page each."""
         done = 0
         while done < len(hashes):
             number, first = divmod(start + done, _PAGE)
@@ -141,19 +145,19 @@ class OffsetTable:
             done += count
 
 
-def packed(hashes: Sequence[str]) -> Hashes:
-    """Hashes as numbers, none of which is 0."""
+def pack_hashes(hashes: Sequence[str]) -> Hashes:
+    """Return the hashes as numbers, none of which is 0."""
     numbers = np.frombuffer(bytes.fromhex("".join(hashes)), ">u8").astype(np.uint64)
     return np.maximum(numbers, np.uint64(1))
 
 
 def _clashes(at: int, where: npt.NDArray[np.bool_], rows: npt.NDArray[np.int32]) -> list[Clash]:
-    """Runs of neighbouring offsets that clash with the same row."""
+    """Return runs of consecutive offsets that clash with the same row."""
     found: list[Clash] = []
-    for place in np.flatnonzero(where).tolist():
-        row = int(rows[place])
-        if found and found[-1].row == row and found[-1].end == at + place - 1:
-            found[-1] = found[-1]._replace(end=at + place)
+    for position in np.flatnonzero(where).tolist():
+        row = int(rows[position])
+        if found and found[-1].row == row and found[-1].end == at + position - 1:
+            found[-1] = found[-1]._replace(end=at + position)
         else:
-            found.append(Clash(at + place, at + place, row))
+            found.append(Clash(at + position, at + position, row))
     return found

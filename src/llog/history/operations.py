@@ -1,4 +1,4 @@
-"""The operations of one partition in columns: a few numbers for each, however many there are."""
+"""The operations of one partition in columns: a few numbers for each operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llog.errors import (
 )
 from llog.history.lines import Append, Bounds, End, Outcome, Read, Trim
 from llog.history.loading import Operation, Section
-from llog.history.offsets import Clash, Hashes, OffsetTable, packed
+from llog.history.offsets import Clash, Hashes, OffsetTable, pack_hashes
 from llog.history.report import FINDINGS_MAX, Finding, OperationRef
 from llog.model import FIRST_OFFSET, TopicPartition
 
@@ -55,8 +55,8 @@ class Table:
 
 
 class PartitionHistory:
-    """What was done to a partition, and what contradicts itself whatever the times are: that is found while operations
-    are added.
+    """The operations on a partition. Contradictions that do not depend on times are found while operations are
+    added.
     """
 
     def __init__(self, tp: TopicPartition, sections: Sequence[Section]) -> None:
@@ -64,18 +64,17 @@ class PartitionHistory:
         self.offsets = OffsetTable()
         self.rows = Table("kind", "start", "end", "section", "line", "end_line", "via", "identity")
         self.appends = Table("row", "producer", "epoch", "sequence", "outcome", "first", "count", "content")
-        """One for each attempt."""
+        """One row for each attempt."""
         self.reads = Table("row", "asked", "reach", "next", "log_start")
-        """`reach`: the answer shows that all offsets below are there. `next`: the next offset, if the answer said it.
-        """
+        """`reach`: the answer shows that all offsets below it exist. `next`: the next offset, if the answer had it."""
         self.trims = Table("row", "bound", "log_start")
-        """`bound`: the highest log start that this can have made."""
+        """`bound`: the highest log start that the trim can have caused."""
         self.hashes: dict[int, Hashes] = {}
-        """Of attempts that were not acknowledged, by their place in `appends`."""
+        """The hashes of attempts that were not acknowledged, by their position in `appends`."""
         self.findings: list[Finding] = []
         self.left_out = 0
         self.unknown = 0
-        """Appends of unknown outcome, once they were counted."""
+        """The number of appends of unknown outcome, once they were counted."""
         self._sections = sections
         self._producers: dict[str, int] = {}
         self._vias: list[str] = []
@@ -109,8 +108,8 @@ class PartitionHistory:
         return len(self.findings) >= FINDINGS_MAX
 
     def report(self, invariant: str, start: int, end: int, *detail: str | int) -> None:
-        """Adds a finding, unless there are many already. Numbers among the detail are rows, and become text that names
-        the operation.
+        """Add a finding, or count it if there are many already. Numbers in `detail` are rows, and become references to
+        their operations.
         """
         if self.is_full:
             self.left_out += 1
@@ -146,7 +145,7 @@ class PartitionHistory:
         return self._vias.index(name)
 
     def _add_append(self, row: int, begin: Append, operation: Operation) -> None:
-        hashes = packed(begin.hashes)
+        hashes = pack_hashes(begin.hashes)
         producer, end = begin.producer, operation.end
         first = UNSAID
         if operation.outcome is Outcome.OK:
@@ -180,7 +179,7 @@ class PartitionHistory:
         for clash in self.offsets.acknowledge(first, hashes, row):
             if not self.is_append(clash.row):
                 self._report_other_bytes(clash, row, clash.row)
-            # An attempt and its retry that were told different offsets are found once all attempts are known.
+            # An attempt and its retry with different offsets are found once all attempts are known.
             elif self.rows.value("identity", clash.row) != self.rows.value("identity", row):
                 self.report(
                     "I2",
@@ -208,7 +207,7 @@ class PartitionHistory:
                     row,
                     f" was refused with {end.error}, though the offset is within {low} and {high}",
                 )
-        reach = self._found(row, asked, end) if end.outcome is Outcome.OK else UNSAID
+        reach = self._note_records(row, asked, end) if end.outcome is Outcome.OK else UNSAID
         if next_offset is not None:
             if reach > next_offset:
                 self.report(
@@ -227,13 +226,13 @@ class PartitionHistory:
             log_start=UNSAID if end.log_start_offset is None else end.log_start_offset,
         )
 
-    def _found(self, row: int, asked: int, end: End) -> int:
-        """Notes the records of an answer; the offset behind the last one."""
+    def _note_records(self, row: int, asked: int, end: End) -> int:
+        """Note the records of an answer, and return the offset after the last one."""
         expected, reach = asked, UNSAID
         for first, hashes in end.batches:
             if first != expected:
                 self._report_misplaced(row, expected, first)
-            for clash in self.offsets.find(first, packed(hashes), row):
+            for clash in self.offsets.find(first, pack_hashes(hashes), row):
                 self._report_other_bytes(clash, clash.row, row)
             expected = first + len(hashes)
             reach = max(reach, expected)

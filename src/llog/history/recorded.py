@@ -1,18 +1,16 @@
-"""Appenders, readers and writers that record what passes through them. One line takes the place of the one that is
-recorded.
-"""
+"""Appenders, readers and writers that record every call. Each wraps the object that it records and takes its place."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup, group_of
+from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup, to_append_group
 from llog.batch.columns import columns_of
-from llog.engines.port import AppendResult, Batch, Bounds, Group, LogAppender, LogReader, RetentionResult
 from llog.engines.reading import iter_from, read_offset
 from llog.errors import LlogError, PartlyAppended
 from llog.history.recorder import HistoryRecorder, OpenOperation
+from llog.log.engine import AppendGroup, AppendResult, Batch, Bounds, LogAppender, LogReader, RetentionResult
 from llog.model import Record, TimestampType, TopicPartition
 
 R = TypeVar("R")
@@ -25,27 +23,27 @@ class RecordedAppender:
         self._recorder = recorder
         self._appender = appender
 
-    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
-        under_way = _begun(self._recorder, groups)
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]:
+        under_way = _begin_appends(self._recorder, groups)
         try:
             results = await self._appender.append(groups)
         except BaseException as error:
             for operation in under_way:
                 operation.raised(error)
             raise
-        _end(under_way, results)
+        _end_appends(under_way, results)
         return results
 
     async def trim(self, tp: TopicPartition, before_offset: int) -> RetentionResult:
-        return await self._trimmed(self._recorder.trim(tp, before_offset), self._appender.trim(tp, before_offset))
+        return await self._record_trim(self._recorder.trim(tp, before_offset), self._appender.trim(tp, before_offset))
 
     async def retain(
         self, tp: TopicPartition, *, retention_ms: int | None, retention_bytes: int | None
     ) -> RetentionResult:
         retained = self._appender.retain(tp, retention_ms=retention_ms, retention_bytes=retention_bytes)
-        return await self._trimmed(self._recorder.trim(tp), retained)
+        return await self._record_trim(self._recorder.trim(tp), retained)
 
-    async def _trimmed(self, operation: OpenOperation, result: Awaitable[RetentionResult]) -> RetentionResult:
+    async def _record_trim(self, operation: OpenOperation, result: Awaitable[RetentionResult]) -> RetentionResult:
         try:
             found = await result
         except BaseException as error:
@@ -56,9 +54,9 @@ class RecordedAppender:
 
 
 class RecordedReader:
-    """A reader of any engine, e.g. `Reader` or `EngineReader`, whose reads and looks at the bounds are recorded.
+    """A reader of any engine, e.g. `Reader` or `EngineReader`, whose reads and requests for bounds are recorded.
 
-    Waits are not recorded: they are followed by a read.
+    Waits are not recorded, because a read follows them.
     """
 
     def __init__(self, recorder: HistoryRecorder, reader: LogReader) -> None:
@@ -109,22 +107,22 @@ class RecordedLogWriter:
         self._writer = writer
 
     def append_shared(self, groups: Sequence[SharedAppendGroup]) -> list[AppendResult]:
-        under_way = _begun(self._recorder, [group_of(group) for group in groups])
+        under_way = _begin_appends(self._recorder, [to_append_group(group) for group in groups])
         try:
             results = self._writer.append_shared(groups)
         except PartlyAppended as error:
-            _end(under_way, error.results)
+            _end_appends(under_way, error.results)
             raise
         except BaseException as error:
             for operation in under_way:
                 operation.raised(error)
             raise
-        _end(under_way, results)
+        _end_appends(under_way, results)
         return results
 
 
 class RecordedLogReader:
-    """A `LeaderlessLogReader` whose reads and looks at the bounds are recorded."""
+    """A `LeaderlessLogReader` whose reads and requests for bounds are recorded."""
 
     def __init__(self, recorder: HistoryRecorder, reader: LeaderlessLogReader) -> None:
         self._recorder = recorder
@@ -132,33 +130,33 @@ class RecordedLogReader:
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         operation = self._recorder.bounds(TopicPartition(topic, partition))
-        found = _ended(operation, lambda: self._reader.bounds(topic, partition))
+        found = _call_recorded(operation, lambda: self._reader.bounds(topic, partition))
         operation.answered(log_start_offset=found.log_start_offset, next_offset=found.next_offset)
         return found
 
     def read_offset(self, topic: str, partition: int, offset: int) -> Record:
         tp = TopicPartition(topic, partition)
         operation = self._recorder.read(tp, offset, stop=offset + 1)
-        record = _ended(operation, lambda: self._reader.read_offset(topic, partition, offset))
+        record = _call_recorded(operation, lambda: self._reader.read_offset(topic, partition, offset))
         operation.answered([_batch(tp, offset, [record])])
         return record
 
     def read_range(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
         tp = TopicPartition(topic, partition)
         operation = self._recorder.read(tp, start, stop=stop)
-        records = _ended(operation, lambda: self._reader.read_range(topic, partition, start, stop))
+        records = _call_recorded(operation, lambda: self._reader.read_range(topic, partition, start, stop))
         end = start + len(records)
         operation.answered([_batch(tp, start, records)] if records else [], next_offset=end if end < stop else None)
         return records
 
 
-def _begun(recorder: HistoryRecorder, groups: Sequence[Group]) -> list[OpenOperation]:
+def _begin_appends(recorder: HistoryRecorder, groups: Sequence[AppendGroup]) -> list[OpenOperation]:
     return [
         recorder.append(TopicPartition(group.topic, group.partition), group.records, group.producer) for group in groups
     ]
 
 
-def _end(under_way: Sequence[OpenOperation], results: Sequence[object]) -> None:
+def _end_appends(under_way: Sequence[OpenOperation], results: Sequence[object]) -> None:
     for operation, result in zip(under_way, results, strict=True):
         if isinstance(result, AppendResult):
             operation.appended(result.start_offset, result.end_offset)
@@ -167,7 +165,7 @@ def _end(under_way: Sequence[OpenOperation], results: Sequence[object]) -> None:
             operation.raised(result)
 
 
-def _ended(operation: OpenOperation, call: Callable[[], R]) -> R:
+def _call_recorded(operation: OpenOperation, call: Callable[[], R]) -> R:
     try:
         return call()
     except BaseException as error:

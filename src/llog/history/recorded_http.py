@@ -1,4 +1,4 @@
-"""`POST /produce` and `POST /consume` recorded, through any client that looks like httpx's."""
+"""Recording of `POST /produce` and `POST /consume`, through any client with the interface of httpx's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import msgspec
 
 from llog.base.decoders import json_decoder
-from llog.broker.http.messages import RecordIn, columns_in
-from llog.engines.port import Batch
+from llog.broker.http.json_records import JsonRecord, columns_from_json
 from llog.history.recorder import HistoryRecorder, OpenOperation
+from llog.log.engine import Batch
 from llog.model import TopicPartition
 
 Item = Mapping[str, Any]
 
-json_decoder(RecordIn)  # has the type examined before several threads convert records to it
+json_decoder(JsonRecord)  # msgspec examines the type now, before several threads convert records to it.
 
 
 class Response(Protocol):
@@ -27,91 +27,93 @@ class Response(Protocol):
 
 
 class Client(Protocol):
-    """`httpx.Client` is one."""
+    """The interface of `httpx.Client`."""
 
     def post(self, url: str, *, json: Any) -> Any: ...
 
 
 class AsyncClient(Protocol):
-    """`httpx.AsyncClient` is one."""
+    """The interface of `httpx.AsyncClient`."""
 
     async def post(self, url: str, *, json: Any) -> Any: ...
 
 
 class RecordedBroker:
-    """Produces and consumes through one broker. `via` names it in the history."""
+    """Produces and consumes through one broker, which the history calls `via`."""
 
     def __init__(self, recorder: HistoryRecorder, client: Client, *, via: str) -> None:
-        self._calls = _Calls(recorder, via)
+        self._starter = _OperationStarter(recorder, via)
         self._client = client
 
     def produce(self, items: Sequence[Item]) -> Any:
-        """The response to `POST /produce` with these `topic_partitions`."""
-        under_way = self._calls.produces(items)
+        """Return the response to `POST /produce` with these `topic_partitions`."""
+        under_way = self._starter.begin_produce(items)
         try:
             response = self._client.post("/produce", json={"topic_partitions": items})
         except BaseException as error:
-            _raised(under_way, error)
+            _record_raised(under_way, error)
             raise
-        _produced(under_way, response)
+        _record_produce_answer(under_way, response)
         return response
 
     def consume(self, items: Sequence[Item], **options: int) -> Any:
-        """The response to `POST /consume` with these `topic_partitions`, and `max_wait_ms` and the like beside them."""
-        under_way = self._calls.consumes(items)
+        """Return the response to `POST /consume` with these `topic_partitions` and options such as `max_wait_ms`."""
+        under_way = self._starter.begin_consume(items)
         try:
             response = self._client.post("/consume", json={"topic_partitions": items, **options})
         except BaseException as error:
-            _raised(under_way, error)
+            _record_raised(under_way, error)
             raise
-        _consumed(under_way, items, response)
+        _record_consume_answer(under_way, items, response)
         return response
 
 
 class RecordedAsyncBroker:
-    """Produces and consumes through one broker. `via` names it in the history."""
+    """Produces and consumes through one broker, which the history calls `via`."""
 
     def __init__(self, recorder: HistoryRecorder, client: AsyncClient, *, via: str) -> None:
-        self._calls = _Calls(recorder, via)
+        self._starter = _OperationStarter(recorder, via)
         self._client = client
 
     async def produce(self, items: Sequence[Item]) -> Any:
-        """The response to `POST /produce` with these `topic_partitions`."""
-        under_way = self._calls.produces(items)
+        """Return the response to `POST /produce` with these `topic_partitions`."""
+        under_way = self._starter.begin_produce(items)
         try:
             response = await self._client.post("/produce", json={"topic_partitions": items})
         except BaseException as error:
-            _raised(under_way, error)
+            _record_raised(under_way, error)
             raise
-        _produced(under_way, response)
+        _record_produce_answer(under_way, response)
         return response
 
     async def consume(self, items: Sequence[Item], **options: int) -> Any:
-        """The response to `POST /consume` with these `topic_partitions`, and `max_wait_ms` and the like beside them."""
-        under_way = self._calls.consumes(items)
+        """Return the response to `POST /consume` with these `topic_partitions` and options such as `max_wait_ms`."""
+        under_way = self._starter.begin_consume(items)
         try:
             response = await self._client.post("/consume", json={"topic_partitions": items, **options})
         except BaseException as error:
-            _raised(under_way, error)
+            _record_raised(under_way, error)
             raise
-        _consumed(under_way, items, response)
+        _record_consume_answer(under_way, items, response)
         return response
 
 
-class _Calls:
+class _OperationStarter:
     def __init__(self, recorder: HistoryRecorder, via: str) -> None:
         self._recorder = recorder
         self._via = via
 
-    def produces(self, items: Sequence[Item]) -> list[OpenOperation]:
+    def begin_produce(self, items: Sequence[Item]) -> list[OpenOperation]:
         return [
             self._recorder.append(
-                _partition(item), columns_in(msgspec.convert(item["records"], list[str | RecordIn])), via=self._via
+                _partition(item),
+                columns_from_json(msgspec.convert(item["records"], list[str | JsonRecord])),
+                via=self._via,
             )
             for item in items
         ]
 
-    def consumes(self, items: Sequence[Item]) -> list[OpenOperation]:
+    def begin_consume(self, items: Sequence[Item]) -> list[OpenOperation]:
         return [self._recorder.read(_partition(item), item["fetch_offset"], via=self._via) for item in items]
 
 
@@ -144,7 +146,7 @@ class _Answer(msgspec.Struct):
     code: str | None = None
 
 
-def _produced(under_way: Sequence[OpenOperation], response: Response) -> None:
+def _record_produce_answer(under_way: Sequence[OpenOperation], response: Response) -> None:
     for operation, item in zip(under_way, _items(response, len(under_way)), strict=True):
         if isinstance(item, str):
             operation.lost(item)
@@ -156,7 +158,7 @@ def _produced(under_way: Sequence[OpenOperation], response: Response) -> None:
             operation.lost("an answer without offsets")
 
 
-def _consumed(under_way: Sequence[OpenOperation], items: Sequence[Item], response: Response) -> None:
+def _record_consume_answer(under_way: Sequence[OpenOperation], items: Sequence[Item], response: Response) -> None:
     for operation, asked, item in zip(under_way, items, _items(response, len(under_way)), strict=True):
         if isinstance(item, str):
             operation.lost(item)
@@ -170,7 +172,7 @@ def _consumed(under_way: Sequence[OpenOperation], items: Sequence[Item], respons
 
 
 def _items(response: Response, count: int) -> Sequence[_ItemOut | str]:
-    """What the answer says about each item; a text says why it says nothing."""
+    """Return the answer for each item, or a text that says why there is none."""
     unclear = f"status {response.status_code}"
     try:
         answer = json_decoder(_Answer).decode(response.content)
@@ -178,26 +180,30 @@ def _items(response: Response, count: int) -> Sequence[_ItemOut | str]:
         return [unclear] * count
     if answer.topic_partitions is not None:
         return answer.topic_partitions if len(answer.topic_partitions) == count else [unclear] * count
-    # Only a code of llog's own can say that nothing was done; a failure without one, or of a proxy, may have come too
-    # late.
+    # Only an error code of llog proves that nothing was done; a failure without one, or of a proxy, may follow an
+    # effect.
     if answer.code is None or response.status_code in (500, 502, 504):
         return [unclear] * count
     return [_ItemOut(error=_ErrorIn(code=answer.code))] * count
 
 
 def _batches(tp: TopicPartition, records: Sequence[_RecordOut]) -> list[Batch]:
-    """Runs of consecutive offsets, as they came."""
+    """Return the records as batches of consecutive offsets, in the order of the answer."""
     batches: list[Batch] = []
     first = 0
-    for place in range(1, len(records) + 1):
-        if place == len(records) or records[place].offset != records[place - 1].offset + 1:
-            shown = [{"value": each.payload, "key": each.key, "headers": each.headers} for each in records[first:place]]
-            batches.append(Batch(tp, records[first].offset, columns_in(msgspec.convert(shown, list[str | RecordIn]))))
-            first = place
+    for position in range(1, len(records) + 1):
+        if position == len(records) or records[position].offset != records[position - 1].offset + 1:
+            shown = [
+                {"value": each.payload, "key": each.key, "headers": each.headers} for each in records[first:position]
+            ]
+            batches.append(
+                Batch(tp, records[first].offset, columns_from_json(msgspec.convert(shown, list[str | JsonRecord])))
+            )
+            first = position
     return batches
 
 
-def _raised(under_way: Sequence[OpenOperation], error: BaseException) -> None:
+def _record_raised(under_way: Sequence[OpenOperation], error: BaseException) -> None:
     for operation in under_way:
         operation.lost(type(error).__name__)
 

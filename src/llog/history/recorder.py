@@ -1,4 +1,4 @@
-"""Writes a history down: a line before an operation begins, another one when its answer is there."""
+"""The recorder of a history: writes one line before an operation begins, and another when its answer arrives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import msgspec
 
 from llog.base.durable import FILE_MODE
 from llog.batch.columns import Columns
-from llog.engines.port import Batch
 from llog.errors import InvalidArgument, LlogError, OffsetOutOfRange, OutcomeUnknown
 from llog.history.lines import FORMAT, Append, Begin, Bounds, End, Outcome, Process, ProducerKey, Read, Trim, hashes_of
+from llog.log.engine import Batch
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
 
@@ -27,11 +27,11 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HistoryRecorder:
-    """Records the operations of one process in `path`, from any thread or task. A file that is there is gone on with.
+    """Records the operations of one process in `path`, from any thread or task. Continues an existing file.
 
     Every line is handed to the operating system before the call returns, so that `kill -9` loses none; nothing is kept
-    in memory. Make it after a fork, not before. Times are those of the machine's monotonic clock, which all its
-    processes share.
+    in memory. Create the recorder after a fork, not before. Times are those of the machine's monotonic clock, which all
+    its processes share.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class HistoryRecorder:
         except BlockingIOError:
             os.close(self._file)
             raise InvalidArgument(
-                f"{self.path} is written by another recorder: give every recorder a file of its own"
+                f"another recorder is writing to {self.path}: give every recorder a file of its own"
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")  # a process was killed within a line
+            os.write(self._file, b"\n")  # A process was killed within a line.
         name = f"{Path(sys.argv[0]).name or 'python'} {self._pid}" if process is None else process
         self._write(
             Process(format=FORMAT, process=name, machine=_machine(), wall_ns=time.time_ns(), clock_ns=self._clock())
@@ -66,7 +66,7 @@ class HistoryRecorder:
         *,
         via: str = "",
     ) -> OpenOperation:
-        """Records that these are about to be appended together."""
+        """Record that these records are about to be appended together."""
         if isinstance(producer, Producer):
             producer = ProducerKey(id=producer.id, sequence=producer.sequence)
         hashes = hashes_of(records)
@@ -85,7 +85,7 @@ class HistoryRecorder:
         max_bytes: int | None = None,
         via: str = "",
     ) -> OpenOperation:
-        """Records that a read from `offset` on is about to begin."""
+        """Record that a read from `offset` on is about to begin."""
         return self._begin(
             lambda op, now: Read(
                 op=op,
@@ -100,11 +100,11 @@ class HistoryRecorder:
         )
 
     def bounds(self, tp: TopicPartition, *, via: str = "") -> OpenOperation:
-        """Records that the bounds are about to be asked for."""
+        """Record that a request for the bounds is about to begin."""
         return self._begin(lambda op, now: Bounds(op=op, topic=tp.topic, partition=tp.partition, start_ns=now, via=via))
 
     def trim(self, tp: TopicPartition, before_offset: int | None = None, *, via: str = "") -> OpenOperation:
-        """Records that a trim below `before_offset`, or retention, is about to begin."""
+        """Record that a trim below `before_offset`, or retention, is about to begin."""
         return self._begin(
             lambda op, now: Trim(
                 op=op, topic=tp.topic, partition=tp.partition, start_ns=now, via=via, before_offset=before_offset
@@ -112,7 +112,7 @@ class HistoryRecorder:
         )
 
     def close(self) -> None:
-        """Operations that are still under way stay without an end. Idempotent."""
+        """Close the file; operations under way stay without an end. Idempotent."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
@@ -135,7 +135,7 @@ class HistoryRecorder:
 
     def _write(self, line: Process | Begin | End) -> None:
         if os.getpid() != self._pid:
-            raise InvalidArgument(f"the recorder of {self.path} was made before a fork: make one in each process")
+            raise InvalidArgument(f"the recorder of {self.path} was created before a fork: create one in each process")
         data = msgspec.json.encode(line) + b"\n"
         with self._lock:
             if self._file < 0:
@@ -145,7 +145,7 @@ class HistoryRecorder:
 
 
 class OpenOperation:
-    """An operation under way: exactly one of its methods says how it ended. Without one it counts as unknown."""
+    """An operation under way. Call exactly one method to record how it ended; without a call, it counts as unknown."""
 
     def __init__(self, op: int, clock: Callable[[], int], write: Callable[[End], None]) -> None:
         self._op = op
@@ -158,7 +158,7 @@ class OpenOperation:
     def answered(
         self, batches: Sequence[Batch] = (), *, log_start_offset: int | None = None, next_offset: int | None = None
     ) -> None:
-        """A read, a look at the bounds or a trim was answered with this."""
+        """Record the answer to a read, a request for the bounds, or a trim."""
         now = self._clock()  # before the hashes, which take time
         self._end(
             Outcome.OK,
@@ -169,7 +169,7 @@ class OpenOperation:
         )
 
     def raised(self, error: BaseException) -> None:
-        """The call raised this. Only an error of llog's own can say that nothing happened."""
+        """Record the error that the call raised. Only an error of llog proves that nothing happened."""
         if isinstance(error, OffsetOutOfRange):
             self.refused(error.code, log_start_offset=error.log_start_offset, next_offset=error.next_offset)
         elif isinstance(error, LlogError):
@@ -178,12 +178,12 @@ class OpenOperation:
             self.lost(type(error).__name__)
 
     def refused(self, code: str, *, log_start_offset: int | None = None, next_offset: int | None = None) -> None:
-        """A broker answered with this error code."""
+        """Record the error code with which a broker answered."""
         outcome = Outcome.UNKNOWN if code == OutcomeUnknown.code else Outcome.FAILED
         self._end(outcome, error=code, log_start_offset=log_start_offset, next_offset=next_offset)
 
     def lost(self, reason: str) -> None:
-        """No answer came, or none that can be understood."""
+        """Record that no answer came, or none that can be understood."""
         self._end(Outcome.UNKNOWN, error=reason)
 
     def _end(
@@ -214,7 +214,7 @@ class OpenOperation:
 
 
 def _machine() -> str:
-    """What names this machine since it was started: the clock of its processes starts again with it."""
+    """Return an id of this boot of the machine: the clock of its processes starts again with each boot."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

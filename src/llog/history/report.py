@@ -1,4 +1,4 @@
-"""What a check found: which promise was broken, where, and by which operations."""
+"""The report of a check: which promises were broken, where, and by which operations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 FINDINGS_MAX: Final = 100
-"""Of one partition; more are counted. What breaks once often breaks everything after it."""
+"""The most findings listed for one partition; further ones are counted, because one fault often causes many."""
 
 
 class OperationRef(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation, by the lines that it began and ended in."""
+    """An operation, by the lines in which it begins and ends."""
 
     what: str
     file: str
@@ -38,12 +38,14 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     operations: int
     acknowledged: int
-    """Records."""
+    """The number of acknowledged records."""
     unread: int
-    """Acknowledged records that no read found, and no trim explains: whether they are lost was not decided."""
+    """The number of acknowledged records that no read found and no trim explains: whether they are lost was not
+    decided.
+    """
     unread_first: int | None
     unknown: int
-    """Appends that may or may not have happened."""
+    """The number of appends that may or may not have happened."""
     findings: tuple[Finding, ...]
     findings_left_out: int
 
@@ -65,11 +67,11 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Nothing is wrong, and every acknowledged record was read."""
+        """Whether nothing is wrong and every acknowledged record was read."""
         return not self.findings and not self.unread
 
     def __str__(self) -> str:
-        """Every finding in a paragraph, and a summary."""
+        """Return one paragraph for every finding, and a summary."""
         return "\n".join([*self.paragraphs(), self.summary()])
 
     def paragraphs(self) -> list[str]:
@@ -84,9 +86,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
                 found.append(f"{each.topic}/{each.partition}: {each.findings_left_out:,} more findings")
             if each.unread:
                 found.append(
-                    f"{each.topic}/{each.partition}: {each.unread:,} acknowledged records were never read, the "
-                    "first at offset "
-                    f"{each.unread_first}: whether they are there was not decided"
+                    f"{each.topic}/{each.partition}: {each.unread:,} acknowledged records were never read, the first "
+                    f"at offset {each.unread_first}: whether they exist was not decided"
                 )
         return found
 

@@ -1,4 +1,4 @@
-"""Keyed logs: one log for every key, millions of them, in one SlateDB database. docs/keyed.md tells how to use them."""
+"""Keyed logs: one log for every key, millions of them, in one SlateDB database. docs/keyed.md describes their use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many records each key has in the active segment, as far as the writer remembers."""
+"""The writer's memory of how many records each key has in the active segment."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from llog.keyed.encoding import entry_prefix
-from llog.keyed.runs import peek
+from llog.keyed.runs import decode_head
 from llog.keyed.slate import Database
 
 SEEKS_AT_ONCE: Final = 64
 
 
 class Counts:
-    """A bounded memory of counts by key. Two generations: when the young one is full, the old one is forgotten.
+    """A bounded memory of counts by key, in two generations: when the young one is full, the old one is forgotten.
 
-    As long as nothing of a segment was forgotten and the segment began empty, a key that is not in here has no records:
-    no seek.
+    While nothing of a segment that began empty was forgotten, a key that is not in here has no records, and costs no
+    seek.
     """
 
     def __init__(self, keys_max: int) -> None:
@@ -26,12 +26,12 @@ class Counts:
         self._old: dict[bytes, int] = {}
         self._complete = False
 
-    def begin(self, *, empty: bool) -> None:
-        """Another segment is active; `empty`: it holds nothing yet."""
+    def start_segment(self, *, empty: bool) -> None:
+        """Forget all counts, because another segment is active; `empty` says that it has no records yet."""
         self._young, self._old, self._complete = {}, {}, empty
 
     def get(self, key: bytes) -> int | None:
-        """None: only the database knows."""
+        """Return the count of a key; None if only the database knows it."""
         count = self._young.get(key)
         if count is None:
             count = self._old.get(key, 0 if self._complete else None)
@@ -40,7 +40,7 @@ class Counts:
     def remember(self, counts: Mapping[bytes, int]) -> None:
         self._young.update(counts)
         if len(self._young) > self._half:
-            # Everything is kept that was used since the last time: the two generations together hold about the limit.
+            # Keys used since the last time stay: both generations together hold about the limit.
             if self._old:
                 self._complete = False
             self._old, self._young = self._young, {}
@@ -49,10 +49,8 @@ class Counts:
         return len(self._young) + len(self._old)
 
 
-async def counted_before(
-    database: Database, counts: Counts, segment_id: int, keys: Sequence[bytes]
-) -> dict[bytes, int]:
-    """Records of each key in the segment: remembered, or one seek."""
+async def count_records(database: Database, counts: Counts, segment_id: int, keys: Sequence[bytes]) -> dict[bytes, int]:
+    """Return the number of records of each key in the segment, from memory or by one seek."""
     found: dict[bytes, int] = {}
     unknown: list[bytes] = []
     for key in keys:
@@ -69,6 +67,6 @@ async def counted_before(
 
 
 async def _last_total(database: Database, segment_id: int, key: bytes) -> int:
-    rows = await database.rows_of(entry_prefix(segment_id, key), durable=False, last_first=True)
+    rows = await database.rows_with_prefix(entry_prefix(segment_id, key), durable=False, last_first=True)
     row = await rows.first()
-    return 0 if row is None else peek(row.value).total
+    return 0 if row is None else decode_head(row.value).total

@@ -1,8 +1,9 @@
-"""Which segments retention deletes, and deleting them so that a crash at any moment leaves either all of one or nothing
-that anybody reads.
+"""Chooses the segments that retention deletes, and deletes segments so that readers see all of one or nothing, even
+after a crash.
 
-First, in one write, the segment leaves the list of segments and gets a deletion mark: from then on nobody reads it.
-Then its entries go, some at a time, and the mark last. A writer that finds a mark when it takes over finishes the work.
+First, one write takes the segment off the list of segments and gives it a deletion mark: from then on no reader reads
+it. Then its entries are deleted, some at a time, and the mark last. A writer that finds a mark when it opens the log
+finishes the deletion.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llog.keyed.encoding import (
     SEGMENT_META,
     SEGMENT_TOTALS,
     STATE_KEY,
-    State,
+    LogState,
     after_prefix,
     segment_key,
     segment_of,
@@ -31,8 +32,8 @@ from llog.keyed.slate import Database, new_batch
 ROWS_AT_ONCE: Final = 64
 
 
-def beyond(segments: Segments, limits: RetentionConfig, now_ms: int) -> int:
-    """The first segment that is kept: those before it are too old, or too much together with all after them."""
+def first_kept_segment(segments: Segments, limits: RetentionConfig, now_ms: int) -> int:
+    """Return the first segment to keep: those before it are too old, or exceed the size limit with all after them."""
     before, active = segments.first_id, segments.active_id
     if limits.max_age is not None:
         oldest = now_ms - round(limits.max_age / timedelta(milliseconds=1))
@@ -46,8 +47,8 @@ def beyond(segments: Segments, limits: RetentionConfig, now_ms: int) -> int:
     return before
 
 
-async def unlist(database: Database, segment_ids: Iterable[int], state: State) -> Any:
-    """Takes segments off the list, so that `state` is what is left; what it returns tells when that is durable."""
+async def unlist(database: Database, segment_ids: Iterable[int], state: LogState) -> Any:
+    """Take segments off the list, which leaves `state`; return a handle for `Database.await_durable`."""
     batch = new_batch()
     batch.put(STATE_KEY, state_value(state))
     for segment_id in segment_ids:
@@ -57,8 +58,8 @@ async def unlist(database: Database, segment_ids: Iterable[int], state: State) -
     return await database.write(batch)
 
 
-async def marked(database: Database) -> list[int]:
-    """Segments that are off the list but not yet erased."""
+async def marked_segments(database: Database) -> list[int]:
+    """Return the segments that are off the list but not erased yet."""
     first = segment_key(DELETION_MARK, 0)[:2]
     rows = await database.rows(first, after_prefix(first))
     found: list[int] = []
@@ -68,7 +69,7 @@ async def marked(database: Database) -> list[int]:
 
 
 async def erase(database: Database, segment_id: int) -> None:
-    """Deletes the entries of a segment that is off the list. May be repeated."""
+    """Delete the entries of a segment that is off the list. Idempotent."""
     for kind in (ENTRY, LISTING):
         first = segment_key(kind, segment_id)
         rows = await database.rows(first, after_prefix(first), durable=False)
@@ -79,4 +80,4 @@ async def erase(database: Database, segment_id: int) -> None:
             await database.write(batch)
     batch = new_batch()
     batch.delete(segment_key(DELETION_MARK, segment_id))
-    await database.durable(await database.write(batch))
+    await database.await_durable(await database.write(batch))

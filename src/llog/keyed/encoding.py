@@ -1,7 +1,7 @@
-"""Every key of a keyed log's SlateDB database, and the small values under them. No key is spelled anywhere else.
+"""Every key of a keyed log's SlateDB database, and the small values under them: no other module spells a key.
 
-All numbers are big-endian, so that keys sort as the numbers do. The version is 1 and opens every key; types must be
-kept stable.
+All numbers are big-endian, so that keys sort as the numbers do. Every key begins with the version, 1; types must stay
+stable.
 
 | type | key after `version u8 | type u8` | value | written |
 | --- | --- | --- | --- | --- |
@@ -13,10 +13,10 @@ kept stable.
 | 0x05 log state | | `first segment u64 | active segment u64 |` totals of the active one | by each append, seal and deletion |
 | 0x06 segment totals | `segment_id u64` | `end_seq u64 | records u64 | bytes u64 | append_ms i64` | when a segment is sealed |
 | 0x07 deletion mark | `segment_id u64` | empty | from the moment a segment is deleted until the last of its entries is gone |
-| 0x08 log id | | the id of the log whose metadata store tells who writes this one | in a bucket, by the first writer that has one |
+| 0x08 log id | | the id of the log whose metadata store records who writes this one | in a bucket, by the first writer that has one |
 
 TerminatedBytes: 00 becomes 01 01, 01 becomes 01 02, and 00 ends it. So keys sort as their bytes do, a shorter key
-before those that it begins, and a prefix of keys is the range from its escaped bytes to their increment.
+before those that it is a prefix of, and the keys with a prefix are the range from its escaped bytes to their increment.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llog.errors import CorruptBatch, WrongStore
 
 VERSION: Final = 1
 FORMAT: Final = 1
-"""Of the values: a database of a higher format is not opened."""
+"""The format of the values: a database of a higher format is not opened."""
 
 MARKER: Final = 0x00
 ENTRY: Final = 0x01
@@ -45,7 +45,7 @@ SEQUENCE_BLOCK_KEY: Final = bytes((VERSION, SEQUENCE_BLOCK))
 STATE_KEY: Final = bytes((VERSION, STATE))
 LOG_ID_KEY: Final = bytes((VERSION, LOG_ID))
 BEYOND_KEYS: Final = bytes((VERSION + 1,))
-"""A key at or after this is of a newer version."""
+"""Keys from here on belong to a newer version."""
 
 _NAME: Final = b"llog-keyed"
 _SEGMENT: Final = struct.Struct(">BBQ")
@@ -57,16 +57,16 @@ _TOTALS: Final = struct.Struct(">QQQq")
 SEGMENT_BYTES: Final = _SEGMENT.size
 
 
-class Meta(NamedTuple):
-    """SegmentMeta: where and when a segment starts, and what its user attached when it was sealed."""
+class SegmentMeta(NamedTuple):
+    """SegmentMeta: where and when a segment starts, and the user metadata that was attached when it was sealed."""
 
     start_seq: int
     start_time_ms: int
     user_meta: bytes | None
 
 
-class Totals(NamedTuple):
-    """What a segment holds: the sequence after its last record, records, bytes of keys and values, time of the last
+class SegmentTotals(NamedTuple):
+    """The sequence after a segment's last record, its records, its bytes of keys and values, and the time of its last
     append.
     """
 
@@ -76,28 +76,28 @@ class Totals(NamedTuple):
     append_ms: int
 
 
-class State(NamedTuple):
-    """Which segments there are, and what the active one holds: one look tells a reader whether anything has changed."""
+class LogState(NamedTuple):
+    """The ids of the first and the active segment, and the active one's totals. One read of it shows any change."""
 
     first_id: int
     active_id: int
-    totals: Totals
+    totals: SegmentTotals
 
 
-def escaped(key: bytes) -> bytes:
-    """TerminatedBytes without the terminator: what the keys of a prefix have in common."""
+def escape(key: bytes) -> bytes:
+    """Return TerminatedBytes without the terminator, which is what all keys with a prefix begin with."""
     return key.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
 
 
-def unescaped(data: bytes) -> bytes:
+def unescape(data: bytes) -> bytes:
     key = data.replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
-    if escaped(key) != data:
-        raise CorruptBatch(f"a key has escaped bytes {data[:40].hex()} that no key becomes: the database is damaged")
+    if escape(key) != data:
+        raise CorruptBatch(f"a key has invalid escaped bytes {data[:40].hex()}: the database is damaged")
     return key
 
 
 def segment_key(kind: int, segment_id: int) -> bytes:
-    """A whole key of the types 0x03, 0x06 and 0x07; of 0x01 and 0x04 what all keys of a segment begin with."""
+    """Return a whole key of the types 0x03, 0x06 and 0x07; of 0x01 and 0x04, the prefix of a segment's keys."""
     return _SEGMENT.pack(VERSION, kind, segment_id)
 
 
@@ -106,8 +106,8 @@ def segment_of(key: bytes) -> int:
 
 
 def entry_prefix(segment_id: int, key: bytes) -> bytes:
-    """What all entries of one log key in one segment begin with, terminator included."""
-    return _SEGMENT.pack(VERSION, ENTRY, segment_id) + escaped(key) + b"\x00"
+    """Return the prefix of all entries of one log key in one segment, terminator included."""
+    return _SEGMENT.pack(VERSION, ENTRY, segment_id) + escape(key) + b"\x00"
 
 
 def sequence_suffix(sequence: int) -> bytes:
@@ -115,13 +115,13 @@ def sequence_suffix(sequence: int) -> bytes:
 
 
 def entry_parts(key: bytes) -> tuple[bytes, int]:
-    """Escaped log key and last sequence of an entry's key."""
+    """Return the escaped log key and the last sequence in an entry's key."""
     return key[SEGMENT_BYTES:-9], int(_SEQUENCE.unpack_from(key, len(key) - 8)[0])
 
 
 def filter_length(key: bytes) -> int:
-    """How much of an entry's key (or of a scan's prefix) the bloom filter knows: up to the terminator; 0: nothing of
-    it.
+    """Return the length of the part of an entry's key, or of a scan's prefix, that the bloom filter covers: up to the
+    terminator; 0 for other keys.
     """
     return key.find(0, SEGMENT_BYTES) + 1 if key[1:2] == b"\x01" else 0
 
@@ -135,7 +135,7 @@ def listed_key(key: bytes) -> bytes:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The lowest bytes above everything that begins with `prefix`, which is not all FF: the version byte is not."""
+    """Return the lowest bytes above everything that begins with `prefix`; the version byte is never FF."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes((kept[-1] + 1,))
 
@@ -145,15 +145,15 @@ def marker_value() -> bytes:
 
 
 def check_marker(value: bytes | None, where: str) -> None:
-    """`WrongStore` unless this version can read what the marker says."""
+    """Raise `WrongStore` unless the marker names a format that this version can read."""
     if value is None or value[: len(_NAME)] != _NAME or len(value) != len(_NAME) + 4:
         raise WrongStore(f"{where} is a SlateDB database, but not a keyed log of llog: use another address")
     found = int.from_bytes(value[len(_NAME) :], "big")
     if found != FORMAT:
-        raise newer(where, f"format {found}")
+        raise newer_format_error(where, f"format {found}")
 
 
-def newer(where: str, what: str) -> WrongStore:
+def newer_format_error(where: str, what: str) -> WrongStore:
     return WrongStore(
         f"{where} was written by a newer version of llog ({what}; this one knows format {FORMAT}): upgrade llog"
     )
@@ -164,35 +164,35 @@ def block_value(base: int, size: int) -> bytes:
 
 
 def block_end(value: bytes) -> int:
-    """The first sequence that was never reserved."""
+    """Return the first sequence that was never reserved."""
     base, size = _fields(_PAIR, value, "sequence block")
     return base + size
 
 
-def meta_value(meta: Meta) -> bytes:
+def meta_value(meta: SegmentMeta) -> bytes:
     return _META.pack(meta.start_seq, meta.start_time_ms) + (meta.user_meta or b"")
 
 
-def decode_meta(value: bytes) -> Meta:
+def decode_meta(value: bytes) -> SegmentMeta:
     start_seq, start_time_ms = _fields(_META, value[: _META.size], "SegmentMeta")
-    return Meta(start_seq, start_time_ms, value[_META.size :] or None)
+    return SegmentMeta(start_seq, start_time_ms, value[_META.size :] or None)
 
 
-def totals_value(totals: Totals) -> bytes:
+def totals_value(totals: SegmentTotals) -> bytes:
     return _TOTALS.pack(*totals)
 
 
-def decode_totals(value: bytes) -> Totals:
-    return Totals(*_fields(_TOTALS, value, "segment totals"))
+def decode_totals(value: bytes) -> SegmentTotals:
+    return SegmentTotals(*_fields(_TOTALS, value, "segment totals"))
 
 
-def state_value(state: State) -> bytes:
+def state_value(state: LogState) -> bytes:
     return _PAIR.pack(state.first_id, state.active_id) + totals_value(state.totals)
 
 
-def decode_state(value: bytes) -> State:
+def decode_state(value: bytes) -> LogState:
     first_id, active_id = _fields(_PAIR, value[: _PAIR.size], "log state")
-    return State(first_id, active_id, decode_totals(value[_PAIR.size :]))
+    return LogState(first_id, active_id, decode_totals(value[_PAIR.size :]))
 
 
 def _fields(layout: struct.Struct, value: bytes, what: str) -> tuple[int, ...]:

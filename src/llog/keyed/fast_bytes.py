@@ -1,9 +1,9 @@
-"""Bytes into SlateDB's Python binding by one copy instead of one step for each byte.
+"""Passes bytes to SlateDB's Python binding by one copy instead of byte by byte.
 
-The generated binding of slatedb 0.17 writes a byte string into Rust's buffer byte by byte: some 0.3 µs a byte, 4 ms for
-a packed entry of 12 KiB. This replaces that one converter by a single call of the binding's own
-`rustbuffer_from_bytes`: 20 to 80 times as fast. It is only done for the versions it was tested with and after a
-self-test; otherwise the stock converter stays, slow and right.
+The generated binding of slatedb 0.17 writes a byte string into Rust's buffer byte by byte: about 0.3 µs per byte, 4 ms
+for a packed entry of 12 KiB. This module replaces that one converter by a single call of the binding's own
+`rustbuffer_from_bytes`, 20 to 80 times as fast. It does so only for the versions it was tested with and after a
+self-test; otherwise the stock converter stays, slow but correct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _installed: bool | None = None
 
 
 def install() -> bool:
-    """Whether the fast converter is in use. Idempotent; called before a database is opened."""
+    """Install the fast converter, if possible, and return whether it is in use. Idempotent; call it before a database
+    is opened.
+    """
     global _installed
     if _installed is None:
         _installed = version("slatedb").startswith(TESTED_VERSIONS) and _replace()
@@ -33,7 +35,7 @@ def _replace() -> bool:
         from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
         converter = binding._UniffiFfiConverterBytes
-        lower = _lowering(binding, converter.lower)
+        lower = _make_lower(binding, converter.lower)
         if not all(content(lower(sample)) == content(converter.lower(sample)) for sample in _SAMPLES):
             return False
         converter.lower = staticmethod(lower)
@@ -43,18 +45,18 @@ def _replace() -> bool:
 
 
 class Bytes(ctypes.Structure):
-    """As the binding's own struct for foreign bytes, but with a pointer that is made of bytes, and keeps them, without
-    a cast.
+    """Like the binding's own struct for foreign bytes, but its pointer takes a bytes object without a cast, and keeps
+    it alive.
     """
 
     _fields_ = (("size", ctypes.c_int32), ("data", ctypes.c_char_p))
 
 
-def _lowering(binding: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _make_lower(binding: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     from_bytes = ctypes.CDLL(binding._UniffiLib._name).ffi_slatedb_uniffi_rustbuffer_from_bytes
     from_bytes.argtypes = (Bytes, ctypes.c_void_p)
     from_bytes.restype = binding._UniffiRustBuffer
-    # One for all calls: it is only ever written to when Rust panics, and then nothing goes on.
+    # All calls share one status: Rust writes to it only when it panics, which ends everything.
     status = binding._UniffiRustCallStatus.default()
     status_address = ctypes.addressof(status)
 
@@ -70,7 +72,7 @@ def _lowering(binding: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def content(buffer: Any) -> bytes:
-    """What is in a buffer of Rust's, which is freed."""
+    """Return the content of a buffer of Rust's, and free the buffer."""
     try:
         return bytes(buffer.data[: buffer.len])
     finally:

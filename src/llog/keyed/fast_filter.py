@@ -1,9 +1,9 @@
-"""SlateDB's question about the filtered part of a key, answered without a detour.
+"""A faster callback by which SlateDB asks for the filtered prefix of a key.
 
-SlateDB asks for every entry that it puts into a table, from a thread of its own. The binding's generated callback takes
-some 60 µs of Python for an answer; this one a third of it, which is what limits a writer of single records. It answers
-for one class of extractor only, and is only put in for the versions it was tested with, after a self-test; otherwise
-the stock callback stays, slow and right.
+SlateDB calls it for every entry that it puts into a table, from a thread of its own. The binding's generated callback
+takes about 60 µs of Python per call; this one takes a third of that, which limits a writer of single records. It serves
+one class of extractor only, and is installed only for the versions it was tested with, after a self-test; otherwise the
+stock callback stays, slow but correct.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SOME: Final = b"\x01"
 _LAST_ANSWERS_S: Final = 0.03
 
 _installed: bool | None = None
-_asked = [0]
-_kept: list[object] = []
-"""What Rust points to, for as long as the process lives."""
+_answer_count = [0]
+_referenced_by_rust: list[object] = []
+"""Objects that Rust points to, kept alive until the process ends."""
 
 
 def install(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
-    """Whether questions to extractors of this one's class are now answered by `prefix_length`, where 0 is none. Once
-    for a process.
+    """Have `prefix_length` answer for extractors of this one's class (0 means no prefix), if possible, and return
+    whether it does. Takes effect once per process.
     """
     global _installed
     if _installed is None:
@@ -36,38 +36,38 @@ def install(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
     return _installed
 
 
-def hush(limit_s: float) -> None:
-    """From now on no question reaches Python, whoever is asked: for the end of the process.
+def stop_answering(limit_s: float) -> None:
+    """Keep all of SlateDB's calls from reaching Python, at the end of the process.
 
-    SlateDB's threads go on after a database is closed: a compaction under way is not waited for. A thread that enters
-    Python while that shuts down is ended in the middle of Rust, which aborts the process. So this waits until nobody
-    has asked for a while, at most `limit_s`. A table that is still being built then fails, with a message of Rust's,
-    but without loss: what it was made of is still there.
+    SlateDB's threads go on after a database is closed, since closing does not wait for a compaction under way. A thread
+    that enters Python while the interpreter shuts down is ended in the middle of Rust, which aborts the process. So
+    this waits until no call has come for a while, at most `limit_s`. A table that is still being built then fails with
+    a message of Rust's, but without loss: its sources still exist.
     """
     try:
         from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
         stock = binding._UniffiTraitImplPrefixExtractorImpl
         kind = binding._UNIFFI_CALLBACK_INTERFACE_SLATEDB_PREFIX_EXTRACTOR_METHOD1
-        nothing = kind(ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value)  # a function that touches nothing
+        no_op = kind(ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value)  # a function that touches nothing
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            before = _asked[0]
+            before = _answer_count[0]
             time.sleep(_LAST_ANSWERS_S)
-            if before == _asked[0]:
+            if before == _answer_count[0]:
                 break
-        _put_in(binding, stock, nothing)
+        _install_callback(binding, stock, no_op)
     except (ImportError, AttributeError, TypeError, OSError, ctypes.ArgumentError):
         return
     time.sleep(_LAST_ANSWERS_S)
 
 
-def _put_in(binding: Any, stock: Any, callback: Any) -> None:
+def _install_callback(binding: Any, stock: Any, callback: Any) -> None:
     table = binding._UniffiVTableCallbackInterfaceSlatedbPrefixExtractor(
         stock._uniffi_free, stock._uniffi_clone, stock.name, callback
     )
     binding._UniffiLib.uniffi_slatedb_uniffi_fn_init_callback_vtable_prefixextractor(ctypes.byref(table))
-    _kept.extend((callback, table))
+    _referenced_by_rust.extend((callback, table))
 
 
 def _replace(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
@@ -77,14 +77,14 @@ def _replace(extractor: Any, prefix_length: Callable[[bytes], int]) -> bool:
         callback = _callback(binding, type(extractor), prefix_length)
         if not all(_answers(binding, callback, extractor, sample) for sample in _SAMPLES):
             return False
-        _put_in(binding, binding._UniffiTraitImplPrefixExtractorImpl, callback)
+        _install_callback(binding, binding._UniffiTraitImplPrefixExtractorImpl, callback)
     except (ImportError, AttributeError, TypeError, ctypes.ArgumentError):
         return False
     return True
 
 
 def _callback(binding: Any, owner: type, prefix_length: Callable[[bytes], int]) -> Any:
-    # PyDLL: these calls only move memory, and giving up the interpreter's lock for them costs more than they do.
+    # PyDLL: these calls only move memory, and releasing the GIL would cost more than the calls do.
     library = ctypes.PyDLL(binding._UniffiLib._name)
     free = library.ffi_slatedb_uniffi_rustbuffer_free
     free.argtypes, free.restype = (binding._UniffiRustBuffer, ctypes.c_void_p), None
@@ -92,7 +92,7 @@ def _callback(binding: Any, owner: type, prefix_length: Callable[[bytes], int]) 
     from_bytes.argtypes, from_bytes.restype = (fast_bytes.Bytes, ctypes.c_void_p), binding._UniffiRustBuffer
     status = binding._UniffiRustCallStatus.default()
     status_address = ctypes.addressof(status)
-    _kept.append(status)
+    _referenced_by_rust.append(status)
     extractors = binding._UniffiFfiConverterTypePrefixExtractor._handle_map._map
     stock = binding._UniffiTraitImplPrefixExtractorImpl.prefix_len
 
@@ -100,7 +100,7 @@ def _callback(binding: Any, owner: type, prefix_length: Callable[[bytes], int]) 
         if type(extractors.get(handle)) is not owner:
             stock(handle, target, answer, call_status)
             return
-        _asked[0] += 1
+        _answer_count[0] += 1
         key = target.data[8 : target.len]  # after the kind of target and the key's length
         free(target, status_address)
         length = prefix_length(key)
@@ -111,7 +111,7 @@ def _callback(binding: Any, owner: type, prefix_length: Callable[[bytes], int]) 
 
 
 def _answers(binding: Any, callback: Any, extractor: Any, key: bytes) -> bool:
-    """Whether the callback says of the key what the extractor does."""
+    """Whether the callback gives the same answer for the key as the extractor."""
     target = binding.PrefixTarget.POINT(key)
     expected = binding._UniffiFfiConverterOptionalUInt64.lower(extractor.prefix_len(target))
     handle = binding._UniffiFfiConverterTypePrefixExtractor.lower(extractor)

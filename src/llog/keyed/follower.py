@@ -1,25 +1,31 @@
-"""Following a log: rounds of scans, each up to where the log was durable when the round began.
+"""Follows a log in rounds of scans, each up to where the log was durable when the round began.
 
-The cursor is a sequence. It only passes what was yielded, and what is below the end of a round is all there, so nothing
-is lost or repeated, whoever goes on from it.
+The cursor is a sequence. It passes only records that were yielded, and all records below the end of a round exist, so a
+caller that continues from it loses and repeats nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from llog.errors import NotSeenYet
 from llog.keyed.model import Ranges, Segment, SeqRange
-from llog.keyed.scanner import in_order
+from llog.keyed.scanner import sort_by_sequence
 
+if TYPE_CHECKING:
+    from llog.keyed.reader import KeyedLogReader
+
+CATCH_UP_S: Final = 20.0
 HELD_BYTES_MAX: Final = 32 << 20
-"""A prefix is read key by key and yielded by sequence: so much of it is held at a time."""
+"""A prefix is read key by key and yielded by sequence: at most this much of it is held in memory."""
 
 
-class Followed(Protocol):
+class FollowableLog(Protocol):
     """What following needs of a reader."""
 
     def scan_batches(self, key: bytes, seq_range: Ranges = None) -> AsyncIterator[pa.RecordBatch]: ...
@@ -33,13 +39,13 @@ class Followed(Protocol):
     async def wait(self) -> None: ...
 
 
-async def follow_key(log: Followed, key: bytes, after: int | None) -> AsyncIterator[pa.RecordBatch]:
+async def follow_key(log: FollowableLog, key: bytes, after: int | None) -> AsyncIterator[pa.RecordBatch]:
     async for wanted in _rounds(log, after):
         async for batch in log.scan_batches(key, wanted):
             yield batch
 
 
-async def follow_prefix(log: Followed, prefix: bytes, after: int | None) -> AsyncIterator[pa.RecordBatch]:
+async def follow_prefix(log: FollowableLog, prefix: bytes, after: int | None) -> AsyncIterator[pa.RecordBatch]:
     async for wanted in _rounds(log, after):
         for segment in await log.segments(wanted):
             start, end = max(wanted.start, segment.start_seq), min(wanted.stop, segment.end_seq)
@@ -47,8 +53,8 @@ async def follow_prefix(log: Followed, prefix: bytes, after: int | None) -> Asyn
                 yield batch
 
 
-async def _rounds(log: Followed, after: int | None) -> AsyncIterator[range]:
-    """Ranges of sequences, each from where the last one ended; waits while there is nothing new."""
+async def _rounds(log: FollowableLog, after: int | None) -> AsyncIterator[range]:
+    """Yield ranges of sequences, each from where the last one ended; wait while nothing is new."""
     cursor = await log.next_sequence() if after is None else after + 1
     while True:
         end = await log.next_sequence()
@@ -59,9 +65,9 @@ async def _rounds(log: Followed, after: int | None) -> AsyncIterator[range]:
             await log.wait()
 
 
-async def _by_sequence(log: Followed, prefix: bytes, start: int, end: int) -> AsyncIterator[pa.RecordBatch]:
-    """Records of one segment by sequence. If they are too many to hold, the lower half is kept and the rest read
-    again.
+async def _by_sequence(log: FollowableLog, prefix: bytes, start: int, end: int) -> AsyncIterator[pa.RecordBatch]:
+    """Yield the records of one segment by sequence. If they do not fit into memory, keep the lower half and read the
+    rest again.
     """
     while start < end:
         upper, size = end, 0
@@ -72,12 +78,27 @@ async def _by_sequence(log: Followed, prefix: bytes, start: int, end: int) -> As
             held.append(batch)
             size += batch.nbytes
             if size > HELD_BYTES_MAX:
-                whole = in_order(held)
-                half = max(1, whole.num_rows // 2)
-                if half < whole.num_rows:
-                    upper = whole.column("sequence")[half].as_py()
-                    held = [whole.take(pa.array(np.arange(half)))]
+                joined = sort_by_sequence(held)
+                half = max(1, joined.num_rows // 2)
+                if half < joined.num_rows:
+                    upper = joined.column("sequence")[half].as_py()
+                    held = [joined.take(pa.array(np.arange(half)))]
                     size = held[0].nbytes
         if sum(batch.num_rows for batch in held):
-            yield in_order(held)
+            yield sort_by_sequence(held)
         start = upper
+
+
+async def wait_for_sequence(log: KeyedLogReader, sequence: int) -> None:
+    """Wait until everything below `sequence` can be read. Raises `NotSeenYet` after `CATCH_UP_S`.
+
+    A reader lags behind its writer: a caller that has seen a later state elsewhere waits for the reader to catch up.
+    """
+    try:
+        async with asyncio.timeout(CATCH_UP_S):
+            while await log.next_sequence() < sequence:
+                await log.wait()
+    except TimeoutError:
+        raise NotSeenYet(
+            f"{log.url} was not seen up to sequence {sequence} within {CATCH_UP_S:.0f} s: is it the same log?"
+        ) from None

@@ -1,4 +1,4 @@
-"""Which keys there are: the listing entries of segments, merged."""
+"""Lists the keys of a log: the listing entries of its segments, merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Listing:
         self.keys: list[bytes] = []
 
     async def fill(self) -> bool:
-        """Whether there are keys."""
+        """Read the next page if no keys are left, and return whether there are any."""
         while not self.keys and not self._ended:
             page = await self._rows.page(PAGE_ROWS_MAX)
             self._ended = len(page) < PAGE_ROWS_MAX
@@ -26,8 +26,10 @@ class Listing:
         return bool(self.keys)
 
 
-async def merged(listings: Sequence[Listing]) -> AsyncIterator[list[bytes]]:
-    """Distinct keys of all listings in order: each round takes all up to the lowest last key of a page."""
+async def merge_listings(listings: Sequence[Listing]) -> AsyncIterator[list[bytes]]:
+    """Yield the distinct keys of all listings in order; each round takes the keys up to the lowest last key of a
+    page.
+    """
     open_listings = [listing for listing in listings if await listing.fill()]
     while open_listings:
         last = min(listing.keys[-1] for listing in open_listings)

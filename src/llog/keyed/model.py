@@ -1,4 +1,4 @@
-"""What callers of a keyed log hand in and get: plain data, checked where it comes in."""
+"""The data that callers of a keyed log pass and get, and the checks of what they pass."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from llog.errors import InvalidArgument, RecordTooLarge
 KEY_BYTES_MAX: Final = 64 << 10
 VALUE_BYTES_MAX: Final = 16 << 20
 NUMBER_MAX: Final = (1 << 63) - 1
-"""Of sequences, segments and times: Arrow, Spark and JSON readers hold them as signed numbers."""
+"""The highest sequence, segment id or time: Arrow, Spark and JSON readers hold them as signed numbers."""
 
 
 class Record(NamedTuple):
-    """A value for the end of its key's log. Any pair of bytes will do in its place."""
+    """A value to append to its key's log. Any pair of bytes can take its place."""
 
     key: bytes
     value: bytes
 
 
 class LogEntry(NamedTuple):
-    """A record as it is in the log."""
+    """A record of a key's log."""
 
     key: bytes
     sequence: int
@@ -35,8 +35,8 @@ class LogEntry(NamedTuple):
 
 
 class SeqRange(NamedTuple):
-    """Sequences (or segment ids) from `start` up to but without `end`; None is open. A range that ends before it starts
-    is empty.
+    """Sequences (or segment ids) from `start` up to, but excluding, `end`; None is open. A range that ends before it
+    starts is empty.
     """
 
     start: int | None = None
@@ -44,14 +44,14 @@ class SeqRange(NamedTuple):
 
 
 class TimeRange(NamedTuple):
-    """Append times in ms since 1970 from `start` up to but without `end`; None is open."""
+    """Append times in ms since 1970 from `start` up to, but excluding, `end`; None is open."""
 
     start: int | None = None
     end: int | None = None
 
 
 class KeyRange(NamedTuple):
-    """Keys from `start` up to but without `end`, in the order of their bytes; None is open."""
+    """Keys from `start` up to, but excluding, `end`, in the order of their bytes; None is open."""
 
     start: bytes | None = None
     end: bytes | None = None
@@ -63,8 +63,8 @@ Records: TypeAlias = "Iterable[tuple[bytes, bytes]] | pa.RecordBatch | pa.Table"
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment. The ends of a sealed one are the start of the next; the active one ends at the log's next
-    sequence.
+    """One segment. A sealed segment ends, in sequences and time, where the next one starts; the active one ends at the
+    log's next sequence.
     """
 
     segment_id: int
@@ -72,7 +72,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     end_seq: int
     start_time_ms: int
     end_time_ms: int | None
-    """None: it is active, and still grows."""
+    """None if the segment is active, and still grows."""
     records: int
     size: int
     """Bytes of keys and values, a key counted with each of its records."""
@@ -81,46 +81,50 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 class WriteOptions(msgspec.Struct, frozen=True):
     await_durable: bool = True
-    """False: the append is answered before it is durable, and lost if the writer dies or is fenced before a `flush`."""
+    """If False, the append returns before it is durable, and is lost if the writer dies or is fenced before a
+    `flush`.
+    """
 
 
 class ScanOptions(msgspec.Struct, frozen=True):
     time_range: TimeRange = TimeRange()
-    """Only records appended then. Segments of other times are not read."""
+    """Only records appended in this range. Segments of other times are not read."""
     limit: int | None = None
-    """At most so many records."""
+    """The maximum number of records."""
     durable: bool = True
-    """False shows this writer's appends that are not yet durable, too. Other processes never see those."""
+    """If False, also yields this writer's appends that are not durable yet. Other processes never see those."""
     batch_bytes: int = 8 << 20
-    """About so much is read and yielded at a time."""
+    """About how many bytes are read and yielded at a time."""
 
 
 class CountOptions(msgspec.Struct, frozen=True):
     approximate: bool = False
-    """Decode no run: off by less than one run at each end of the range."""
+    """If True, decodes no run: the count is off by less than one run at each end of the range."""
     durable: bool = True
 
 
 class StorageConfig(msgspec.Struct, frozen=True):
-    """How SlateDB stores. None: what fits the address, a local one or a bucket."""
+    """How SlateDB stores. None chooses a value that fits the address: local, or a bucket."""
 
     flush_interval: timedelta | None = None
-    """How long appends gather before they are made durable together: 5 ms locally, 50 ms in a bucket."""
+    """How long appends accumulate before they are made durable together: 5 ms locally, 50 ms in a bucket."""
     refresh_interval: timedelta | None = None
-    """How far a reader may lag behind the writer: 50 ms locally, 1 s in a bucket (each look costs requests)."""
+    """How far a reader may lag behind the writer: 50 ms locally, 1 s in a bucket (each refresh costs requests)."""
     unflushed_bytes_max: int = 256 << 20
-    """What may wait in memory for its table; appends wait beyond it."""
+    """How many bytes may wait in memory for their table; beyond that, appends wait."""
     table_bytes: int = 32 << 20
     """About the size of a new table."""
     key_filter: bool = True
-    """Bloom filters on the log key: scans of a key skip the tables without it. Costs the writer some 20 µs an entry."""
+    """Whether tables have bloom filters on the log key, so that scans of a key skip tables without it. They cost the
+    writer about 20 µs per entry.
+    """
     counted_keys_max: int = 2_000_000
-    """Of how many keys the writer remembers the record count (some 200 bytes each); the others cost it a seek."""
+    """For how many keys the writer remembers the record count (about 200 bytes each); each other key costs a seek."""
 
 
 class SegmentConfig(msgspec.Struct, frozen=True):
-    """When a new segment is started, before the append that finds one of these reached. None of them: never by
-    itself.
+    """When to start a new segment: before the first append after one of these limits is reached. Without limits, only
+    `seal_segment` starts one.
     """
 
     seal_interval: timedelta | None = None
@@ -136,12 +140,12 @@ class SegmentConfig(msgspec.Struct, frozen=True):
 
 
 class RetentionConfig(msgspec.Struct, frozen=True):
-    """What `retain` keeps. It deletes whole sealed segments, the oldest first, and never the active one."""
+    """The limits of `retain`. It deletes whole sealed segments, oldest first, and never the active one."""
 
     max_age: timedelta | None = None
-    """Delete segments whose last record is older."""
+    """Segments whose last record is older are deleted."""
     max_bytes: int | None = None
-    """Delete while all segments together are larger."""
+    """Segments are deleted while all together are larger."""
 
     def __post_init__(self) -> None:
         age = None if self.max_age is None else self.max_age.total_seconds()
@@ -157,7 +161,9 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def bounds_of(numbers: Ranges | TimeRange, what: str = "sequence") -> tuple[int, int]:
-    """Start and end of a range, the end not below the start; `InvalidArgument` if it is none of numbers in 63 bits."""
+    """Return the start and end of a range, the end not below the start. Raises `InvalidArgument` if they are not whole
+    numbers.
+    """
     if numbers is None:
         return 0, NUMBER_MAX
     if isinstance(numbers, range):
@@ -175,8 +181,8 @@ def bounds_of(numbers: Ranges | TimeRange, what: str = "sequence") -> tuple[int,
     return start, max(start, end)
 
 
-def checked_key(key: bytes, what: str = "a key", most: int = KEY_BYTES_MAX) -> bytes:
-    """Any bytes up to 64 KiB are a key, none at all included."""
+def check_key(key: bytes, what: str = "a key", most: int = KEY_BYTES_MAX) -> bytes:
+    """Return the key, or raise if it is not bytes or is longer than 64 KiB. A key may be empty."""
     if not isinstance(key, bytes):
         raise InvalidArgument(f"{what} is {type(key).__name__}, not bytes")
     if len(key) > most:
@@ -185,11 +191,11 @@ def checked_key(key: bytes, what: str = "a key", most: int = KEY_BYTES_MAX) -> b
 
 
 def columns_of(records: Records) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-    """Keys and values as Arrow columns, checked. Only pairs are looped over, to take them apart."""
+    """Return keys and values as Arrow columns, checked. Only Python pairs need a loop, to split them."""
     if isinstance(records, (pa.RecordBatch, pa.Table)):
         keys, values = _column(records, "key"), _column(records, "value")
     else:
-        keys, values = _taken_apart(records)
+        keys, values = _split_pairs(records)
     for what, array, limit in (("key", keys, KEY_BYTES_MAX), ("value", values, VALUE_BYTES_MAX)):
         if array.null_count:
             raise InvalidArgument(
@@ -201,16 +207,16 @@ def columns_of(records: Records) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     return keys, values
 
 
-def _taken_apart(records: Iterable[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+def _split_pairs(records: Iterable[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     try:
-        records = list(records)  # an iterator, zip() for one, can be gone through once only
+        records = list(records)  # an iterator, such as zip(), can be read only once
         keys = [key for key, _ in records]
         values = [value for _, value in records]
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"records are pairs of key and value, both bytes: {error}") from error
     for what, column in (("key", keys), ("value", values)):
         for kind in set(map(type, column)):
-            if kind is not bytes:  # Arrow alone would take text for bytes
+            if kind is not bytes:  # Arrow would accept text as bytes
                 raise InvalidArgument(f"the {what} of a record is {kind.__name__}, not bytes")
     return _binary(keys), _binary(values)
 

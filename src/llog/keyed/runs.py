@@ -1,4 +1,5 @@
-"""A run: records of one key from one append, as the value of one SlateDB entry. docs/keyed-format.md states every byte.
+"""Runs: the records of one key from one append, as the value of one SlateDB entry. docs/keyed-format.md defines every
+byte.
 
  0  1  format, 1                          16  8  sequence of the first record (u64)
  1  1  flags: 1 there are deltas          24  8  records of the key in the segment up to the last of this run (u64)
@@ -7,9 +8,9 @@
  8  4  record count n (u32, >= 1)                lengths u32[n] of the values
 12  4  zero                                      values, one after the other
 
-All numbers are little-endian. Without deltas the sequences are dense. The entry's key carries the last sequence, so the
-first entry at or after a sequence holds it; and the cumulative count tells how many records lie before a run without
-reading them.
+All numbers are little-endian. Without deltas, the sequences are dense. The entry's key carries the last sequence, so
+the first entry at or after a sequence holds it; and the cumulative count gives the number of records before a run
+without reading them.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ Integers = npt.NDArray[np.int64]
 
 HEAD_BYTES: Final = 40
 RUN_BYTES_MAX: Final = 1 << 20
-"""A longer run is cut, so that reading one record never costs much more than this; a single longer value is a run of
+"""Longer runs are cut, so that reading one record never costs much more than this. A single longer value is a run of
 its own.
 """
 RUN_RECORDS_MAX: Final = 1 << 16
 RUN_KEY_BYTES_MAX: Final = 64 << 20
-"""Of a run's key, counted with each of its records, as an Arrow column repeats it."""
+"""The limit of a run's key bytes, counted with each of its records, as an Arrow column repeats them."""
 
 DELTAS: Final = 1
 _FORMAT: Final = 1
@@ -66,26 +67,28 @@ SCHEMA: Final = pa.schema(
         pa.field("append_time", pa.timestamp("ms", "UTC"), nullable=False),
     ]
 )
-"""Of the batches that scans yield."""
+"""The schema of the batches that scans yield."""
 
 
-class Batch(Protocol):
-    """What takes the entries of an append."""
+class WriteBatch(Protocol):
+    """A write batch that takes the entries of an append."""
 
     def put(self, key: bytes, value: bytes) -> None: ...
 
 
-class Grouped(NamedTuple):
-    """The records of one append ordered by key, each key's in the order given; `positions` are places in the append."""
+class GroupedRecords(NamedTuple):
+    """The records of one append, grouped by key; those of a key stay in order. `positions` count from the start of the
+    append.
+    """
 
     keys: list[bytes]
-    """The key of each run; neighbours may have the same one, where a run was cut."""
+    """The key of each run; neighbours have the same key if a run was cut."""
     starts: Integers
-    """Where each run begins, and the number of records at the end."""
+    """The row where each run begins, and, at the end, the number of records."""
     positions: npt.NDArray[np.uint32]
     lengths: npt.NDArray[np.uint32]
     ends: Integers
-    """Where each value ends in `data`; one more at the front, where the first begins."""
+    """Where each value ends in `data`, preceded by where the first begins."""
     data: memoryview
     size: int
     """Bytes of all keys and values, a key counted with each of its records."""
@@ -96,7 +99,9 @@ class Grouped(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of an append: its key, its last position in the append, its records, and what is stored but the head."""
+    """One run of an append: its key, its first and last position in the append, its number of records, and the bytes
+    that are stored after the head.
+    """
 
     key: bytes
     first: int
@@ -106,8 +111,10 @@ class Run(NamedTuple):
     body: bytes
 
 
-def group(keys: pa.BinaryArray, values: pa.BinaryArray) -> Grouped:
-    """Takes non-empty arrays without nulls. Records that already lie key by key are not moved."""
+def group_by_key(keys: pa.BinaryArray, values: pa.BinaryArray) -> GroupedRecords:
+    """Group the records of an append, which has some, and no nulls. Records that already lie key by key are not
+    copied.
+    """
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
     distinct: list[bytes] = encoded.dictionary.to_pylist()
@@ -122,9 +129,9 @@ def group(keys: pa.BinaryArray, values: pa.BinaryArray) -> Grouped:
     size = int(ends[-1] - ends[0]) + binary_size(keys)
     limits = _record_limits(distinct)
     if (ends[starts[1:]] - ends[starts[:-1]]).max() > RUN_BYTES_MAX or (np.diff(starts) > limits).any():
-        starts = _cut(starts, ends, limits)
+        starts = _cut_long_runs(starts, ends, limits)
     data = values.buffers()[2]
-    return Grouped(
+    return GroupedRecords(
         [distinct[code] for code in codes[starts[:-1]].tolist()],
         starts,
         positions,
@@ -135,8 +142,8 @@ def group(keys: pa.BinaryArray, values: pa.BinaryArray) -> Grouped:
     )
 
 
-def runs_of(grouped: Grouped) -> Iterator[Run]:
-    """Loops over runs, not over records."""
+def iter_runs(grouped: GroupedRecords) -> Iterator[Run]:
+    """Yield the runs of an append; loops over runs, not over records."""
     positions, lengths, data = grouped.positions, grouped.lengths, grouped.data
     firsts = positions[grouped.starts[:-1]].tolist()
     lasts = positions[grouped.starts[1:] - 1].tolist()
@@ -151,8 +158,8 @@ def runs_of(grouped: Grouped) -> Iterator[Run]:
 
 
 def encode(run: Run, base: int, total: int, append_ms: int) -> bytes:
-    """The run's value, when position 0 of its append has sequence `base` and the key has `total` records with this
-    run.
+    """Encode a run. `base` is the sequence of position 0 of its append; `total` the number of records that the key has
+    in the segment, including this run.
     """
     checked = b"".join((_CHECKED.pack(run.records, 0, base + run.first, total, append_ms), run.deltas, run.body))
     begin = _WITH_DELTAS if run.deltas else _PLAIN
@@ -160,13 +167,13 @@ def encode(run: Run, base: int, total: int, append_ms: int) -> bytes:
 
 
 def put_runs(
-    batch: Batch, segment_id: int, grouped: Grouped, counts: dict[bytes, int], base: int, append_ms: int
+    batch: WriteBatch, segment_id: int, grouped: GroupedRecords, counts: dict[bytes, int], base: int, append_ms: int
 ) -> None:
-    """Puts the entries of an append, and lists the keys that are new to the segment. `counts` by key become those after
-    it.
+    """Put the entries of an append, and list the keys that are new to the segment. Updates `counts`, the records by
+    key.
     """
     put = batch.put
-    for run in runs_of(grouped):
+    for run in iter_runs(grouped):
         before = counts[run.key]
         if not before:
             put(listing_key(segment_id, run.key), b"")
@@ -174,8 +181,8 @@ def put_runs(
         put(entry_prefix(segment_id, run.key) + sequence_suffix(base + run.last), encode(run, base, total, append_ms))
 
 
-class Head(NamedTuple):
-    """What a run says of itself before its records are decoded."""
+class RunHead(NamedTuple):
+    """The head of a run, known before its records are decoded."""
 
     records: int
     first: int
@@ -183,26 +190,26 @@ class Head(NamedTuple):
     append_ms: int
 
 
-def peek(value: bytes) -> Head:
-    """The checksum is not looked at: `decode` does that."""
+def decode_head(value: bytes) -> RunHead:
+    """Decode the head of a run without verifying its checksum, which `decode` does."""
     head = _heads([value])[0]
-    return Head(int(head["count"]), int(head["first"]), int(head["total"]), int(head["append_ms"]))
+    return RunHead(int(head["count"]), int(head["first"]), int(head["total"]), int(head["append_ms"]))
 
 
 def unpacked_size(entry_key: bytes, value: bytes) -> int:
-    """About the bytes of a run's records in Arrow, which repeats the key."""
+    """Return about how many bytes a run's records take in Arrow, which repeats the key."""
     return len(value) + len(entry_key) * int.from_bytes(value[8:12], "little")
 
 
 def sequences_of(value: bytes) -> Integers:
-    """The sequences of one run, in order."""
+    """Return the sequences of one run, in order."""
     _check([value])
     return _sequences(_heads([value]), [value])
 
 
 def decode(keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
-    """The records of these runs, one run after the other; `keys` are their log keys. `CorruptBatch` if bytes are
-    damaged.
+    """Decode the records of these runs, one run after the other; `keys` are their log keys. Raises `CorruptBatch` if
+    bytes are damaged.
     """
     _check(values)
     heads = _heads(values)
@@ -253,7 +260,7 @@ def _check(values: Sequence[bytes]) -> None:
 
 
 def _widths(heads: npt.NDArray[Any]) -> Integers:
-    """Numbers in the tables for each record: its length, and its delta if there is one."""
+    """Return how many numbers each record has in the tables: its length, and its delta if the run has deltas."""
     return 1 + heads["flags"].astype(np.int64)
 
 
@@ -282,8 +289,8 @@ def _record_limits(keys: Sequence[bytes]) -> Integers:
     return limits
 
 
-def _cut(starts: Integers, ends: Integers, limits: Integers) -> Integers:
-    """Cuts runs that are too long; loops over runs and cuts."""
+def _cut_long_runs(starts: Integers, ends: Integers, limits: Integers) -> Integers:
+    """Return `starts` with the runs that are too long cut; loops over runs and cuts."""
     cut: list[int] = []
     for (start, stop), limit in zip(pairwise(starts.tolist()), limits.tolist(), strict=True):
         while start < stop:

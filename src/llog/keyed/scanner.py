@@ -1,4 +1,4 @@
-"""From SlateDB's rows to Arrow batches: the records of runs, as far as they are in the range."""
+"""Decodes rows of SlateDB into Arrow batches of the records that lie in a range."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from llog.keyed.encoding import entry_parts, unescaped
+from llog.keyed.encoding import entry_parts, unescape
 from llog.keyed.model import LogEntry, ScanOptions
-from llog.keyed.runs import decode, peek, unpacked_size
-from llog.keyed.segments import EVERYTHING, Bounds
+from llog.keyed.runs import decode, decode_head, unpacked_size
+from llog.keyed.segments import EVERYTHING, Interval
 from llog.keyed.slate import PAGE_ROWS_MAX, Rows
 
 FIRST_PAGE_ROWS: Final = 8
 FETCHED_ROWS_MAX: Final = 64
-"Those after small ones may be as large as runs get, and are all in memory."
+"""Few, because rows after small ones may be as large as runs get, and all are in memory."""
 
 
-async def batches(
-    rows: Rows, sequences: Bounds, times: Bounds, options: ScanOptions, *, one_key: bool
+async def decode_rows(
+    rows: Rows, sequences: Interval, times: Interval, options: ScanOptions, *, one_key: bool
 ) -> AsyncIterator[pa.RecordBatch]:
-    """Record batches of the rows, which are entries; none of them empty. Of one key it stops behind the range."""
-    async for some in _parts(rows, options.batch_bytes):
-        batch = _within(_decoded(some), sequences, times)
+    """Yield the records of these rows, which are entries, in non-empty batches. With `one_key`, stop at the end of the
+    range.
+    """
+    async for some in _pages_by_size(rows, options.batch_bytes):
+        batch = _filter_batch(_decode_page(some), sequences, times)
         if batch.num_rows:
             yield batch
-        if one_key and peek(some[-1].value).first >= sequences[1] - 1:
+        if one_key and decode_head(some[-1].value).first >= sequences[1] - 1:
             return
 
 
-async def _parts(rows: Rows, size_max: int) -> AsyncIterator[list[Any]]:
-    """All rows in order, so many at a time that their records take about `size_max` bytes; the first ones soon."""
+async def _pages_by_size(rows: Rows, size_max: int) -> AsyncIterator[list[Any]]:
+    """Yield all rows in order, in pages whose records take about `size_max` bytes; the first pages are small."""
     wanted = fetched = FIRST_PAGE_ROWS
     part: list[Any] = []
     size = 0
@@ -54,7 +56,7 @@ async def _parts(rows: Rows, size_max: int) -> AsyncIterator[list[Any]]:
         yield part
 
 
-async def limited(found: AsyncIterator[pa.RecordBatch], limit: int | None) -> AsyncIterator[pa.RecordBatch]:
+async def limit_records(found: AsyncIterator[pa.RecordBatch], limit: int | None) -> AsyncIterator[pa.RecordBatch]:
     left = limit
     if left is not None and left <= 0:
         return
@@ -69,13 +71,13 @@ async def limited(found: AsyncIterator[pa.RecordBatch], limit: int | None) -> As
 
 
 def entries_of(batch: pa.RecordBatch) -> Iterator[LogEntry]:
-    """One object for each record: for reads small enough that this cost does not matter."""
+    """Return one object per record, for reads so small that the cost does not matter."""
     keys, sequences, values = (batch.column(number).to_pylist() for number in range(3))
     return map(LogEntry, keys, sequences, values)
 
 
-def in_order(found: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The records of all batches by sequence."""
+def sort_by_sequence(found: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the records of all batches as one, sorted by sequence."""
     joined = pa.Table.from_batches(found).combine_chunks().to_batches()[0]
     sequences = joined.column("sequence").to_numpy()
     if (sequences[1:] > sequences[:-1]).all():
@@ -83,18 +85,18 @@ def in_order(found: list[pa.RecordBatch]) -> pa.RecordBatch:
     return joined.take(pa.array(np.argsort(sequences)))
 
 
-def _decoded(page: list[Any]) -> pa.RecordBatch:
+def _decode_page(page: list[Any]) -> pa.RecordBatch:
     keys: list[bytes] = []
     last, key = None, b""
     for row in page:
         escaped, _ = entry_parts(row.key)
         if escaped != last:
-            last, key = escaped, unescaped(escaped)
+            last, key = escaped, unescape(escaped)
         keys.append(key)
     return decode(keys, [row.value for row in page])
 
 
-def _within(batch: pa.RecordBatch, sequences: Bounds, times: Bounds) -> pa.RecordBatch:
+def _filter_batch(batch: pa.RecordBatch, sequences: Interval, times: Interval) -> pa.RecordBatch:
     numbers = batch.column("sequence").to_numpy()
     kept = (numbers >= sequences[0]) & (numbers < sequences[1])
     if times != EVERYTHING:

@@ -1,6 +1,6 @@
 """The segments of a log as one process knows them, and which of them a range needs.
 
-Ids are dense: segments are deleted from the oldest on only. Start sequences and start times never go back.
+Ids are dense: only the oldest segments are deleted. Start sequences and start times never decrease.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from llog.keyed.encoding import (
     SEGMENT_META,
     SEGMENT_TOTALS,
     STATE_KEY,
-    Meta,
-    State,
-    Totals,
+    LogState,
+    SegmentMeta,
+    SegmentTotals,
     after_prefix,
     decode_meta,
     decode_state,
@@ -25,8 +25,9 @@ from llog.keyed.encoding import (
 from llog.keyed.model import NUMBER_MAX, Segment
 from llog.keyed.slate import PAGE_ROWS_MAX, Database
 
-Bounds = tuple[int, int]
-EVERYTHING: Bounds = (0, NUMBER_MAX)
+Interval = tuple[int, int]
+"""Start (inclusive) and end (exclusive)."""
+EVERYTHING: Interval = (0, NUMBER_MAX)
 
 
 class Segments:
@@ -37,7 +38,7 @@ class Segments:
         self._start_seqs: list[int] = []
         self._start_times: list[int] = []
         self._user_metas: list[bytes | None] = []
-        self._totals: list[Totals | None] = []
+        self._totals: list[SegmentTotals | None] = []
 
     def __len__(self) -> int:
         return len(self._start_seqs)
@@ -57,12 +58,12 @@ class Segments:
 
     @property
     def last_ms(self) -> int:
-        """When the last append or seal was."""
+        """The time of the last append or seal."""
         totals = self._totals[-1]
         return self._start_times[-1] if totals is None else max(totals.append_ms, self._start_times[-1])
 
-    def set(self, segment_id: int, meta: Meta) -> None:
-        """Adds the next segment, or replaces what is known of one. Those between the known ones and it were deleted."""
+    def set(self, segment_id: int, meta: SegmentMeta) -> None:
+        """Add the next segment, or update a known one. Segments between the known ones and this one were deleted."""
         if segment_id > self.active_id + 1:
             self.drop(segment_id)
         if not len(self):
@@ -78,41 +79,43 @@ class Segments:
         else:
             self._user_metas[index] = meta.user_meta
 
-    def set_totals(self, segment_id: int, totals: Totals) -> None:
+    def set_totals(self, segment_id: int, totals: SegmentTotals) -> None:
         if segment_id in self:
             self._totals[segment_id - self.first_id] = totals
 
-    def meta(self, segment_id: int) -> Meta:
+    def meta(self, segment_id: int) -> SegmentMeta:
         index = segment_id - self.first_id
-        return Meta(self._start_seqs[index], self._start_times[index], self._user_metas[index])
+        return SegmentMeta(self._start_seqs[index], self._start_times[index], self._user_metas[index])
 
-    def totals(self, segment_id: int) -> Totals:
+    def totals(self, segment_id: int) -> SegmentTotals:
         index = segment_id - self.first_id
-        return self._totals[index] or Totals(self._start_seqs[index], 0, 0, self._start_times[index])
+        return self._totals[index] or SegmentTotals(self._start_seqs[index], 0, 0, self._start_times[index])
 
     def drop(self, before: int) -> None:
-        """Forgets segments below `before`."""
+        """Forget the segments below `before`."""
         gone = max(0, min(before - self.first_id, len(self)))
         for column in (self._start_seqs, self._start_times, self._user_metas, self._totals):
             del column[:gone]
         self.first_id += gone
 
-    def within(self, sequences: Bounds = EVERYTHING, times: Bounds = EVERYTHING, ids: Bounds = EVERYTHING) -> range:
-        """Ids of the segments that may hold records of all three ranges."""
+    def within(
+        self, sequences: Interval = EVERYTHING, times: Interval = EVERYTHING, ids: Interval = EVERYTHING
+    ) -> range:
+        """Return the ids of the segments that may hold records in all three ranges."""
         if not len(self) or any(start >= end for start, end in (sequences, times, ids)):
             return range(0)
-        # An append may be as young as the start of the next segment, so a time may lie in two of them.
+        # An append may have the same time as the start of the next segment, so a time may lie in two segments.
         behind = bisect_right(self._start_seqs, sequences[0]) if sequences[0] > self._start_seqs[0] else 1
         lowest = max(behind, bisect_left(self._start_times, times[0]), 1) - 1
         highest = min(bisect_left(self._start_seqs, sequences[1]), bisect_left(self._start_times, times[1]))
         return range(max(self.first_id + lowest, ids[0]), min(self.first_id + highest, ids[1]))
 
     def end_seq(self, segment_id: int) -> int:
-        """Where the next segment starts; the active one is open."""
+        """Return where the next segment starts; for the active segment, `NUMBER_MAX`."""
         index = segment_id - self.first_id + 1
         return self._start_seqs[index] if index < len(self) else NUMBER_MAX
 
-    def described(self, segment_id: int) -> Segment:
+    def describe(self, segment_id: int) -> Segment:
         meta, totals, active = self.meta(segment_id), self.totals(segment_id), segment_id == self.active_id
         return Segment(
             segment_id=segment_id,
@@ -125,11 +128,11 @@ class Segments:
             user_meta=meta.user_meta,
         )
 
-    def state(self) -> State:
-        return State(self.first_id, self.active_id, self.totals(self.active_id))
+    def state(self) -> LogState:
+        return LogState(self.first_id, self.active_id, self.totals(self.active_id))
 
     async def refresh(self, database: Database) -> None:
-        """Takes over what has changed: one look, and when there are new segments those and the newest one known."""
+        """Update from the database: one read, and, if there are new segments, those and the newest known one."""
         state = await state_of(database)
         if state.active_id > self.active_id or not len(self):
             known = max(self.active_id, state.first_id)
@@ -137,7 +140,7 @@ class Segments:
             totals = await _records(database, SEGMENT_TOTALS, known)
             for segment_id, value in metas:
                 self.set(segment_id, decode_meta(value))
-            if state.active_id >= self.active_id:  # else somebody else has looked since, and knows how it ended
+            if state.active_id >= self.active_id:  # else a concurrent refresh has read a later state
                 self.set_totals(state.active_id, state.totals)
             for segment_id, value in totals:
                 self.set_totals(segment_id, decode_totals(value))
@@ -146,7 +149,7 @@ class Segments:
         self.drop(state.first_id)
 
 
-async def state_of(database: Database) -> State:
+async def state_of(database: Database) -> LogState:
     value = await database.get(STATE_KEY)
     if value is None:
         raise CorruptBatch(f"{database.where} has no log state: the database is damaged")

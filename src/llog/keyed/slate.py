@@ -1,7 +1,7 @@
-"""SlateDB behind what a keyed log needs of it: the only module that knows its binding.
+"""SlateDB, as far as a keyed log needs it: the only module that uses its binding.
 
-On `file://` SlateDB writes without fsync: what it calls durable survives the death of every process, not a power cut.
-In a bucket it is as durable as the bucket.
+On `file://`, SlateDB writes without fsync: what it calls durable survives the end of every process, but not a power
+cut. In a bucket, it is as durable as the bucket.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ _CHECKPOINT_LIFETIME_MS: Final = 600_000
 _READER_MEMORY_BYTES: Final = 64 << 20
 _FILTER_BITS: Final = 10
 _NAME_WRONG: Final = re.compile(r"""[^ -}]|[\\{}^%`\[\]"<>#|*?]|(?<![^/])\.\.?(?![^/])""")
-"""What SlateDB writes otherwise than it was said, and differently in manifests and tables: the log would lie elsewhere,
-in two places.
+"""Characters that SlateDB changes in names, and differently for manifests and tables: the log would lie in two other
+places.
 """
 
-_writing: dict[int, tuple[int, Any]] = {}
-"""Databases open for writing, by identity, each with the process that opened it: see `_let_go`."""
-_writers: set[int] = set()
-"""Processes (this one, and those it was forked from) that have opened a database for writing."""
+_open_databases: dict[int, tuple[int, Any]] = {}
+"""The databases open for writing, by identity, each with the process that opened it: see `_close_at_exit`."""
+_writer_pids: set[int] = set()
+"""The processes (this one, and those it was forked from) that have opened a database for writing."""
 
-# Databases in memory live as long as the process, so that whoever opens the same name there meets the same log.
+# Databases in memory live as long as the process, so that every opening of a name gets the same log.
 _memory: dict[str, Any] = {}
 
 
-class Place(NamedTuple):
-    """Where a database is."""
+class DatabaseLocation(NamedTuple):
+    """The address of a database, resolved."""
 
     url: str
     path: str
     store: Any
     local: bool
     directory: Path | None = None
-    """Of this machine, if it is one."""
+    """The database's directory on this machine, if it is in local files."""
 
 
 class Row(NamedTuple):
@@ -79,8 +79,10 @@ class Row(NamedTuple):
     value: bytes
 
 
-def locate(url: str, settings: Settings | None) -> Place:
-    """`ConfigurationError` if the address is none of memory://, file:// and s3://. Nothing is contacted."""
+def locate(url: str, settings: Settings | None) -> DatabaseLocation:
+    """Resolve an address without contacting anything. Raises `ConfigurationError` unless it begins with memory://,
+    file:// or s3://.
+    """
     variable = SETTINGS["blobs"].variable
     try:
         scheme, authority, path, _ = parse_address("blobs", url)
@@ -89,26 +91,27 @@ def locate(url: str, settings: Settings | None) -> Place:
     if scheme == "memory":
         if authority not in _memory:
             _memory[authority] = slate.ObjectStore.resolve("memory:///")
-        return Place(url, "log", _memory[authority], True)
+        return DatabaseLocation(url, "log", _memory[authority], True)
     if scheme == "file":
         path = os.path.realpath(path)
         if Path(path).exists() and not Path(path).is_dir():
             raise WrongStore(f"{url} is a file, not a directory: a keyed log has a directory of its own")
-        return Place(url, _checked(url, path), slate.ObjectStore.resolve("file:///"), True, Path(path))
+        return DatabaseLocation(url, _check_name(url, path), slate.ObjectStore.resolve("file:///"), True, Path(path))
     if scheme != "s3":
         raise ConfigurationError(
             f"the address of the keyed log is {url!r}: it must start with memory://, file:// or s3://"
         )
-    with _telling(url, opening=True):
-        return Place(url, _checked(url, path) or "log", _bucket(authority, settings or load_settings()), False)
+    with _translate_errors(url, opening=True):
+        return DatabaseLocation(
+            url, _check_name(url, path) or "log", _bucket(authority, settings or load_settings()), False
+        )
 
 
-def _checked(url: str, path: str) -> str:
+def _check_name(url: str, path: str) -> str:
     if wrong := _NAME_WRONG.search(path):
         raise ConfigurationError(
             f"the address of the keyed log is {url!r}, that is {path!r}: SlateDB cannot store under a name with "
-            f"{wrong[0]!r}, only "
-            "with letters from a to z, digits, spaces, and - _ . , + = : @ and the like"
+            f"{wrong[0]!r}, only with letters from a to z, digits, spaces, and - _ . , + = : @ and the like"
         )
     return path
 
@@ -131,8 +134,8 @@ def _bucket(name: str, settings: Settings) -> Any:
     return builder.build()
 
 
-class _LogKeys(slate.PrefixExtractor):  # type: ignore[misc]  # the binding has no types
-    """Tells SlateDB's filters which part of a key is looked for: everything up to the log key's terminator."""
+class _LogKeyExtractor(slate.PrefixExtractor):  # type: ignore[misc]  # the binding has no types
+    """Gives SlateDB's filters the part of a key that scans look for: everything up to the log key's terminator."""
 
     def name(self) -> str:
         return "llog-log-key-1"  # stored in every table, must be kept stable
@@ -145,50 +148,52 @@ def _filters(config: StorageConfig) -> list[Any]:
     if not config.key_filter:
         return [slate.FilterPolicy.bloom(_FILTER_BITS)]
     options = slate.BloomFilterOptions(bits_per_key=_FILTER_BITS, whole_key_filtering=False)
-    extractor = _LogKeys()
+    extractor = _LogKeyExtractor()
     fast_filter.install(extractor, filter_length)
     return [slate.FilterPolicy.bloom_with_options(options, extractor)]
 
 
-async def exists(place: Place) -> bool:
-    """Whether there is a database. `WrongStore` if there is something else instead: it is nobody's to mix with."""
-    admin = slate.AdminBuilder(place.path, place.store).build()
-    with _telling(place.url, opening=True):
-        if await _soon(admin.read_manifest(None), place.url) is not None:
+async def exists(location: DatabaseLocation) -> bool:
+    """Whether there is a database. Raises `WrongStore` if other files are there, which a log must not mix with."""
+    admin = slate.AdminBuilder(location.path, location.store).build()
+    with _translate_errors(location.url, opening=True):
+        if await _within_limit(admin.read_manifest(None), location.url) is not None:
             return True
-        listed = await _soon(admin.delete_db(False), place.url)  # False: a dry run that lists what lies there
+        listed = await _within_limit(admin.delete_db(False), location.url)  # False: a dry run that lists the files
         found = [each for each in listed if os.path.basename(each) not in (LOCK_AMONG_OTHERS, DIRECTORY_ID)]
-        # What lies there may be a database that was made between the two looks.
-        if found and await _soon(admin.read_manifest(None), place.url) is not None:
+        # The files may be a database that was created between the two calls.
+        if found and await _within_limit(admin.read_manifest(None), location.url) is not None:
             return True
     if found:
-        raise WrongStore(f"{place.url} holds {found[0]!r} and more, but no database: use an address with nothing in it")
+        raise WrongStore(
+            f"{location.url} holds {found[0]!r} and more, but no database: use an address with nothing in it"
+        )
     return False
 
 
-async def open_database(place: Place, config: StorageConfig) -> Database:
-    """Opens for writing, which fences whoever wrote before. Makes the database if there is none."""
+async def open_database(location: DatabaseLocation, config: StorageConfig) -> Database:
+    """Open or create a database for writing, which fences its previous writer."""
     fast_bytes.install()
     recorder = slate.DefaultMetricsRecorder()
-    if place.directory is not None:
-        await asyncio.to_thread(make_log_directory, place.url, place.directory)
-    with _telling(place.url, opening=True):
+    if location.directory is not None:
+        await asyncio.to_thread(make_log_directory, location.url, location.directory)
+    with _translate_errors(location.url, opening=True):
         for attempt in range(OPEN_ATTEMPTS):
-            builder = slate.DbBuilder(place.path, place.store)
-            builder.with_settings(_settings(place, config))
+            builder = slate.DbBuilder(location.path, location.store)
+            builder.with_settings(_settings(location, config))
             builder.with_filter_policies(_filters(config))
             builder.with_sst_block_size(slate.SstBlockSize.BLOCK16_KIB)
             builder.with_metrics_recorder(recorder)
             try:
-                opened = await _soon(builder.build(), place.url)
+                opened = await _within_limit(builder.build(), location.url)
                 break
             except slate.Error.Data as error:
-                # Somebody else made the database, or took it over, at the same moment: look again at what is there now.
+                # Another process created the database, or took it over, at the same moment: try again.
                 if "already exists" not in error.message or attempt == OPEN_ATTEMPTS - 1:
                     raise
-    _writing[id(opened)] = (os.getpid(), opened)
-    _writers.add(os.getpid())
-    return Database(opened, place, recorder)
+    _open_databases[id(opened)] = (os.getpid(), opened)
+    _writer_pids.add(os.getpid())
+    return Database(opened, location, recorder)
 
 
 def make_log_directory(url: str, directory: Path) -> None:
@@ -199,33 +204,35 @@ def make_log_directory(url: str, directory: Path) -> None:
         raise StoreUnavailable(f"{url}: cannot make its directory ({error.strerror}): {remedy}") from error
 
 
-async def open_view(place: Place, config: StorageConfig, *, once: bool = False) -> Database:
-    """Opens for reading; follows the writer. `once` is for a single look, which leaves nothing behind."""
+async def open_view(location: DatabaseLocation, config: StorageConfig, *, once: bool = False) -> Database:
+    """Open a database for reading, following its writer. `once` is for a single read, and leaves no checkpoint
+    behind.
+    """
     fast_bytes.install()
     recorder = slate.DefaultMetricsRecorder()
-    builder = slate.DbReaderBuilder(place.path, place.store)
+    builder = slate.DbReaderBuilder(location.path, location.store)
     builder.with_filter_policies(_filters(config))
     builder.with_metrics_recorder(recorder)
     builder.with_reader_mode(slate.ReaderMode.FOLLOW_LATEST() if once else slate.ReaderMode.MANAGED_CHECKPOINT())
     builder.with_options(
         slate.ReaderOptions(
-            manifest_poll_interval_ms=_ms(refresh_interval(place, config)),
+            manifest_poll_interval_ms=_ms(refresh_interval(location, config)),
             checkpoint_lifetime_ms=_CHECKPOINT_LIFETIME_MS,
             max_memtable_bytes=_READER_MEMORY_BYTES,
             skip_wal_replay=False,
         )
     )
-    with _telling(place.url, opening=True):
-        return Database(await _soon(builder.build(), place.url), place, recorder)
+    with _translate_errors(location.url, opening=True):
+        return Database(await _within_limit(builder.build(), location.url), location, recorder)
 
 
-def refresh_interval(place: Place, config: StorageConfig) -> timedelta:
-    return config.refresh_interval or timedelta(milliseconds=50 if place.local else 1000)
+def refresh_interval(location: DatabaseLocation, config: StorageConfig) -> timedelta:
+    return config.refresh_interval or timedelta(milliseconds=50 if location.local else 1000)
 
 
-def _settings(place: Place, config: StorageConfig) -> Any:
-    """What keeps stalls and memory small under a steady load; measured by bench/keyed.py."""
-    flush = config.flush_interval or timedelta(milliseconds=5 if place.local else 50)
+def _settings(location: DatabaseLocation, config: StorageConfig) -> Any:
+    """Return settings that keep stalls and memory small under a steady load; measured by bench/keyed.py."""
+    flush = config.flush_interval or timedelta(milliseconds=5 if location.local else 50)
     settings = slate.Settings.default()
     for option, value in (
         ("flush_interval", f'"{_ms(flush)}ms"'),
@@ -243,20 +250,20 @@ def _settings(place: Place, config: StorageConfig) -> Any:
 
 
 class Rows:
-    """Rows of a range as of one moment, in order."""
+    """The rows of a range as of one moment, in order."""
 
     def __init__(self, iterator: Any, where: str) -> None:
         self._iterator = iterator
         self._where = where
 
     async def page(self, most: int) -> list[Any]:
-        """The next rows, each with `key` and `value`; fewer than `most` at the end."""
-        with _telling(self._where):
+        """Return the next rows, each with `key` and `value`; fewer than `most` at the end."""
+        with _translate_errors(self._where):
             rows: list[Any] = await self._iterator.next_batch(most)
         return rows
 
     async def first(self) -> Row | None:
-        with _telling(self._where):
+        with _translate_errors(self._where):
             row = await self._iterator.next()
         return None if row is None else Row(row.key, row.value)
 
@@ -264,23 +271,23 @@ class Rows:
 class Database:
     """An open database, for writing or only for reading."""
 
-    def __init__(self, opened: Any, place: Place, recorder: Any) -> None:
+    def __init__(self, opened: Any, location: DatabaseLocation, recorder: Any) -> None:
         self._opened = opened
         self._recorder = recorder
-        self.file = None if place.directory is None else OpenedFile(place.directory)
-        self.where = place.url
+        self.file = None if location.directory is None else OpenedFile(location.directory)
+        self.where = location.url
 
     async def get(self, key: bytes) -> bytes | None:
-        with _telling(self.where):
+        with _translate_errors(self.where):
             value: bytes | None = await self._opened.get(key)
         return value
 
     async def rows(self, start: bytes, end: bytes | None, *, durable: bool = True, last_first: bool = False) -> Rows:
-        with _telling(self.where):
+        with _translate_errors(self.where):
             options = _scan_options(durable, last_first)
             return Rows(await self._opened.scan_with_options(_range(start, end), options), self.where)
 
-    async def rows_of(
+    async def rows_with_prefix(
         self,
         prefix: bytes,
         start: bytes | None = None,
@@ -289,62 +296,62 @@ class Database:
         durable: bool = True,
         last_first: bool = False,
     ) -> Rows:
-        """Rows whose key is `prefix` and something from `start` up to `end`. Tables whose filter lacks the prefix are
-        not read.
+        """Return the rows whose key is `prefix` followed by bytes from `start` up to `end`. Tables whose filter lacks
+        the prefix are not read.
         """
-        with _telling(self.where):
+        with _translate_errors(self.where):
             options = _scan_options(durable, last_first)
             return Rows(await self._opened.scan_prefix_with_options(prefix, _range(start, end), options), self.where)
 
     async def write(self, batch: Any) -> Any:
-        """All of the batch or none. Only `durable` of what this returns tells that it stays: a fenced writer's write
-        returns, too.
+        """Write all of the batch or none, and return a handle. The write counts only after `await_durable`: a fenced
+        writer's write returns, too.
         """
-        with _telling(self.where):
+        with _translate_errors(self.where):
             self.check()
             return await self._opened.write(batch)
 
-    async def durable(self, handle: Any) -> None:
-        with _telling(self.where):
+    async def await_durable(self, handle: Any) -> None:
+        with _translate_errors(self.where):
             await handle.await_durable()
         self.check()
 
     def check(self) -> None:
-        """`StoreUnavailable` if the log's directory is gone. SlateDB would write on into a new one, which holds no
+        """Raise `StoreUnavailable` if the log's directory is gone: SlateDB would go on in a new directory, without the
         log.
         """
         if self.file is not None:
             self.file.check()
 
-    def durable_write(self) -> int:
-        """The number (`seqnum` of what `write` returns) of the last write that is durable."""
+    def last_durable_write(self) -> int:
+        """Return the number (`seqnum` of a write's handle) of the last durable write."""
         return int(self._opened.status().durable_seq)
 
     async def flush(self) -> None:
-        with _telling(self.where):
+        with _translate_errors(self.where):
             await self._opened.flush()
 
-    async def settle(self) -> None:
-        """Puts everything that is in memory into tables."""
-        with _telling(self.where):
+    async def flush_to_tables(self) -> None:
+        """Write everything that is in memory into tables."""
+        with _translate_errors(self.where):
             await self._opened.flush_with_options(slate.FlushOptions(flush_type=slate.FlushType.MEM_TABLE))
 
     async def close(self) -> None:
-        """`WriterFenced` if what was not yet durable is lost."""
+        """Close the database. Raises `WriterFenced` if writes that were not durable yet are lost."""
         if self.file is not None and not self.file.is_in_place():
-            _writing.pop(id(self._opened), None)  # it would leave in a new directory what it has in memory
+            _open_databases.pop(id(self._opened), None)  # closing would write its memory into a new directory
             return
-        with _telling(self.where):
+        with _translate_errors(self.where):
             try:
                 await self._opened.shutdown()
             except slate.Error.Closed as error:
                 if error.reason == slate.CloseReason.FENCED:
                     raise
             finally:
-                _writing.pop(id(self._opened), None)
+                _open_databases.pop(id(self._opened), None)
 
     def metrics(self) -> dict[str, int]:
-        """SlateDB's own counters and gauges by name and labels."""
+        """Return SlateDB's own counters and gauges by name and labels."""
         found = {}
         for metric in self._recorder.snapshot():
             if not metric.value.is_histogram():
@@ -354,7 +361,7 @@ class Database:
 
 
 def new_batch() -> Any:
-    """Takes `put(key, value)` and `delete(key)`, and is used up by one write."""
+    """Return a batch that takes `put(key, value)` and `delete(key)`, for one write."""
     return slate.WriteBatch()
 
 
@@ -377,26 +384,26 @@ def _ms(interval: timedelta) -> int:
     return max(1, round(interval.total_seconds() * 1000))
 
 
-def _let_go() -> None:
-    """Ends databases that a program leaves open when it ends, and SlateDB's calls of Python before that is gone."""
+def _close_at_exit() -> None:
+    """Close the databases that a program leaves open at its end, and stop SlateDB's calls into Python."""
 
     async def end(opened: Any) -> None:
         with suppress(slate.Error, slate.InternalError, TimeoutError):
             options = slate.CloseOptions(flush_type=slate.FlushType.WAL)
             await asyncio.wait_for(opened.shutdown_with_options(options), EXIT_LIMIT_S)
 
-    for pid, opened in list(_writing.values()):
+    for pid, opened in list(_open_databases.values()):
         if pid == os.getpid():
             asyncio.run(end(opened))
-    if os.getpid() in _writers:
-        fast_filter.hush(EXIT_LIMIT_S)
+    if os.getpid() in _writer_pids:
+        fast_filter.stop_answering(EXIT_LIMIT_S)
 
 
-atexit.register(_let_go)
+atexit.register(_close_at_exit)
 
 
-async def _soon(answer: Any, where: str) -> Any:
-    """SlateDB tries for ever to reach a bucket; whoever opens wants to know."""
+async def _within_limit(answer: Any, where: str) -> Any:
+    """Raise `StoreUnavailable` after `OPEN_LIMIT_S`: SlateDB itself tries for ever to reach a bucket."""
     try:
         return await asyncio.wait_for(answer, OPEN_LIMIT_S)
     except TimeoutError:
@@ -407,17 +414,17 @@ async def _soon(answer: Any, where: str) -> Any:
 
 
 @contextmanager
-def _telling(where: str, *, opening: bool = False) -> Iterator[None]:
-    """SlateDB's errors as those of llog."""
+def _translate_errors(where: str, *, opening: bool = False) -> Iterator[None]:
+    """Raise SlateDB's errors as those of llog."""
     try:
         yield
     except slate.Error as error:
-        raise _told(where, error, opening) from error
+        raise _to_llog_error(where, error, opening) from error
     except slate.InternalError as error:
         raise StoreUnavailable(f"{where}: SlateDB failed: {str(error).partition(chr(10))[0]}") from error
 
 
-def _told(where: str, error: Any, opening: bool) -> LlogError:
+def _to_llog_error(where: str, error: Any, opening: bool) -> LlogError:
     message = str(getattr(error, "message", error)).partition("\n")[0]
     if isinstance(error, slate.Error.Closed):
         if error.reason == slate.CloseReason.FENCED:
@@ -425,7 +432,7 @@ def _told(where: str, error: Any, opening: bool) -> LlogError:
         return StoreUnavailable(f"{where} is closed ({message}): open it again")
     if isinstance(error, slate.Error.Data):
         if opening and "failed to find latest" in message:
-            return KeyedLogNotFound(f"there is no keyed log at {where}: its writer makes it")
+            return KeyedLogNotFound(f"there is no keyed log at {where}: its first writer creates it")
         kind = WrongStore if opening else InconsistentReadState
         return kind(f"{where} cannot be read: {message}")
     if isinstance(error, slate.Error.Invalid):

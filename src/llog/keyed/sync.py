@@ -1,6 +1,6 @@
-"""Keyed logs for programs without an event loop: the same calls, blocking. They may be used from any thread.
+"""Keyed logs for programs without an event loop: the same calls, blocking, from any thread.
 
-A log is open from when it is made: make it after a fork, in the process that uses it.
+Open a log in the process that uses it, after any fork.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llog.keyed.model import (
     TimeRange,
     WriteOptions,
 )
-from llog.keyed.reader import PLAIN, KeyedLogReader
+from llog.keyed.reader import DEFAULT_SCAN, KeyedLogReader, scan_options
 from llog.keyed.scanner import entries_of
 from llog.keyed.writer import KeyedLog
 from llog.runtime import Runtime
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class SyncKeyedLogReader(Generic[L]):
-    """`KeyedLogReader`, blocking. Iterators fetch as they go; one that is left early is closed with the log."""
+    """`KeyedLogReader`, blocking. Iterators fetch records as they go; an unfinished one is closed with the log."""
 
     def __init__(self, opened: L) -> None:
         self._log = opened
@@ -70,42 +70,42 @@ class SyncKeyedLogReader(Generic[L]):
         return self._log.metrics()
 
     def scan(self, key: bytes, seq_range: Ranges = None, *, time_range: TimeRange | None = None) -> Iterator[LogEntry]:
-        return self._entries(lambda: self._log.scan_batches(key, seq_range, _timed(time_range)))
+        return self._entries(lambda: self._log.scan_batches(key, seq_range, scan_options(time_range)))
 
     def scan_with_options(self, key: bytes, seq_range: Ranges, options: ScanOptions) -> Iterator[LogEntry]:
         return self._entries(lambda: self._log.scan_batches(key, seq_range, options))
 
     def scan_batches(
-        self, key: bytes, seq_range: Ranges = None, options: ScanOptions = PLAIN
+        self, key: bytes, seq_range: Ranges = None, options: ScanOptions = DEFAULT_SCAN
     ) -> Iterator[pa.RecordBatch]:
-        return self._each(lambda: self._log.scan_batches(key, seq_range, options))
+        return self._iterate(lambda: self._log.scan_batches(key, seq_range, options))
 
     def scan_prefix(
         self, prefix: bytes, seq_range: Ranges = None, *, time_range: TimeRange | None = None
     ) -> Iterator[LogEntry]:
-        return self._entries(lambda: self._log.scan_prefix_batches(prefix, seq_range, _timed(time_range)))
+        return self._entries(lambda: self._log.scan_prefix_batches(prefix, seq_range, scan_options(time_range)))
 
     def scan_prefix_batches(
-        self, prefix: bytes, seq_range: Ranges = None, options: ScanOptions = PLAIN
+        self, prefix: bytes, seq_range: Ranges = None, options: ScanOptions = DEFAULT_SCAN
     ) -> Iterator[pa.RecordBatch]:
-        return self._each(lambda: self._log.scan_prefix_batches(prefix, seq_range, options))
+        return self._iterate(lambda: self._log.scan_prefix_batches(prefix, seq_range, options))
 
     def scan_keys(
         self, key_range: KeyRange, seq_range: Ranges = None, *, time_range: TimeRange | None = None
     ) -> Iterator[LogEntry]:
-        return self._entries(lambda: self._log.scan_keys_batches(key_range, seq_range, _timed(time_range)))
+        return self._entries(lambda: self._log.scan_keys_batches(key_range, seq_range, scan_options(time_range)))
 
     def scan_keys_batches(
-        self, key_range: KeyRange, seq_range: Ranges = None, options: ScanOptions = PLAIN
+        self, key_range: KeyRange, seq_range: Ranges = None, options: ScanOptions = DEFAULT_SCAN
     ) -> Iterator[pa.RecordBatch]:
-        return self._each(lambda: self._log.scan_keys_batches(key_range, seq_range, options))
+        return self._iterate(lambda: self._log.scan_keys_batches(key_range, seq_range, options))
 
     def keys(self, prefix: bytes = b"", segment_range: Ranges = None) -> Iterator[bytes]:
         for page in self.keys_batches(prefix, segment_range):
             yield from page.to_pylist()
 
     def keys_batches(self, prefix: bytes = b"", segment_range: Ranges = None) -> Iterator[pa.BinaryArray]:
-        return self._each(lambda: self._log.keys_batches(prefix, segment_range))
+        return self._iterate(lambda: self._log.keys_batches(prefix, segment_range))
 
     def count(self, key: bytes, seq_range: Ranges = None, approximate: bool = False) -> int:
         return self._run(self._log.count(key, seq_range, approximate))
@@ -127,7 +127,7 @@ class SyncKeyedLogReader(Generic[L]):
     def tail_batches(
         self, key: bytes | None = None, *, prefix: bytes | None = None, after: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self._each(lambda: self._log.tail_batches(key, prefix=prefix, after=after))
+        return self._iterate(lambda: self._log.tail_batches(key, prefix=prefix, after=after))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._pid != os.getpid():
@@ -136,10 +136,10 @@ class SyncKeyedLogReader(Generic[L]):
         return run(coroutine)
 
     def _entries(self, begin: Callable[[], AsyncIterator[pa.RecordBatch]]) -> Iterator[LogEntry]:
-        for batch in self._each(begin):
+        for batch in self._iterate(begin):
             yield from entries_of(batch)
 
-    def _each(self, begin: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+    def _iterate(self, begin: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         found = begin()
         while (item := self._run(_next(found))) is not None:
             yield item
@@ -177,10 +177,6 @@ class SyncKeyedLog(SyncKeyedLogReader[KeyedLog]):
 
     def retain(self, retention: RetentionConfig | None = None) -> int:
         return self._run(self._log.retain(retention))
-
-
-def _timed(time_range: TimeRange | None) -> ScanOptions:
-    return PLAIN if time_range is None else ScanOptions(time_range=time_range)
 
 
 async def _next(found: AsyncIterator[T]) -> T | None:

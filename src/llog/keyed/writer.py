@@ -1,10 +1,9 @@
 """`KeyedLog`: the one writer of a keyed log, which reads as well.
 
-Appends may be in flight together: their sequences follow the order of the calls, each is answered when it is durable,
-and one WriteBatch holds all of an append, so it is there as a whole or not at all. Who opens the log while another
-process writes it is refused (`ownership.py`). Of a process that takes it over nevertheless, or after the other was
-paused, SlateDB fences the writer before: that gets `WriterFenced` from its next append on, and nothing of it is
-acknowledged after.
+Several appends may be in flight: their sequences follow the order of the calls, and each returns when it is durable.
+One WriteBatch holds all of an append, so it is in the log as a whole or not at all. A process that opens the log while
+another writes it is refused (`ownership.py`). If it takes the log over, or the other was paused beyond its session,
+SlateDB fences the other writer: its next append raises `WriterFenced`, and nothing of it is acknowledged any more.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from llog.config import Settings
 from llog.errors import InvalidArgument, LlogError, StoreUnavailable, WriterFenced
-from llog.keyed.counts import Counts, counted_before
-from llog.keyed.deletion import beyond, erase, marked, unlist
+from llog.keyed.counts import Counts, count_records
+from llog.keyed.deletion import erase, first_kept_segment, marked_segments, unlist
 from llog.keyed.encoding import (
     LOG_ID_KEY,
     MARKER_KEY,
@@ -27,9 +26,9 @@ from llog.keyed.encoding import (
     SEGMENT_TOTALS,
     SEQUENCE_BLOCK_KEY,
     STATE_KEY,
-    Meta,
-    State,
-    Totals,
+    LogState,
+    SegmentMeta,
+    SegmentTotals,
     block_end,
     block_value,
     marker_value,
@@ -39,11 +38,11 @@ from llog.keyed.encoding import (
     totals_value,
 )
 from llog.keyed.model import NUMBER_MAX, Config, Records, RetentionConfig, WriteOptions, columns_of
-from llog.keyed.ownership import Ownership, own
-from llog.keyed.reader import KeyedLogReader, has_begun
-from llog.keyed.runs import Grouped, group, put_runs
+from llog.keyed.ownership import Ownership, take_ownership
+from llog.keyed.reader import KeyedLogReader, is_initialized
+from llog.keyed.runs import GroupedRecords, group_by_key, put_runs
 from llog.keyed.segments import Segments
-from llog.keyed.slate import Database, Place, exists, locate, new_batch, open_database, open_view
+from llog.keyed.slate import Database, DatabaseLocation, exists, locate, new_batch, open_database, open_view
 from llog.log.owners import Owners
 from llog.runtime import Runtime, SystemRuntime
 
@@ -51,11 +50,11 @@ T = TypeVar("T")
 
 BLOCK_SEQUENCES: Final = 4096
 BLOCK_APPENDS: Final = 8
-"""A block is as large as so many appends like the one that needs it, or `BLOCK_SEQUENCES`."""
+"""A block of sequences lasts for this many appends of the present size, and has at least `BLOCK_SEQUENCES`."""
 
 
-class _Written(NamedTuple):
-    """A write that is under way to the store: its sequences, and how far sequences were reserved when it was made."""
+class _StartedWrite(NamedTuple):
+    """A write on its way to the store: its sequences, and the end of the reserved sequences when it was started."""
 
     handle: Any
     first: int
@@ -64,19 +63,19 @@ class _Written(NamedTuple):
 
 
 class KeyedLog(KeyedLogReader):
-    """A keyed log, open for appends. There is one writer at a time."""
+    """A keyed log, open for appends. A log has one writer at a time."""
 
     def __init__(
-        self, database: Database, place: Place, config: Config, runtime: Runtime, ownership: Ownership
+        self, database: Database, location: DatabaseLocation, config: Config, runtime: Runtime, ownership: Ownership
     ) -> None:
-        super().__init__(database, place, config, runtime)
+        super().__init__(database, location, config, runtime)
         self.ownership = ownership
         self._counts = Counts(config.storage.counted_keys_max)
         self._next_seq = 0
         self._reserved = 0
         self._reserved_durably = 0
         self._durable_end = 0
-        self._undurable: deque[tuple[Any, int]] = deque()
+        self._writes_in_flight: deque[tuple[Any, int]] = deque()
         self._failure: LlogError | None = None
         self._writing = asyncio.Lock()
         self._deleting = asyncio.Lock()
@@ -93,31 +92,31 @@ class KeyedLog(KeyedLogReader):
         owners: Owners | None = None,
         take_over: bool = False,
     ) -> Self:
-        """Opens the log, or makes it where nothing is. `WrongStore`: something else is there, or a newer format; it is
-        not touched.
+        """Open the log, or create it if the address is empty. Raises `WrongStore`, and changes nothing, if something
+        else or a newer format is there.
 
-        `LogOwned` if another process writes it, which `take_over` fences. Of a log in a bucket, the metadata store that
-        the settings name tells, or the `owners` of an open log; `ConfigurationError` if there is none, `WrongStore` if
-        it is not that of the log's brokers.
+        Raises `LogOwned` if another process writes the log; `take_over` fences that one instead. For a log in a bucket,
+        the writer is recorded in the metadata store that the settings, or the `owners` of an open log, name: raises
+        `ConfigurationError` without one, and `WrongStore` if it is not that of the log's brokers.
         """
         config, runtime = config or Config(), runtime or SystemRuntime()
-        place = locate(url, settings)
+        location = locate(url, settings)
         log_id: bytes | None = None
-        if await exists(place):
-            view = await open_view(place, config.storage, once=True)
+        if await exists(location):
+            view = await open_view(location, config.storage, once=True)
             try:
-                await has_begun(view)  # refuses before anybody is fenced
+                await is_initialized(view)  # raises before another writer is fenced
                 log_id = await view.get(LOG_ID_KEY)
             finally:
                 await view.close()
-        ownership = await own(
-            place, owners, known_log_id=log_id, settings=settings, runtime=runtime, take_over=take_over
+        ownership = await take_ownership(
+            location, owners, known_log_id=log_id, settings=settings, runtime=runtime, take_over=take_over
         )
         try:
-            database = await open_database(place, config.storage)
+            database = await open_database(location, config.storage)
             try:
-                log = cls(database, place, config, runtime, ownership)
-                await log._take_over()
+                log = cls(database, location, config, runtime, ownership)
+                await log._load_state()
             except BaseException:
                 with suppress(LlogError):
                     await database.close()
@@ -128,11 +127,10 @@ class KeyedLog(KeyedLogReader):
         return log
 
     async def append(self, records: Records, await_durable: bool = True) -> int:
-        """Appends pairs of key and value, or an Arrow table of them, and returns the sequence of the first; the others
-        follow it.
+        """Append pairs of key and value, or an Arrow table of them, all or none. Return the sequence of the first; the
+        others follow it.
 
-        All of them or none; an append of nothing returns the next sequence. Raises `WriterFenced` if another writer has
-        taken over.
+        An append of nothing returns the next sequence. Raises `WriterFenced` if another writer has taken over.
         """
         return await self.append_with_options(records, WriteOptions(await_durable=await_durable))
 
@@ -141,36 +139,36 @@ class KeyedLog(KeyedLogReader):
         self._check_writable()
         if len(keys) == 0:
             return self._next_seq
-        written = await _to_its_end(self._write(group(keys, values)))
-        # A sequence is handed out only when no later writer can hand it out again: its block must be durable.
+        written = await _run_to_completion(self._write(group_by_key(keys, values)))
+        # A sequence may be returned only if no later writer can assign it again: its block must be durable.
         if options.await_durable or written.end > self._reserved_durably:
-            await self._durable(written)
+            await self._await_durable(written)
         return written.first
 
     async def flush(self) -> None:
-        """Until everything appended so far is durable."""
-        async with self._writing:  # whoever is in there has taken its sequences, but not written them yet
+        """Wait until everything appended so far is durable."""
+        async with self._writing:  # an append under way has its sequences, but has not written them yet
             self._check_writable()
             end = self._next_seq
-        await self._guarded(self._database.flush())
-        self._is_durable(end)
+        await self._recording_failure(self._database.flush())
+        self._mark_durable(end)
 
     async def seal_segment(self, user_meta: bytes | None = None) -> int:
-        """Ends the active segment, attaches `user_meta` to it, starts the next one, and returns the id of the one
-        sealed.
+        """Seal the active segment, with `user_meta` attached, start the next one, and return the id of the sealed
+        one.
         """
         if user_meta is not None and not isinstance(user_meta, bytes):
             raise InvalidArgument(f"user_meta is {type(user_meta).__name__}, not bytes")
-        sealed, written = await _to_its_end(self._seal(user_meta))
-        await self._durable(written)
+        sealed, written = await _run_to_completion(self._seal(user_meta))
+        await self._await_durable(written)
         return sealed
 
     async def delete_segments(self, before: int) -> int:
-        """Deletes all segments with lower ids than `before`, and returns how many. The active one cannot be deleted:
-        seal it first.
+        """Delete all segments with ids below `before`, and return how many. The active one cannot be deleted: seal it
+        first.
 
-        They are gone for every reader at once when this begins, and their room is given back by SlateDB's compaction
-        later. If it does not end, the next writer ends it.
+        Readers lose all of them at once, in the beginning; SlateDB's compaction frees their space later. If a deletion
+        is interrupted, the next writer finishes it.
         """
         self._check_writable()
         if type(before) is not int or not 0 <= before <= self._segments.active_id:
@@ -182,22 +180,20 @@ class KeyedLog(KeyedLogReader):
             gone = range(self._segments.first_id, before)
             if not gone:
                 return 0
-            handle = await _to_its_end(self._unlist(gone))
-            await self._guarded(self._database.durable(handle))
+            handle = await _run_to_completion(self._unlist(gone))
+            await self._recording_failure(self._database.await_durable(handle))
             for segment_id in gone:
-                await self._guarded(erase(self._database, segment_id))
+                await self._recording_failure(erase(self._database, segment_id))
             return len(gone)
 
     async def retain(self, retention: RetentionConfig | None = None) -> int:
-        """Deletes the segments that are beyond `retention` (of the configuration, unless given), and returns how
-        many.
-        """
+        """Delete the segments beyond `retention`, by default that of the configuration, and return how many."""
         limits = retention or self._config.retention
-        return await self.delete_segments(beyond(self._segments, limits, self._runtime.now_ms()))
+        return await self.delete_segments(first_kept_segment(self._segments, limits, self._runtime.now_ms()))
 
     async def close(self) -> None:
-        """Makes everything durable and lets go. Idempotent. `WriterFenced` if appends that were not awaited are
-        lost.
+        """Make everything durable, and release the ownership. Raises `WriterFenced` if appends that were not awaited
+        are lost. Idempotent.
         """
         async with self._writing:
             if self._closed:
@@ -206,11 +202,11 @@ class KeyedLog(KeyedLogReader):
             lost: WriterFenced | None = None
             try:
                 if self._failure is None and self._reserved > self._next_seq:
-                    # No crash: the next writer goes on without a gap.
+                    # Return the unused sequences, so that the next writer continues without a gap.
                     batch = new_batch()
                     batch.put(SEQUENCE_BLOCK_KEY, block_value(self._next_seq, 0))
-                    await self._database.durable(await self._database.write(batch))
-                    self._is_durable(self._next_seq)
+                    await self._database.await_durable(await self._database.write(batch))
+                    self._mark_durable(self._next_seq)
             except WriterFenced as error:
                 lost = error if self._durable_end < self._next_seq else None
             finally:
@@ -224,25 +220,27 @@ class KeyedLog(KeyedLogReader):
                 raise lost
 
     async def was_taken_over(self) -> bool:
-        """After `WriterFenced`: whether somebody insisted on it, with `take_over`.
+        """Return, after `WriterFenced`, whether another process took the log over with `take_over`.
 
-        Otherwise it was a process that was paused, and opened the log after its lease had ended.
+        Otherwise, a process opened it after the lease of this one had ended, because this one was paused.
         """
         if self.ownership.log_id is None:
             return True
-        view = await open_view(self._place, self._config.storage, once=True)
+        view = await open_view(self._location, self._config.storage, once=True)
         try:
             return await view.get(LOG_ID_KEY) != self.ownership.log_id
         finally:
             await view.close()
 
     async def settle(self) -> None:
-        """Puts everything that is in memory into tables, so that whoever opens the log next has nothing to replay."""
-        await self._guarded(self._database.settle())
+        """Write everything that is in memory into tables, so that the next process to open the log need replay
+        nothing.
+        """
+        await self._recording_failure(self._database.flush_to_tables())
 
     async def next_sequence(self) -> int:
         self._check_open()
-        # After a takeover sequences go on behind a gap, where no reader gets before there is a record.
+        # After a takeover, sequences continue behind a gap, which no reader passes before there is a record.
         return min(self._visible_end(durable=True), self._segments.next_seq)
 
     async def wait(self) -> None:
@@ -254,9 +252,9 @@ class KeyedLog(KeyedLogReader):
             for each in waiting:
                 each.cancel()
 
-    # What the writer knows without looking
+    # What the writer knows without reading the database
 
-    async def _segments_now(self) -> Segments:
+    async def _current_segments(self) -> Segments:
         self._check_open()
         return self._segments
 
@@ -266,23 +264,23 @@ class KeyedLog(KeyedLogReader):
     def _visible_end(self, durable: bool) -> int:
         if not durable:
             return self._next_seq
-        if self._undurable:
-            durable_write = self._database.durable_write()
-            ends = [end for number, end in self._undurable if number <= durable_write]
+        if self._writes_in_flight:
+            last_durable_write = self._database.last_durable_write()
+            ends = [end for number, end in self._writes_in_flight if number <= last_durable_write]
             if ends:
-                self._is_durable(ends[-1])
+                self._mark_durable(ends[-1])
         return self._durable_end
 
-    # How it is written
+    # Writes
 
-    async def _take_over(self) -> None:
+    async def _load_state(self) -> None:
         database = self._database
-        if not await has_begun(database):
+        if not await is_initialized(database):
             batch, now = new_batch(), self._runtime.now_ms()
             batch.put(MARKER_KEY, marker_value())
-            batch.put(segment_key(SEGMENT_META, 0), meta_value(Meta(0, now, None)))
-            batch.put(STATE_KEY, state_value(State(0, 0, Totals(0, 0, 0, now))))
-            await database.durable(await database.write(batch))
+            batch.put(segment_key(SEGMENT_META, 0), meta_value(SegmentMeta(0, now, None)))
+            batch.put(STATE_KEY, state_value(LogState(0, 0, SegmentTotals(0, 0, 0, now))))
+            await database.await_durable(await database.write(batch))
         log_id = self.ownership.log_id
         if await database.get(LOG_ID_KEY) != log_id:
             batch = new_batch()
@@ -290,28 +288,28 @@ class KeyedLog(KeyedLogReader):
                 batch.delete(LOG_ID_KEY)
             else:
                 batch.put(LOG_ID_KEY, log_id)
-            await database.durable(await database.write(batch))
+            await database.await_durable(await database.write(batch))
         await self._segments.refresh(database)
         block = await database.get(SEQUENCE_BLOCK_KEY)
         self._next_seq = max(self._segments.next_seq, 0 if block is None else block_end(block))
         self._reserved = self._reserved_durably = self._durable_end = self._next_seq
-        self._counts.begin(empty=self._segments.totals(self._segments.active_id).records == 0)
-        for segment_id in await marked(database):
+        self._counts.start_segment(empty=self._segments.totals(self._segments.active_id).records == 0)
+        for segment_id in await marked_segments(database):
             await erase(database, segment_id)
 
-    async def _write(self, grouped: Grouped) -> _Written:
+    async def _write(self, grouped: GroupedRecords) -> _StartedWrite:
         async with self._writing:
             self._check_writable()
-            with self._whole():
+            with self._failing_on_any_error():
                 return await self._write_next(grouped)
 
-    async def _write_next(self, grouped: Grouped) -> _Written:
+    async def _write_next(self, grouped: GroupedRecords) -> _StartedWrite:
         now = max(self._runtime.now_ms(), self._segments.last_ms)
         batch = new_batch()
         if self._is_due(now):
             self._start_segment(batch, now, None)
         segment_id = self._segments.active_id
-        counts = await counted_before(self._database, self._counts, segment_id, grouped.keys)
+        counts = await count_records(self._database, self._counts, segment_id, grouped.keys)
         first = self._next_seq
         end = first + grouped.count
         if end > NUMBER_MAX:
@@ -322,25 +320,25 @@ class KeyedLog(KeyedLogReader):
         put_runs(batch, segment_id, grouped, counts, first, now)
         self._counts.remember(counts)
         totals = self._segments.totals(segment_id)
-        totals = Totals(end, totals.records + grouped.count, totals.size + grouped.size, now)
+        totals = SegmentTotals(end, totals.records + grouped.count, totals.size + grouped.size, now)
         self._next_seq = end
         self._segments.set_totals(segment_id, totals)
         batch.put(STATE_KEY, state_value(self._segments.state()))
-        return await self._written(batch, first)
+        return await self._start_write(batch, first)
 
-    async def _seal(self, user_meta: bytes | None) -> tuple[int, _Written]:
+    async def _seal(self, user_meta: bytes | None) -> tuple[int, _StartedWrite]:
         async with self._writing:
             self._check_writable()
-            with self._whole():
+            with self._failing_on_any_error():
                 sealed = self._segments.active_id
                 batch = new_batch()
                 self._start_segment(batch, max(self._runtime.now_ms(), self._segments.last_ms), user_meta)
-                return sealed, await self._written(batch, self._next_seq)
+                return sealed, await self._start_write(batch, self._next_seq)
 
     async def _unlist(self, gone: range) -> Any:
         async with self._writing:
             self._check_writable()
-            with self._whole():
+            with self._failing_on_any_error():
                 self._segments.drop(gone.stop)
                 return await unlist(self._database, gone, self._segments.state())
 
@@ -351,11 +349,11 @@ class KeyedLog(KeyedLogReader):
             meta = self._segments.meta(sealed)._replace(user_meta=user_meta)
             batch.put(segment_key(SEGMENT_META, sealed), meta_value(meta))
             self._segments.set(sealed, meta)
-        meta = Meta(self._next_seq, now, None)
+        meta = SegmentMeta(self._next_seq, now, None)
         batch.put(segment_key(SEGMENT_META, sealed + 1), meta_value(meta))
         self._segments.set(sealed + 1, meta)
         batch.put(STATE_KEY, state_value(self._segments.state()))
-        self._counts.begin(empty=True)
+        self._counts.start_segment(empty=True)
 
     def _is_due(self, now: int) -> bool:
         limits, active = self._config.segmentation, self._segments.active_id
@@ -367,27 +365,29 @@ class KeyedLog(KeyedLogReader):
             or (limits.seal_records is not None and totals.records >= limits.seal_records)
         )
 
-    async def _written(self, batch: Any, first: int) -> _Written:
+    async def _start_write(self, batch: Any, first: int) -> _StartedWrite:
         reserved, end = self._reserved, self._next_seq
         handle = await self._database.write(batch)
-        self._undurable.append((handle.seqnum(), end))
-        return _Written(handle, first, end, reserved)
+        self._writes_in_flight.append((handle.seqnum(), end))
+        return _StartedWrite(handle, first, end, reserved)
 
-    async def _durable(self, written: _Written) -> None:
-        await self._guarded(self._database.durable(written.handle))
+    async def _await_durable(self, written: _StartedWrite) -> None:
+        await self._recording_failure(self._database.await_durable(written.handle))
         self._reserved_durably = max(self._reserved_durably, written.reserved)
-        self._is_durable(written.end)
+        self._mark_durable(written.end)
 
-    def _is_durable(self, end: int) -> None:
-        """Everything below `end` is: SlateDB makes writes durable in their order, and a block before what is in it."""
-        while self._undurable and self._undurable[0][1] <= end:
-            self._undurable.popleft()
+    def _mark_durable(self, end: int) -> None:
+        """Record that everything below `end` is durable: SlateDB makes writes durable in their order, so a block of
+        sequences is durable before the records in it.
+        """
+        while self._writes_in_flight and self._writes_in_flight[0][1] <= end:
+            self._writes_in_flight.popleft()
         if end > self._durable_end:
             self._durable_end = end
             self._grown.set()
 
-    async def _guarded(self, answer: Awaitable[T]) -> T:
-        """Remembers why it failed. Who is cancelled while it waits has changed nothing."""
+    async def _recording_failure(self, answer: Awaitable[T]) -> T:
+        """Await, and record the failure if it fails. A caller that is cancelled meanwhile has changed nothing."""
         try:
             return await answer
         except LlogError as error:
@@ -395,15 +395,17 @@ class KeyedLog(KeyedLogReader):
             raise
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """After a change that failed on its way nobody knows what is in the log; the next writer finds out."""
+    def _failing_on_any_error(self) -> Iterator[None]:
+        """Make the writer unusable if a change fails half-way, since the content of the log is then unknown; the next
+        writer reads it.
+        """
         try:
             yield
         except LlogError as error:
             self._failure = error
             raise
         except BaseException as error:
-            self._failure = StoreUnavailable(f"an append to {self.url} was cut short: {type(error).__name__} {error}")
+            self._failure = StoreUnavailable(f"an append to {self.url} was interrupted: {type(error).__name__} {error}")
             raise
 
     def _check_writable(self) -> None:
@@ -414,16 +416,14 @@ class KeyedLog(KeyedLogReader):
             raise StoreUnavailable(f"the keyed log at {self.url} failed before ({self._failure}): open it again")
 
 
-async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
-    """Cancelled or not, a change that is begun is written whole: a half-known state would be of no use to the next
-    one.
-    """
+async def _run_to_completion(change: Coroutine[Any, Any, T]) -> T:
+    """Run a change to its end even if the caller is cancelled: the next change needs a known state."""
     task = asyncio.ensure_future(change)
-    task.add_done_callback(_retrieved)
+    task.add_done_callback(_retrieve_error)
     return await asyncio.shield(task)
 
 
-def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Whoever waited may be gone; its error is remembered in the log."""
+def _retrieve_error(done: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a task whose caller may be gone; the log has recorded it."""
     if not done.cancelled():
         done.exception()

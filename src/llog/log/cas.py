@@ -1,38 +1,83 @@
-"""Compare-and-swap by many: how often it is tried, and how long one steps back in between."""
+"""Compare-and-swap on keys that many processes change: one bounded retry with jittered back-off, for every caller."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from llog.errors import Contention, OutcomeUnknown, VersionMismatch
+from llog.log.records import decode, encode
 from llog.runtime import Runtime
 
-TRIES_MAX: Final = 100
+if TYPE_CHECKING:
+    from llog.log.log import Log
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+ATTEMPTS_MAX: Final = 100
 _STEP_S: Final = 0.002
-_WAIT_S_MAX: Final = 0.05
+_PAUSE_S_MAX: Final = 0.05
 
 
-class Tries:
-    """Those of one call to change `what`."""
+class Backoff:
+    """The retry budget of one compare-and-swap: growing, jittered pauses, and an error at the end."""
 
     def __init__(self, runtime: Runtime, what: object) -> None:
         self._runtime = runtime
         self._what = what
-        self._lost = 0
+        self._losses = 0
         self._unknown: OutcomeUnknown | None = None
 
-    async def another(self) -> None:
-        """Before each. The first ones are made at once; after the last, `OutcomeUnknown` if its answer was lost, or
-        `Contention`.
-        """
-        if self._lost >= TRIES_MAX:
-            raise self._unknown or Contention(
-                f"{self._what} was changed by others {self._lost} times in a row: try again"
-            )
-        if self._lost > 1:
-            await self._runtime.sleep(self._runtime.random().random() * min(self._lost * _STEP_S, _WAIT_S_MAX))
+    async def wait(self, error: VersionMismatch | OutcomeUnknown | None = None) -> None:
+        """Pause after a lost attempt; the first retry follows at once.
 
-    def lost(self, error: VersionMismatch | OutcomeUnknown) -> None:
-        """Others were faster, or the answer was lost."""
-        self._lost += 1
-        self._unknown = error if isinstance(error, OutcomeUnknown) else None
+        The next attempt has to read the key again: after `OutcomeUnknown`, only a read shows whether the write took
+        effect. After the last attempt, raises `Contention`; or `OutcomeUnknown` if the answer to any attempt was lost.
+        """
+        self._losses += 1
+        if isinstance(error, OutcomeUnknown):
+            self._unknown = error
+        if self._losses >= ATTEMPTS_MAX:
+            raise self._unknown or Contention(
+                f"{self._what} was changed by others {self._losses} times in a row: try again"
+            )
+        if self._losses > 1:
+            await self._runtime.sleep(self._runtime.random().random() * min(self._losses * _STEP_S, _PAUSE_S_MAX))
+
+
+class Change(NamedTuple, Generic[R]):
+    """A record before and after an update; the same record twice if nothing was to be changed."""
+
+    old: R
+    new: R
+
+
+async def update(
+    log: Log, key: str, kind: type[R], decide: Callable[[R], R], *, confirm: bool = False
+) -> Change[R] | None:
+    """Replace the record under `key` with what `decide` makes of it; return None if the key does not exist.
+
+    `decide` may be called many times, and again on its own result if the answer to a write was lost. It returns its
+    argument to change nothing, and may raise. With `confirm`, raises `StaleReads` if nothing was changed on the
+    strength of a stale read.
+    """
+    backoff = Backoff(log.runtime, key)
+    while True:
+        reads = await log.meta.begin_reads() if confirm else None
+        found = await log.meta.get(key)
+        if found is None:
+            return None
+        old = decode(kind, found.value, key)
+        new = decide(old)
+        if new == old:
+            if reads is not None:
+                await reads.confirm()
+            return Change(old, old)
+        try:
+            await log.meta.put(key, encode(new), expected=found.version)
+        except (VersionMismatch, OutcomeUnknown) as error:
+            await backoff.wait(error)
+            continue
+        return Change(old, new)

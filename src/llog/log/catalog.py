@@ -1,8 +1,8 @@
-"""The topic catalog: which topics there are, and under which directory their keys live.
+"""The topic catalog: the topics of a log, their options and the directories of their keys.
 
-A creation has the engine make the partitions first and puts the catalog entry last: a topic that the catalog names is
-whole. A deletion leaves a tombstone first and has the engine remove the partitions after: the next collector finishes
-an interrupted one.
+To create a topic, the engine creates the partitions and the catalog entry is put last, so a topic that the catalog
+names is complete. To delete a topic, a tombstone is put first and the engine then removes the partitions; the next
+collector finishes a deletion that was interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from llog.errors import (
     VersionMismatch,
     WrongStore,
 )
+from llog.log.cas import Backoff
 from llog.log.engine import Engine, engine_of
 from llog.log.keys import GROUPS, TOPICS, directory_name, group_prefix, topic_key
 from llog.log.log import Log
@@ -35,7 +36,7 @@ from llog.log.records import (
     encode,
 )
 from llog.model import PARTITIONS_MAX, TimestampType, TopicPartition, check_topic_name
-from llog.stores.meta import ABSENT, Entry, after, confirmed, scan, scan_names
+from llog.stores.meta import ABSENT, MetaEntry, prefix_end, read_confirmed, scan, scan_names
 
 OBJECT = "object"
 DISK = "disk"
@@ -58,7 +59,7 @@ class Catalog:
         cleanup: Cleanup = Cleanup.DELETE,
         delete_retention_ms: int = DELETE_RETENTION_MS,
     ) -> Topic:
-        """Creates the topic with all its partitions; `TopicExists` if there is one of that name."""
+        """Create the topic with all its partitions; raise `TopicExists` if the name is in use."""
         check_topic_name(name)
         _check_partitions(partitions)
         _check_retention(retention_ms, retention_bytes)
@@ -80,16 +81,49 @@ class Catalog:
         try:
             topic = await self.engine(topic).create(self._log, topic)
         except WrongStore:
-            await self._next_incarnation(name)  # says so if it is somebody else's who was faster
+            await self._next_incarnation(name)  # raises `TopicExists` if another process has just created the topic
             raise
         try:
             await self._log.meta.put(topic_key(name), encode(topic), expected=expected)
         except VersionMismatch:
-            raise TopicExists(f"topic {name!r} was created by somebody else at the same time") from None
+            raise TopicExists(f"topic {name!r} was created by another process at the same time") from None
         return topic
 
+    async def get_or_create(self, name: str, partitions: int = 1, *, engine: str = OBJECT) -> Topic:
+        """Return the topic; create it as given if it does not exist. Any number of processes may do so at once.
+
+        A topic that exists is returned as it is, whatever its partitions and its engine are.
+        """
+        try:
+            return await self.get(name)
+        except TopicNotFound:
+            pass
+        try:
+            return await self.create(name, partitions, engine=engine)
+        except TopicExists:
+            return await self.get(name)
+
+    async def get_or_create_partition(self, tp: TopicPartition) -> Topic:
+        """Return the partition's topic; create the topic, or add partitions to it, as far as the partition needs it.
+
+        Any number of processes may do so at once.
+        """
+        if tp.partition < 0:
+            raise InvalidArgument(f"partition {tp.partition} of {tp.topic!r} cannot be: partitions are counted from 0")
+        topic = await self.get_or_create(tp.topic, tp.partition + 1)
+        if tp.partition < topic.partitions:
+            return topic
+        try:
+            return await self.add_partitions(tp.topic, tp.partition + 1)
+        except InvalidArgument:
+            topic = await self.get(tp.topic)
+            if tp.partition >= topic.partitions:
+                raise
+            return topic  # another process has added more partitions
+
     async def _next_incarnation(self, name: str) -> tuple[int, int]:
-        """The incarnation that a new topic of this name is, and the version of the catalog entry that it replaces."""
+        """Return the incarnation of a new topic of this name, and the version of the catalog entry that it replaces."""
+        backoff = self._backoff(name)
         while True:
             found = await self._log.meta.get(topic_key(name))
             if found is None:
@@ -100,16 +134,17 @@ class Catalog:
             if old.swept:
                 return old.incarnation + 1, found.version
             await self._sweep(old)
+            await backoff.wait()
 
     def engine(self, topic: Topic) -> Engine:
-        """The engine that keeps the topic; `WrongEngine` if this version of llog does not have it."""
+        """Return the engine that stores the topic; raise `WrongEngine` if this version of llog does not have it."""
         return engine_of(self._log, topic)
 
     async def get(self, name: str) -> Topic:
         return _topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
 
     async def find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
-        """What `get` returns or raises for each of these names, in few round trips."""
+        """Return what `get` returns or raises for each of these names, in few round trips."""
         found: dict[str, Topic | LlogError] = {}
         valid = []
         for name in names:
@@ -125,33 +160,38 @@ class Catalog:
         return found
 
     async def directory(self, tp: TopicPartition) -> str:
-        """The directory of the partition's topic, of whichever engine: another one once the topic was created again."""
+        """Return the directory of the partition's topic; a topic that was created again has another directory."""
         topic = await self.get(tp.topic)
         check_partition(topic, tp.partition)
         return topic.directory
 
     async def topics(self, engine: str | None = None) -> list[Topic]:
-        """All topics, or those of one engine, by name, tombstones left out."""
+        """Return all topics, or those of one engine, ordered by name, without tombstones."""
         return [
             topic for topic in await self._entries() if not topic.deleted and (engine is None or topic.engine == engine)
         ]
 
     async def all_topics(self) -> list[Topic]:
-        """As `topics`, with none left out: for a caller that drops what belongs to no topic. `StaleReads` if an old
-        state was read.
+        """Return all topics from confirmed reads, for a caller that deletes what belongs to no topic.
+
+        Raises `StaleReads` if a read was stale.
         """
-        return await confirmed(self._log.meta, self.topics)
+        return await read_confirmed(self._log.meta, self.topics)
 
     async def add_partitions(self, name: str, partitions: int) -> Topic:
-        """Grows the topic to `partitions`; records with keys may then go to other partitions than before."""
+        """Grow the topic to `partitions`; records with keys may then go to other partitions than before."""
         _check_partitions(partitions)
         topic = await self.get(name)
         if partitions < topic.partitions:
             raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+        backoff = self._backoff(name)
         while topic.partitions < partitions:
             await self.engine(topic).add_partitions(self._log, topic, range(topic.partitions, partitions))
             grown = msgspec.structs.replace(topic, partitions=partitions)
-            topic = grown if await self._replace(topic, grown) else await self.get(name)
+            if await self._replace(topic, grown):
+                return grown
+            await backoff.wait()
+            topic = await self.get(name)
         return topic
 
     async def set_retention(self, name: str, retention_ms: int | None, retention_bytes: int | None) -> Topic:
@@ -166,7 +206,7 @@ class Catalog:
         cleanup: Cleanup | UnsetType = UNSET,
         delete_retention_ms: int | UnsetType = UNSET,
     ) -> Topic:
-        """Changes what is given. None lifts a limit."""
+        """Change the options that are given. None lifts a limit."""
         given = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
@@ -174,6 +214,7 @@ class Catalog:
             "delete_retention_ms": delete_retention_ms,
         }
         given = {option: value for option, value in given.items() if value is not UNSET}
+        backoff = self._backoff(name)
         while True:
             topic = await self.get(name)
             changed = msgspec.structs.replace(topic, **given)
@@ -181,14 +222,15 @@ class Catalog:
             _check_cleanup(self._log, changed.engine, changed.cleanup, changed.delete_retention_ms)
             if changed == topic or await self._replace(topic, changed):
                 return changed
+            await backoff.wait()
 
     async def delete(self, name: str) -> None:
-        """Deletes the topic, with its consumer groups. Its name may be used again at once.
+        """Delete the topic with its consumer groups. Its name may be used again at once.
 
-        Blobs go with the next collection, the files of a disk topic now: a process that holds them open finds them
-        gone. A topic of engine `rocksdb` can be deleted by the process that owns it, or while there is none: `LogOwned`
-        otherwise.
+        The next collection deletes blobs; the files of a disk topic are deleted now, also from under a process that has
+        them open. Only the owner of the RocksDB can delete a `rocksdb` topic while an owner runs: `LogOwned` otherwise.
         """
+        backoff = self._backoff(name)
         while True:
             topic = await self.get(name)
             await self.engine(topic).check_removable(self._log, topic)
@@ -196,22 +238,26 @@ class Catalog:
             if await self._replace(topic, tombstone):
                 await self._sweep(tombstone)
                 return
+            await backoff.wait()
 
     async def finish_deletions(self) -> None:
-        """Closes the partitions of topics whose deletion was interrupted."""
+        """Finish interrupted deletions: remove what is left of the deleted topics."""
         here = {name for name, engine in self._log.engines.items() if await engine.is_here()}
         for topic in await self._entries():
             if topic.deleted and not topic.swept and topic.engine in here:
                 try:
                     await self._sweep(topic)
                 except (LogOwned, OwnerUnavailable, MissingExtra):
-                    continue  # its owner does it
+                    continue  # Its owner finishes the deletion.
 
     async def _entries(self) -> list[Topic]:
         return [decode(Topic, entry.value, entry.key) async for entry in scan(self._log.meta, TOPICS)]
 
+    def _backoff(self, name: str) -> Backoff:
+        return Backoff(self._log.runtime, f"topic {name!r}")
+
     async def _replace(self, old: Topic, new: Topic) -> bool:
-        """Replaces the catalog entry if it still is `old`."""
+        """Replace the catalog entry if it still is `old`, and return whether this call did."""
         found = await self._log.meta.get(topic_key(old.name))
         if found is None or decode(Topic, found.value, found.key) != old:
             return False
@@ -222,21 +268,21 @@ class Catalog:
         return True
 
     async def _sweep(self, tombstone: Topic) -> None:
-        """Removes what is left of the topic, and says so in its tombstone once nothing can have been overlooked."""
+        """Remove what is left of the topic, and mark its tombstone as swept once no read can have missed anything."""
         reads = await self._log.meta.begin_reads()
         await self.engine(tombstone).remove(self._log, tombstone)
         async for group in scan_names(self._log.meta, GROUPS):
             prefix = group_prefix(group, tombstone.directory)
-            await self._log.meta.delete_range(prefix, after(prefix))
+            await self._log.meta.delete_range(prefix, prefix_end(prefix))
         await reads.confirm()
         await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
 
 
-def _topic_in(name: str, entry: Entry | None) -> Topic:
+def _topic_in(name: str, entry: MetaEntry | None) -> Topic:
     topic = None if entry is None else decode(Topic, entry.value, entry.key)
     if topic is None or topic.deleted:
         raise TopicNotFound(
-            f"there is no topic {name!r}: `llog topics list` shows those there are, `llog topics create` makes one"
+            f"there is no topic {name!r}: `llog topics list` shows the topics, `llog topics create` creates one"
         )
     return topic
 

@@ -23,17 +23,17 @@ class ProblemKind(StrEnum):
     CURSOR = "cursor"
     BREADCRUMB = "breadcrumb"
     HEADER = "header"
-    """The blob's header is damaged or says otherwise: its records can be read, but no repair would find them."""
+    """The blob's header is damaged or contradicts the index: the records can be read, but no repair would find them."""
     UNREADABLE = "unreadable"
     """The partition's files or records cannot be read at all."""
     STALE_ENTRY = "stale_entry"
-    """Left inside a compacted range by a stalled writer or a killed compactor: harmless, and swept by the next one or
-    the collector.
+    """An entry that a stalled writer or a killed compactor left inside a compacted range. It is harmless; the next
+    compactor or the collector deletes it.
     """
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets are 0 where it is about the whole partition."""
+    """Damage to a range of offsets; both offsets are 0 if it concerns the whole partition."""
 
     kind: ProblemKind
     start_offset: int
@@ -46,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`records`, `bytes` and `pieces` count what was read and found whole."""
+    """The result of one verification. `records`, `bytes` and `pieces` count what was read and found undamaged."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     pieces: int
     problems: list[Problem]
     problems_left_out: int = 0
-    """Beyond the first `PROBLEMS_MAX`."""
+    """The number of problems beyond the first `PROBLEMS_MAX`."""
     unchecked: str | None = None
     """Why nothing was read: another process owns the partition, or its files are elsewhere."""
 
@@ -65,7 +65,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings:
-    """What a walk over one partition has counted and found so far."""
+    """The counts and problems of one partition, collected while it is verified."""
 
     def __init__(self, tp: TopicPartition) -> None:
         self._tp = tp

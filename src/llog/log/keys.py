@@ -7,7 +7,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `topics/{topic}` | `Topic`: the catalog entry | admin | from the first creation on; deleting leaves a tombstone |
 | `{dir}/partitions/{p:010}/meta/control` | `Control` | writers, fencing, retention, collector (CAS) | from initialisation on |
 | `{dir}/partitions/{p:010}/index/{end:020}` | `IndexEntry` | writers, compactors | while the offsets are kept |
-| `{dir}/partitions/{p:010}/meta/compaction-cursor` | `Cursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
+| `{dir}/partitions/{p:010}/meta/compaction-cursor` | `CompactionCursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
 | `{dir}/partitions/{p:010}/meta/compaction` | `Compaction`: breadcrumb of a running compaction | compactors | while one runs |
 | `{dir}/partitions/{p:010}/meta/compactor-claim` | `CompactorClaim`, ephemeral: who compacts now | compactors | while they do |
 | `sinks/{sink}` | `Sink`: batch and manifest of an exactly-once writer | Spark drivers and tasks (CAS) | from its first upload on |
@@ -17,11 +17,11 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
 | `homes/{what}` | the id of the one directory that holds `what` for this log | first owner | from its first use on |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
-| `log-id/format` | `LogFormat`: the format of everything here | first opener | always; a log of before it existed gets it when opened |
+| `log-id/format` | `LogFormat`: the format of all keys and blobs | first opener | always; an older log gets it when it is opened |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
 `{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
-A directory never has the name of one of ours (`RESERVED`).
+A topic's directory never has one of these names (`RESERVED`).
 """  # noqa: E501
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RESERVED: Final = frozenset(
 
 
 class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
-    """The keys of one partition of a topic's directory. Those that every append needs are worked out once."""
+    """The keys of one partition in a topic's directory. The keys that every append needs are computed once."""
 
     directory: str
     partition: int
@@ -87,7 +87,7 @@ class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
 
 
 def end_offset_of(key: str) -> int:
-    """The end offset in an index key."""
+    """Return the end offset in an index key."""
     return int(key[-20:])
 
 
@@ -104,12 +104,14 @@ def pin_key(pin_id: str) -> str:
 
 
 def group_prefix(group: str, directory: str | None = None) -> str:
-    """Of all that is kept of a group, or of what it has on one topic."""
+    """Return the prefix of all keys of a group, or of its keys for one topic."""
     return f"{GROUPS}{group}/" + ("" if directory is None else f"{directory}/")
 
 
 def group_key(group: str, directory: str, partition: int) -> str:
-    """By directory, so that a group starts anew when a topic of the same name is created again."""
+    """Return the key of a group's record; it contains the directory, so that a topic that is created again starts
+    without groups.
+    """
     return f"{GROUPS}{group}/{directory}/{partition:010}"
 
 
@@ -126,7 +128,9 @@ def home_key(what: str) -> str:
 
 
 def directory_name(topic: str, incarnation: int) -> str:
-    """Each incarnation of a topic has its own directory, so that a zombie of the old can touch nothing of the new."""
+    """Return the directory of one incarnation: each has its own, so that a process stalled since an earlier incarnation
+    touches nothing of the new one.
+    """
     if incarnation == 1 and topic not in RESERVED:
         return topic
     return f"{topic}~{incarnation}"

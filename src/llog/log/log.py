@@ -1,4 +1,4 @@
-"""The two stores of one log and the world around them: what every part of this room works on."""
+"""A log: its two stores, its engines and its owners, and the checks when it is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llog.log.owners import Owners
 from llog.log.records import LogFormat, decode, encode
 from llog.runtime import Runtime, uuid7
 from llog.stores.blobs import BlobStore
-from llog.stores.meta import ABSENT, MetaStore, after
+from llog.stores.meta import ABSENT, MetaStore, prefix_end
 
 FORMAT: Final = LogFormat()
 """The format that this version writes, and the highest that it knows."""
@@ -23,17 +23,17 @@ class Log(NamedTuple):
     blobs: BlobStore
     runtime: Runtime
     engines: Mapping[str, Engine]
-    """By name; closed with the log."""
+    """Engines by name; `close_log` closes them."""
     owners: Owners | None = None
 
     def data_uri(self, blob: str) -> str:
-        """How metadata names a blob: in full for remote stores; relative for local files, so that a log can be
-        moved.
+        """Return the blob's address for metadata: in full for remote stores, relative for local files, so that a log
+        can be moved.
         """
         return f"{self.blobs.uri}/{blob}" if is_remote(self.blobs.uri) else blob
 
     def blob_name(self, data_uri: str) -> str:
-        """The blob's name in this log's blob store, which is its address if that store is rooted nowhere."""
+        """Return the blob's name in this log's blob store: the whole address if the store has no root."""
         if "://" not in data_uri or not self.blobs.uri:
             return data_uri
         root = self.blobs.uri + "/"
@@ -47,17 +47,16 @@ def is_remote(uri: str) -> bool:
 
 
 async def check_format(log: Log) -> None:
-    """Raises `WrongStore` if the log has a format that this version does not know. A log without a number gets format
-    1.
+    """Raise `WrongStore` if this version does not know the log's format. A log without a format number gets format 1.
 
-    The number is put before the log's id, so that no process meets a new log without one.
+    The number is put before the log's id, so that no process finds a new log without a number.
     """
     try:
-        value, _ = await _first(log, LOG_FORMAT, encode(FORMAT))
+        value, _ = await _get_or_put(log, LOG_FORMAT, encode(FORMAT))
     except (StoreUnavailable, OutcomeUnknown):
         if await log.meta.get(LOG_ID) is None or await log.meta.get(LOG_FORMAT) is not None:
             raise
-        return  # A log of format 1 that has no number can be read while its store takes no writes.
+        return  # A log of format 1 without a number can be read while its store takes no writes.
     stored = decode(LogFormat, value, LOG_FORMAT)
     if stored.number > FORMAT.number:
         raise WrongStore(
@@ -67,24 +66,22 @@ async def check_format(log: Log) -> None:
 
 
 async def tie_together(log: Log) -> None:
-    """Gives both stores one id at first use, and refuses two stores that do not belong together afterwards.
+    """Give both stores one id at first use; afterwards raise `WrongStore` for two stores that do not belong together.
 
-    Without it, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose blobs are
-    all lost; and new metadata with the blobs of another log would have them collected.
+    Without this check, metadata with the wrong blob store (an unmounted directory, say) would look like a log whose
+    blobs are all lost, and a collector with new metadata would delete the blobs of another log.
     """
     new_id = uuid7(log.runtime.now_ms(), log.runtime.random()).encode()
-    value, is_new = await _first(log, LOG_ID, new_id)
-    # A name of its own per id: two logs that were opened at once on one blob store must not take each other's mark.
+    value, is_new = await _get_or_put(log, LOG_ID, new_id)
+    # The mark's name contains the id: two logs opened at once on one blob store must not take each other's mark.
     mark = f"{LOG_ID}-{value.decode()}"
     if await log.blobs.head(mark) is None:
         await _put_mark(log, mark, value, is_new=is_new)
     log.blobs.require(mark)
 
 
-async def _first(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
-    """Returns the value under `key`, after putting `value` there if nobody had put one; and whether this call put
-    it.
-    """
+async def _get_or_put(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
+    """Return the value under `key`, which becomes `value` if the key is absent, and whether this call put it."""
     found = await log.meta.get(key)
     if found is not None:
         return found.value, False
@@ -99,13 +96,13 @@ async def _first(log: Log, key: str, value: bytes) -> tuple[bytes, bool]:
 
 
 async def _put_mark(log: Log, mark: str, value: bytes, *, is_new: bool) -> None:
-    """Marks the blobs of a new log."""
-    if not is_new and await log.meta.keys(TOPICS, after(TOPICS), 1):
+    """Put the mark of a new log in its blob store; raise `WrongStore` if the store belongs to another log."""
+    if not is_new and await log.meta.keys(TOPICS, prefix_end(TOPICS), 1):
         raise WrongStore(
             f"the blob store {log.blobs.uri} does not belong to this metadata store: its mark {mark} is missing. "
             "Check LLOG_META and LLOG_BLOBS, and that the directory or bucket is the right one"
         )
-    # To a collector with new metadata, every blob of the log that was here before would be garbage.
+    # A collector with new metadata would take every blob of an earlier log for garbage.
     async for page in log.blobs.list(f"{LOG_ID}-"):
         others = [info.name for info in page if info.name != mark]
         if others:

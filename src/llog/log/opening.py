@@ -1,4 +1,4 @@
-"""From settings to an open log: both stores opened, and what the settings say about engines and upkeep."""
+"""Open a log from settings: both stores, and the options of engines and upkeep."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import msgspec
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Settings
 from llog.config.locations import NO_BLOBS, parse_address
-from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SEGMENT_BYTES_MAX, Fsync, SegmentOptions
+from llog.engines.disk.segment_pool import SegmentPool
 from llog.engines.object.collector import CollectorOptions
 from llog.engines.object.compaction.compactor import CompactorOptions
-from llog.engines.port import WriterOptions
 from llog.engines.registry import all_engines
-from llog.engines.rocksdb.open_rocks import OpenRocks
+from llog.engines.rocksdb.handle import RocksHandle
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
-from llog.log.engine import Engine
+from llog.log.engine import Engine, OnCommit, WriterOptions
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, check_format, tie_together
 from llog.log.owners import Owners
@@ -41,18 +40,18 @@ async def open_log(
     address: str | None = None,
     reads_only: bool = False,
 ) -> Log:
-    """Opens both stores and makes sure that they belong together. An error names the setting that is to blame.
+    """Open both stores and check that they belong together. An error names the setting that caused it.
 
-    A broker says so, and at which address others reach it, if they can. With `reads_only` no blob store need be named:
-    blobs are read from where the metadata says they are.
+    A broker sets `is_broker`, and `address` if others can reach it there. With `reads_only`, the settings need not name
+    a blob store: blobs are read from the addresses in the metadata.
 
-    Open in the process (after any fork) and on the event loop that will use it; `close_log` ends it.
+    Open the log in the process that uses it (after any fork) and on its event loop; close it with `close_log`.
     """
     meta_address, blobs_address = addresses(settings)
     if blobs_address is None and not reads_only:
         raise ConfigurationError(
             f"LLOG_META is {settings.meta}, and no setting says where its blobs are: set LLOG_S3_BUCKET=bucket or "
-            "LLOG_BLOBS=s3://bucket/prefix. Only readers work without"
+            "LLOG_BLOBS=s3://bucket/prefix. Only readers work without it"
         )
     with _blaming("meta", settings.meta):
         meta = await _open_meta(meta_address, settings)
@@ -86,8 +85,8 @@ async def open_log(
 
 
 async def close_log(log: Log) -> None:
-    """Ends the session and releases disk topics, tables, connections and threads. Idempotent."""
-    async with AsyncExitStack() as closing:  # the last one first, and all of them whatever one raises
+    """End the session and release disk topics, tables, connections and threads. Idempotent."""
+    async with AsyncExitStack() as closing:  # closes the last one first, and all of them if one raises
         closing.push_async_callback(log.blobs.close)
         closing.push_async_callback(log.meta.close)
         if log.owners is not None:
@@ -114,9 +113,7 @@ async def opened_log(
 
 @asynccontextmanager
 async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -> AsyncIterator[Owners]:
-    """The owners of a log, for those who need nothing else of it: no blob store is opened. `LogNotFound` if there is no
-    log.
-    """
+    """Open only the owners of a log, without its blob store; raise `LogNotFound` if the log does not exist."""
     await asyncio.to_thread(require_log, settings)
     without_blobs = msgspec.structs.replace(settings, blobs=NO_BLOBS, s3_bucket=None)
     async with opened_log(without_blobs, runtime=runtime, reads_only=True) as log:
@@ -125,7 +122,7 @@ async def opened_owners(settings: Settings, *, runtime: Runtime | None = None) -
 
 
 def log_exists(settings: Settings) -> bool:
-    """Whether there is such a log already; opening it would make one otherwise. May block for a moment."""
+    """Return whether the log exists, without creating it as opening would. May block for a moment."""
     meta, _ = addresses(settings)
     adapter = meta_adapter(meta.scheme)
     if adapter.is_local and not settings.root_prefix:
@@ -135,19 +132,22 @@ def log_exists(settings: Settings) -> bool:
 
 
 def require_log(settings: Settings) -> None:
-    """Raise `LogNotFound` if there is no metadata store yet: what only reads must not make one, as `open_log` does."""
+    """Raise `LogNotFound` if the log does not exist: a command that only reads must not create it, as `open_log`
+    would.
+    """
     if not log_exists(settings):
         raise _log_not_found(settings)
 
 
 def _log_not_found(settings: Settings) -> LogNotFound:
     return LogNotFound(
-        f"LLOG_META is {settings.meta}: there is no log. Check it and LLOG_DATA_DIR; the first write to a log makes it"
+        f"LLOG_META is {settings.meta}: there is no log. Check LLOG_META and LLOG_DATA_DIR; the first write to a log "
+        "creates it"
     )
 
 
-def writer_options(settings: Settings) -> WriterOptions:
-    return WriterOptions(codec=Codec(settings.codec))
+def writer_options(settings: Settings, *, on_commit: OnCommit | None = None) -> WriterOptions:
+    return WriterOptions(codec=Codec(settings.codec), on_commit=on_commit)
 
 
 def segment_options(settings: Settings) -> SegmentOptions:
@@ -178,9 +178,10 @@ def collector_options(settings: Settings) -> CollectorOptions:
 
 
 def addresses(settings: Settings) -> tuple[Address, Address | None]:
-    """Where metadata and blobs are, the latter below LLOG_ROOT_PREFIX, or None if the metadata is to say.
+    """Return the addresses of metadata and blobs; that of blobs is below LLOG_ROOT_PREFIX, or None if the metadata
+    holds it.
 
-    Refuses a pair of which one outlives the other, for that loses acknowledged records.
+    Raises `ConfigurationError` if one store would outlive the other: that would lose acknowledged records.
     """
     meta = parse_address("meta", settings.meta)
     if settings.blobs == NO_BLOBS:
@@ -189,8 +190,7 @@ def addresses(settings: Settings) -> tuple[Address, Address | None]:
     if (meta.scheme == "memory") != (blobs.scheme == "memory"):
         raise ConfigurationError(
             f"LLOG_META is {settings.meta} and LLOG_BLOBS is {settings.blobs}: one would be lost with this process "
-            "and the other "
-            "kept. Use memory:// for both or for neither"
+            "and the other kept. Use memory:// for both or for neither"
         )
     return meta, blobs
 
@@ -204,25 +204,25 @@ def _blobs_by_uri(settings: Settings) -> BlobsByUri:
     def open_bucket(url: str) -> BlobStore:
         scheme = url.partition("://")[0]
         if scheme not in BLOBS or not (adapter := blob_adapter(scheme)).in_bucket:
-            raise ConfigurationError(f"the metadata names blobs in {url}, which is no store that llog knows")
+            raise ConfigurationError(f"the metadata names blobs in {url}, which is not a store that llog knows")
         return adapter.open(parse_address("blobs", url), settings)
 
     return BlobsByUri(open_bucket)
 
 
 def _engines(settings: Settings, runtime: Runtime, owners: Owners) -> dict[str, Engine]:
-    """Nothing is opened, or made, before a topic or a table of the engine is."""
+    """Return all engines; each opens and creates files only when one of its topics or tables is opened."""
     segments = rocks = None
     if settings.segments_dir is not None:
-        segments = OpenSegments(Path(settings.segments_dir), segment_options(settings), runtime, owners)
+        segments = SegmentPool(Path(settings.segments_dir), segment_options(settings), runtime, owners)
     if settings.rocksdb_dir is not None:
-        rocks = OpenRocks(Path(settings.rocksdb_dir), runtime, owners)
+        rocks = RocksHandle(Path(settings.rocksdb_dir), runtime, owners)
     return all_engines(segments, rocks)
 
 
 @contextmanager
 def _blaming(field: str, value: str) -> Iterator[None]:
-    """Puts the setting's name in front of what its store says; settings can be changed, stores only be talked to."""
+    """Prefix the errors of a store with its setting and value, so that the reader knows which setting to change."""
     try:
         yield
     except (StoreUnavailable, WrongStore, ConfigurationError) as error:

@@ -1,18 +1,18 @@
-"""Who owns what only one process may hold: tables, the disk topics of a directory, a keyed log.
+"""Owners of what only one process may hold: the RocksDB, the disk topics of a directory, a keyed log.
 
-An owner puts a *lease*, an ephemeral key with its address, so that other brokers know where to send what is the owner's
-to answer. What decides who may own is stronger than the lease, for a process that was paused for longer than its
-session does not know that its lease is gone:
+An owner puts a *lease*, an ephemeral key with its address, so that other brokers know where to forward requests. A
+process that was paused for longer than its session does not know that its lease is gone, so something stronger decides
+who may own:
 
-- In a *directory*, the lock on it, which ends with its process and not before. `homes/{what}` has the id of the one
-  directory that holds `what` for this log, and the id lies in the directory: a broker with another directory, on this
-  machine or the next, never makes a second copy. Whoever has the lock of that directory is the owner, and puts its
-  lease over one that a dead process left.
-- In a *bucket*, the lease itself: one process puts it, the others find it. What a paused owner still writes is refused
-  by SlateDB, whose manifest names the newer writer.
+- In a *directory*: the lock on the directory, which ends exactly when its process ends. `homes/{what}` holds the id of
+  the one directory that holds `what` for this log, and the same id lies in the directory, so that a broker with another
+  directory, on this machine or another, never creates a second copy. The process with the lock on that directory is the
+  owner, and replaces a lease that a dead process left behind.
+- In a *bucket*: the lease itself, which one process puts and the others find. SlateDB refuses the writes of a paused
+  owner, because its manifest names the newer writer.
 
-What decides rests on reads that were confirmed: by an old one, a process would find its own lease, or no home, where
-others are by now.
+These decisions rest on confirmed reads: a stale read could show this process its own former lease, or no home, after
+another process has taken over.
 """
 
 from __future__ import annotations
@@ -36,35 +36,37 @@ from llog.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
+from llog.log.cas import Backoff
 from llog.log.keys import LOG_ID, home_key, owner_key
 from llog.log.records import decode, encode
 from llog.runtime import Runtime, uuid7
-from llog.stores.meta import ABSENT, Entry, MetaStore, confirmed
+from llog.stores.meta import ABSENT, MetaEntry, MetaStore, read_confirmed
 
-ROCKSDB: Final = "rocksdb"
-ROCKSDB_NAMED: Final = "the RocksDB of tables and topics"
-_ATTEMPTS_MAX: Final = 5
+ROCKSDB_OWNERSHIP: Final = "rocksdb"
+"""The name under which the RocksDB is owned."""
+ROCKSDB_LABEL: Final = "the RocksDB of tables and topics"
+"""How errors call the RocksDB."""
 
 
-def disk_of(directory_id: str) -> str:
-    """The disk topics of one directory."""
+def disk_ownership(directory_id: str) -> str:
+    """Return the name under which the disk topics of one directory are owned."""
     return f"disk/{directory_id}"
 
 
-def keyed_of(url: str) -> str:
-    """The keyed log at this address."""
+def keyed_ownership(url: str) -> str:
+    """Return the name under which the keyed log at this address is owned."""
     return f"keyed/{hashlib.sha256(url.encode()).hexdigest()[:32]}"
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The process that owns something, in its own words."""
+    """A process that owns something, as it describes itself."""
 
     holder: str
-    """A random id: whose lease it is."""
+    """A random id of the holder."""
     process: Owner
     host: str
     machine: str
-    """Of which boot of which machine: locks on directories hold among the processes of one."""
+    """The machine's boot id: locks on directories exclude only processes of the same boot."""
 
     @property
     def address(self) -> str | None:
@@ -77,17 +79,17 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DirectoryIds(Protocol):
-    """The ids that lie in directories."""
+    """Reads and creates the ids that are stored in directories."""
 
     async def find(self, directory: Path) -> str | None: ...
 
     async def make(self, directory: Path, new_id: str) -> str:
-        """The id of the directory: this one, if it has none."""
+        """Return the id of the directory, which becomes `new_id` if it has none."""
         ...
 
 
 class FileIds:
-    """In the directories of this machine."""
+    """The ids in the directories of this machine."""
 
     async def find(self, directory: Path) -> str | None:
         return await asyncio.to_thread(directory_id, directory)
@@ -97,10 +99,10 @@ class FileIds:
 
 
 class Owners:
-    """What this process owns, and who owns the rest. `close` before the store.
+    """What this process owns, and the leases of other owners. Close it before the metadata store.
 
-    `is_broker` processes answer for others, at `address` if they can be reached there. A lease that was lost with its
-    session is put again within `renew_ms`, unless another process has it by then.
+    A process with `is_broker` serves others, at `address` if they can reach it there. A lease that was lost with its
+    session is put again within `renew_ms`, unless another process has taken it by then.
     """
 
     def __init__(
@@ -126,20 +128,20 @@ class Owners:
             machine=boot_id() or socket.gethostname(),
         )
         self._held: dict[str, bool] = {}
-        """What this process owns, and whether it has the lock of a directory for it."""
+        """What this process owns, and whether it holds the lock on a directory for it."""
         self._keeping: asyncio.Task[None] | None = None
 
     # --- in a directory
 
     async def settle(self, what: str, named: str, directory: Path, variable: str) -> None:
-        """Make sure that this is the directory that holds `what`: of a new log, it becomes that. Then its lock decides,
-        and who has it says so with `publish`; who does not get it calls `release`.
+        """Check that `directory` holds `what`; if no directory does yet, make it the one that does.
 
-        `LogOwned` if another directory holds it, whose owner runs; `OwnerUnavailable` if that does not run.
+        Afterwards the lock on the directory decides: the process that gets it calls `publish`, the others `release`.
+        Raises `LogOwned` if another directory holds `what` and its owner runs, `OwnerUnavailable` if none does.
         """
-        home = await confirmed(self._meta, lambda: self.home(what))
+        home = await read_confirmed(self._meta, lambda: self.home(what))
         if home is None:
-            await self.take(what, named)  # before there is a home, so that whoever comes second learns whom to ask
+            await self.take(what, named)  # before the home exists, so that the next process finds an owner to ask
         try:
             home = home or await self._settle_home(what, directory)
             if await self._directory_ids.find(directory) != home:
@@ -151,45 +153,44 @@ class Owners:
             raise
 
     async def check_machine(self, what: str, named: str) -> None:
-        """`LogOwned` if a process of another machine owns it: this one has a copy of its directory, or a mount, where
-        no lock tells.
+        """Raise `LogOwned` if a process on another machine owns it: this machine then has a copy or a mount of its
+        directory, on which locks do not work.
         """
         lease = await self._lease_now(what)
         if lease is not None and lease.machine != self._lease.machine:
             raise self.refusal(named, lease)
 
     async def elsewhere(self, what: str, named: str, home: str, here: Path | None, variable: str) -> LlogError:
-        """The error for what is in the directory with the id `home`, and not `here`, which is what the variable
-        names.
-        """
+        """Return the error for something in the directory with the id `home`, while `variable` names `here`."""
         lease = await self.find(what)
         if lease is not None:
             return self.refusal(named, lease)
         return OwnerUnavailable(
             f"{named} cannot be used now: its directory is the one whose file {DIRECTORY_ID} has the id {home}, "
-            f"{variable} is "
-            f"{here or 'not set'}, and no process that has the right one runs. Start a broker with that directory, "
-            f"or name it in {variable}"
+            f"{variable} is {here or 'not set'}, and no process that has the right one runs. Start a broker with that "
+            f"directory, or name it in {variable}"
         )
 
     async def home(self, what: str) -> str | None:
-        """The id of the directory that holds it; None if no process has used it yet."""
+        """Return the id of the directory that holds it; None if no process has used it yet."""
         found = await self._meta.get(home_key(what))
         return None if found is None else found.value.decode()
 
     async def forget(self, what: str, named: str) -> None:
-        """Let the next process that uses it decide which directory holds it; `LogOwned` while one has it open."""
+        """Forget its directory, so that the next process that uses it decides anew; raise `LogOwned` while a process
+        has it open.
+        """
         lease = await self._lease_now(what)
         if lease is not None:
             raise self.refusal(named, lease)
         await self._meta.delete(home_key(what))
 
     async def identity(self, directory: Path) -> str:
-        """The id of the directory, which it gets if it has none."""
+        """Return the id of the directory, and create one if it has none."""
         return await self._directory_ids.make(directory, self._new_id())
 
     async def publish(self, what: str) -> None:
-        """Say that this process owns it, whose lock it has. While the store is out of reach, it is said later."""
+        """Put the lease of this process, which holds the lock; later, if the store is out of reach now."""
         self._hold(what, locked=True)
         try:
             await self._renew(what)
@@ -199,9 +200,12 @@ class Owners:
     # --- in a bucket
 
     async def take(self, what: str, named: str) -> None:
-        """Own it; `LogOwned` if another process does, `OwnerUnavailable` if that ended a moment ago."""
+        """Become its owner; raise `LogOwned` if another process is, `OwnerUnavailable` if that process has just
+        ended.
+        """
         key = owner_key(what)
-        for _ in range(_ATTEMPTS_MAX):
+        backoff = Backoff(self._runtime, named)
+        while True:
             try:
                 await self._meta.put(key, encode(self._lease), expected=ABSENT, ephemeral=True)
                 self._hold(what, locked=False)
@@ -215,10 +219,10 @@ class Owners:
                     raise
             if lease is not None:
                 raise self.refusal(named, lease)
-        raise self._contention(named)
+            await backoff.wait()
 
     async def release(self, what: str) -> None:
-        """Let the next one own it. After a failure its lease goes with the session. Idempotent."""
+        """Give up ownership. If the lease cannot be deleted, it ends with the session. Idempotent."""
         if self._held.pop(what, None) is None:
             return
         try:
@@ -231,27 +235,27 @@ class Owners:
     # --- for all of them
 
     def holds(self, what: str) -> bool:
-        """Whether this process owns it, as far as it knows."""
+        """Return whether this process owns it, as far as it knows."""
         return what in self._held
 
     async def confirm(self, what: str) -> bool:
-        """Whether this process owns it, as the store says now."""
+        """Return whether this process owns it, according to the store."""
         if self.holds(what):
             await self._renew(what)
         return self.holds(what)
 
     async def log_id(self) -> bytes | None:
-        """The id of the log whose owners these are; None if it was not made yet."""
+        """Return the id of the log; None if it has none yet."""
         found = await self._meta.get(LOG_ID)
         return None if found is None else found.value
 
     async def find(self, what: str) -> Lease | None:
-        """The lease of the process that owns it, this or another; None if none that runs does. It may be an old one."""
+        """Return the lease of its owner, or None if no running process owns it. The read may be stale."""
         found = await self._entry(what)
         return None if found is None else found[1]
 
     def refusal(self, named: str, lease: Lease) -> LlogError:
-        """The error for what the holder of the lease must be asked for."""
+        """Return the error for a request that only the holder of the lease can serve."""
         if lease.address is not None and lease.address == self.address:
             return OwnerUnavailable(
                 f"{named}: the lease of a process that ended at this broker's own address, {lease.address}, has "
@@ -267,7 +271,7 @@ class Owners:
         return refusal
 
     async def close(self) -> None:
-        """Idempotent. The leases go with the session of the store."""
+        """Stop renewing. The leases end with the session of the store. Idempotent."""
         keeping, self._keeping = self._keeping, None
         self._held.clear()
         if keeping is not None:
@@ -275,12 +279,14 @@ class Owners:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _settle_home(self, what: str, directory: Path) -> str:
-        """The id of the directory that holds it: of this one, unless another process was faster."""
+        """Record `directory` as the one that holds it and return its id, or that of the directory that another process
+        has recorded first.
+        """
         mine = await self.identity(directory)
         try:
             await self._meta.put(home_key(what), mine.encode(), expected=ABSENT)
         except VersionMismatch:
-            home = await confirmed(self._meta, lambda: self.home(what))
+            home = await read_confirmed(self._meta, lambda: self.home(what))
             if home is None:
                 raise Contention(f"{what}: its directory was forgotten while this process settled; try again") from None
             return home
@@ -298,12 +304,13 @@ class Owners:
                 try:
                     await self._renew(what)
                 except LlogError:
-                    continue  # the store is out of reach: what is wrong with it is said to those who ask for something
+                    continue  # The store is out of reach; requests that need it report the error.
 
     async def _renew(self, what: str) -> None:
-        """Put the lease if it is gone. One in a bucket that another process has by now is lost."""
-        for _ in range(_ATTEMPTS_MAX):
-            found = await confirmed(self._meta, lambda: self._entry(what))
+        """Put the lease again if it is gone; give up ownership in a bucket if another process has the lease by now."""
+        backoff = Backoff(self._runtime, f"the lease of {what}")
+        while True:
+            found = await read_confirmed(self._meta, lambda: self._entry(what))
             if what not in self._held or (found is not None and found[1].holder == self._lease.holder):
                 return
             if found is not None and not (self._held[what] and found[1].machine == self._lease.machine):
@@ -313,17 +320,13 @@ class Owners:
             try:
                 await self._meta.put(owner_key(what), encode(self._lease), expected=expected, ephemeral=True)
                 return
-            except VersionMismatch:
-                continue  # another process was faster
-        raise self._contention(f"the lease of {what}")
-
-    def _contention(self, named: str) -> Contention:
-        return Contention(f"{named}: its owners changed {_ATTEMPTS_MAX} times while this process asked; try again")
+            except VersionMismatch as error:
+                await backoff.wait(error)
 
     async def _lease_now(self, what: str) -> Lease | None:
-        return await confirmed(self._meta, lambda: self.find(what))
+        return await read_confirmed(self._meta, lambda: self.find(what))
 
-    async def _entry(self, what: str) -> tuple[Entry, Lease] | None:
+    async def _entry(self, what: str) -> tuple[MetaEntry, Lease] | None:
         found = await self._meta.get(owner_key(what))
         return None if found is None else (found, decode(Lease, found.value, found.key))
 

@@ -1,15 +1,16 @@
-"""Pins: whoever uses a snapshot keeps its blobs from being collected, by a lease that outlives no crash for long.
+"""Pins: leases that keep the blobs of a snapshot from the collector while readers use the snapshot.
 
-A reader pins first and resolves where its records lie after: the collector reads the pins after its last look at the
-references, so it sees every pin whose holder may have resolved a reference that is gone by then. Leases, because the
-processes that use one snapshot come and go, and none of them lives as long as the snapshot does.
+A reader takes a pin before it resolves where its records lie. The collector reads the pins after its last look at the
+references, so it sees every pin whose holder may have resolved a reference that has since disappeared. Pins are leases
+because the processes that share a snapshot come and go, and none of them need outlive it.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from llog.errors import InvalidArgument, OutcomeUnknown, VersionMismatch
+from llog.errors import InvalidArgument, VersionMismatch
+from llog.log.cas import update
 from llog.log.keys import PINS, pin_key
 from llog.log.log import Log
 from llog.log.records import Pin, decode, encode
@@ -22,7 +23,7 @@ SLACK_MS = LEASE_MS
 
 
 async def pin(log: Log, owner: str, lease_ms: int = LEASE_MS) -> str:
-    """A new pin's id. Blobs that are referenced from now on stay until it is released or its lease runs out."""
+    """Take a pin and return its id. Blobs referenced from now on stay until the pin is released or its lease ends."""
     _check_lease(lease_ms)
     now = log.runtime.now_ms()
     pin_id = uuid7(now, log.runtime.random())
@@ -32,35 +33,28 @@ async def pin(log: Log, owner: str, lease_ms: int = LEASE_MS) -> str:
 
 
 async def renew(log: Log, pin_id: str, lease_ms: int = LEASE_MS) -> bool:
-    """Whether the pin still held and holds on. False: its blobs may be gone already; what was resolved under it is
-    void.
-    """
+    """Extend the lease and return True; return False if the pin had ended, and blobs resolved under it may be gone."""
     _check_lease(lease_ms)
-    while True:
-        found = await log.meta.get(pin_key(pin_id))
-        if found is None:
-            return False
-        record = decode(Pin, found.value, found.key)
-        now = log.runtime.now_ms()
+    now = log.runtime.now_ms()
+
+    def extend(record: Pin) -> Pin:
         if now >= record.expires_ms:
-            return False
-        longer = msgspec.structs.replace(record, expires_ms=max(record.expires_ms, now + lease_ms))
-        try:
-            await log.meta.put(found.key, encode(longer), expected=found.version)
-        except (VersionMismatch, OutcomeUnknown):
-            continue  # renewed by another holder, or released, or by this call after all
-        return True
+            return record
+        return msgspec.structs.replace(record, expires_ms=max(record.expires_ms, now + lease_ms))
+
+    change = await update(log, pin_key(pin_id), Pin, extend, confirm=True)
+    return change is not None and now < change.new.expires_ms
 
 
 async def release(log: Log, pin_id: str) -> None:
-    """Ends the pin for everybody who uses it. Releasing it twice is no error."""
+    """End the pin for all its users. Idempotent."""
     await log.meta.delete(pin_key(pin_id))
 
 
 async def alive_pins(log: Log, now_ms: int | None = None) -> list[tuple[str, Pin]]:
-    """Every pin that counts, oldest first; those whose lease ran out more than `SLACK_MS` ago are deleted on the way.
+    """Return every pin that counts, oldest first, and delete pins whose lease ended more than `SLACK_MS` ago.
 
-    `now_ms` is the present by a clock that is better than this process's; an earlier one spares more.
+    `now_ms` is the present by a better clock than this process's; an earlier time spares more pins.
     """
     if now_ms is None:
         now_ms = log.runtime.now_ms()
@@ -74,7 +68,7 @@ async def alive_pins(log: Log, now_ms: int | None = None) -> list[tuple[str, Pin
         try:
             await log.meta.delete(found.key, expected=found.version)
         except VersionMismatch:
-            alive.append((pin_id, record))  # renewed just now by a holder whose clock is far behind
+            alive.append((pin_id, record))  # A holder whose clock is far behind has just renewed it.
     return alive
 
 

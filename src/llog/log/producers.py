@@ -1,8 +1,8 @@
-"""Who appended what last: how a repeated append is told from a new one.
+"""The last appends of each producer, by which a partition distinguishes a repeated append from a new one.
 
-A partition remembers a bounded number of producers, each with its last appends. When one is forgotten, the highest end
-offset that went with it is kept: a producer that is missing and last knew an offset at or below that gets "unknown",
-never a silent second append.
+A partition remembers a bounded number of producers, each with its last appends. When it forgets a producer, it keeps
+the highest end offset of the forgotten ones: an append of an unknown producer that last knew an offset at or below that
+one raises `UnknownProducer` and is never silently appended a second time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ APPENDS_KEPT = 5
 PRODUCER_ID_MAX = 200
 
 
-class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RememberedAppend(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One remembered append of a producer."""
 
     sequence: int
@@ -27,15 +27,17 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ProducerState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The last appends of one producer, oldest first: at most five, so that a repeated one gets its offsets again."""
+    """The last appends of one producer, oldest first, at most `APPENDS_KEPT`: a repeated append gets its offsets
+    again.
+    """
 
-    last: tuple[Appended, ...]
+    last: tuple[RememberedAppend, ...]
     used_ms: int
 
 
 class Producer(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of one append: repeated under the same id and sequence, it gets the same offsets and appends
-    nothing.
+    """The identity of one append: an append that is repeated under the same id and sequence appends nothing and returns
+    the same offsets.
 
     `since` is the partition's next offset when the producer last knew it. A `dense` producer's sequences follow one
     another; otherwise they only grow.
@@ -58,22 +60,22 @@ def check_producer(producer: Producer) -> None:
 
 def find_repeated(
     states: Mapping[str, ProducerState], evicted_through: int, next_offset: int, producer: Producer, what: str
-) -> Appended | None:
-    """The append that this repeats, or None if it is the producer's next; raises if it can be neither, or nobody can
-    tell.
+) -> RememberedAppend | None:
+    """Return the append that this one repeats, or None if it is the producer's next.
+
+    Raises `OutOfOrderSequence` if it is neither, and `UnknownProducer` if the partition cannot know.
     """
     if producer.since > next_offset:
         raise InvalidArgument(
             f"producer {producer.id} says it began at offset {producer.since} of {what}, which is beyond its next "
-            "offset "
-            f"{next_offset}: was the topic re-created?"
+            f"offset {next_offset}: was the topic re-created?"
         )
     state = states.get(producer.id)
     if state is None:
         if evicted_through >= producer.since:
             raise UnknownProducer(
-                f"{what} no longer remembers producer {producer.id}: whether its sequence {producer.sequence} was "
-                f"appended cannot be told. Start over under a new producer id after checking"
+                f"{what} no longer remembers producer {producer.id} and cannot know whether it appended its sequence "
+                f"{producer.sequence}: look for the records, then start over under a new producer id"
             )
         return None
     found = find_appended(states, producer.id, producer.sequence)
@@ -87,8 +89,8 @@ def find_repeated(
     )
 
 
-def find_appended(states: Mapping[str, ProducerState], name: str, sequence: int) -> Appended | None:
-    """The append that is remembered under this name and sequence."""
+def find_appended(states: Mapping[str, ProducerState], name: str, sequence: int) -> RememberedAppend | None:
+    """Return the append that is remembered under this name and sequence, or None."""
     state = states.get(name)
     if state is None:
         return None
@@ -98,10 +100,12 @@ def find_appended(states: Mapping[str, ProducerState], name: str, sequence: int)
     return None
 
 
-def remembered(
-    states: Mapping[str, ProducerState], evicted_through: int, name: str, appended: Appended, now_ms: int
+def remember(
+    states: Mapping[str, ProducerState], evicted_through: int, name: str, appended: RememberedAppend, now_ms: int
 ) -> tuple[dict[str, ProducerState], int]:
-    """`states` with this append added and the least recently used forgotten, and how far the forgotten reach."""
+    """Return `states` with this append added and the least recently used producers forgotten, and the highest end
+    offset of all forgotten ones.
+    """
     old = states.get(name)
     last = (*(old.last if old else ()), appended)[-APPENDS_KEPT:]
     kept = {**states, name: ProducerState(last=last, used_ms=now_ms)}

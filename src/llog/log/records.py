@@ -1,19 +1,18 @@
-"""What is stored under the keys: frozen structs, JSON on the wire, bounded when read back.
+"""The records that are stored under the metadata keys: frozen structs, encoded as JSON.
 
-A field is never renamed or reused; a new one has a default, so that older records decode. Those that a flush makes by
-the thousand are left out of garbage collection (`gc=False`): they hold data alone, so nothing can come to refer to
-itself.
+A field is never renamed or reused; a new one has a default, so that older records decode. Records that a flush creates
+by the thousand are exempt from garbage collection (`gc=False`): they hold only data and cannot form cycles.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from llog.base.decoders import json_decoder
-from llog.batch.joined import Part
+from llog.batch.multi_batch import BatchPart
 from llog.batch.shared import Body
 from llog.errors import InconsistentReadState
 from llog.log.producers import ProducerState
@@ -34,7 +33,7 @@ class Kind(StrEnum):
 
 
 class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Where `msg_count` records lie that end at the offset in this entry's key: a range of bytes in one blob.
+    """The range of bytes in one blob that holds `msg_count` records, the last at the offset in this entry's key.
 
     `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be
     bisected by either. `data_uri` is a full address for remote stores and relative to the root for local files.
@@ -51,8 +50,8 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     timestamp_max: int
     max_append_ms: int = 0
     max_timestamp_ms: int = 0
-    parts: tuple[Part, ...] = ()
-    """The batches of a body that has several."""
+    parts: tuple[BatchPart, ...] = ()
+    """The batches of a body that consists of several."""
 
 
 def entry_of(
@@ -75,7 +74,7 @@ def entry_of(
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The newest append, whose index entries the next writer (or a compactor) puts."""
+    """The newest append. The next writer, or a compactor, puts its index entries."""
 
     start_offset: int
     entries: tuple[IndexEntry, ...]
@@ -89,16 +88,16 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The partition's one contended record: its CAS is the commit point of every append."""
 
     log_state: LogState = LogState.OPEN
-    sequence_counter: int = 1
+    next_offset: int = msgspec.field(default=1, name="sequence_counter")
     log_start_offset: int = 1
     pending: Pending | None = None
     blob_floor_ms: int = 0
-    """A blob stamped below it is uploaded again under another name."""
+    """A blob stamped below the floor is uploaded again under another name."""
     blob_ceiling_ms: int = 0
-    """So is a blob stamped above it; 0 is no ceiling."""
+    """A blob stamped above the ceiling is uploaded again, too; 0 means no ceiling."""
     clock_repairs: int = 0
-    """How often the floor or the ceiling was lowered. A blob whose name was chosen before the last time is uploaded
-    again, too.
+    """How often the floor or the ceiling was lowered. A blob whose name was chosen before the last repair is uploaded
+    again.
     """
     max_append_ms: int = 0
     max_timestamp_ms: int = 0
@@ -108,12 +107,12 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     writers_evicted_through: int = 0
 
 
-class Cursor(msgspec.Struct, frozen=True):
+class CompactionCursor(msgspec.Struct, frozen=True):
     offset: int
 
 
 class CompactorClaim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of a compactor's claim, which excludes others by being there."""
+    """The value of a compactor's claim; the presence of its key excludes other compactors."""
 
     holder: str = ""
 
@@ -126,7 +125,9 @@ class CompactionState(StrEnum):
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The durable breadcrumb of one compaction: names its blob before that exists, so that the collector spares it."""
+    """The durable breadcrumb of one compaction. It names the blob before the blob exists, so that the collector spares
+    it.
+    """
 
     state: CompactionState
     start_offset: int
@@ -139,7 +140,7 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Cleanup(StrEnum):
-    """What becomes of old records: dropped by the limits of retention, or, by key, all but the newest of each key."""
+    """How old records are removed: by the limits of retention, or all but the newest record of each key."""
 
     DELETE = "delete"
     COMPACT = "compact"
@@ -157,41 +158,54 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     directory: str
     engine: str = "object"
     home: str = ""
-    """Of a disk topic, the id of the directory that holds its files; none if the topic was made before directories had
-    one.
-    """
+    """The id of the directory that holds a disk topic's files; empty if the topic is older than directory ids."""
     retention_ms: int | None = None
     retention_bytes: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
     cleanup: Cleanup = Cleanup.DELETE
     delete_retention_ms: int = DELETE_RETENTION_MS
-    """How long key compaction keeps a deletion (a record without a payload), so that readers get to see it."""
+    """How long key compaction keeps a deletion (a record without a payload), so that readers see it."""
     created_ms: int = 0
     deleted: bool = False
     swept: bool = False
-    """Set on a tombstone once every partition of the deleted topic is closed and its index is gone."""
+    """Set on a tombstone once every partition of the deleted topic is closed and its index deleted."""
+
+
+def topic_fields(topic: Topic) -> dict[str, Any]:
+    """Return what interfaces show of a topic, under the names of its fields."""
+    return {
+        "name": topic.name,
+        "partitions": topic.partitions,
+        "engine": topic.engine,
+        "incarnation": topic.incarnation,
+        "directory": topic.directory,
+        "retention_ms": topic.retention_ms,
+        "retention_bytes": topic.retention_bytes,
+        "timestamp_type": topic.timestamp_type,
+        "cleanup": topic.cleanup,
+        "delete_retention_ms": topic.delete_retention_ms,
+        "created_ms": topic.created_ms,
+    }
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The blobs of the one attempt of a sink's batch that counts, and each partition's next offset when it was
-    chosen.
-    """
+    """The blobs of the one attempt at a sink's batch that counts, and each partition's next offset at that moment."""
 
     blobs: tuple[str, ...]
     since: dict[str, int]
-    """`{topic}/{partition}` → the partition's next offset, which tells a first application from a repeated one."""
+    """`{topic}/{partition}` → the partition's next offset, which distinguishes a first application from a repeat."""
 
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of one exactly-once writer. `batch` only grows, so that a zombie driver cannot bring back an older one."""
+    """State of one exactly-once writer. `batch` only grows, so that a stalled driver cannot bring back an older one."""
 
     batch: int = -1
     manifest: Manifest | None = None
-    """Not yet applied wholly; None once it is."""
+    """The manifest that is not completely applied; None once it is."""
     blob_floor_ms: int = 0
     blob_ceiling_ms: int = 0
     clock_repairs: int = 0
-    """These three bound what the batch may name as those of `Control` do."""
+    """The floor, the ceiling and the repairs bound the blobs of the batch as those of `Control` do."""
     finished_ms: int = 0
     """Uploads stamped up to here belong to finished batches."""
     touched_ms: int = 0
@@ -206,8 +220,8 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The format of a log's keys, records and blobs. It grows when a process that does not know the new one would do
-    harm.
+    """The format of a log's keys, records and blobs. Its number grows when a process that does not know the new format
+    would do harm.
     """
 
     number: int = 1
@@ -220,7 +234,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[T], data: bytes, key: str) -> T:
-    """The record stored under `key`; damage is an error that names it."""
+    """Return the record stored under `key`; raise an error that names the key if the record is damaged."""
     try:
         record = json_decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

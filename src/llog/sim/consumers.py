@@ -1,7 +1,7 @@
-"""Members of consumer groups, and the operator who resets them now and then.
+"""Members of consumer groups, and the operator who resets groups now and then.
 
-A member takes a new name with every life, and after every consume that failed, and acknowledges nothing under the old
-one any more: what that call may have claimed was never delivered, and an ACK under the same name would pass over it.
+A member takes a new name with every life, and after every failed consume, and acknowledges nothing under its old name:
+records that the failed call may have claimed were never delivered, and an ACK under the same name would skip them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError, OffsetOutOfRange, StaleMember
 from llog.groups.assignment import Membership
-from llog.groups.consumption import ConsumeCall, Consuming, Start
+from llog.groups.dispatcher import Dispatcher
 from llog.groups.groups import Groups
+from llog.groups.options import ConsumeOptions, Start
 from llog.groups.records import GroupMode
 from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.sim.group_history import Place
+from llog.sim.group_history import Subscription
+from llog.sim.outcome import Violation
 from llog.sim.process import Process
-from llog.sim.roles import PARTITIONS, STABLE, met
-from llog.sim.violation import Violation
+from llog.sim.roles import PARTITIONS, STABLE, raise_unexpected
 
 if TYPE_CHECKING:
     from llog.sim.world import World
@@ -29,17 +30,17 @@ _SHARED: Final = PARTITIONS[:2]
 _FAR: Final = 10_000
 
 
-class Held(NamedTuple):
-    """What one call delivered in one partition, and under which name."""
+class HeldRange(NamedTuple):
+    """The offsets that one call delivered from one partition, and the member's name at that time."""
 
-    place: Place
+    subscription: Subscription
     member: str
     start: int
     end: int
 
 
 class Member:
-    """One member at work."""
+    """A member of a group in one process."""
 
     def __init__(self, world: World, me: Process, log: Log, group: str, mode: GroupMode) -> None:
         self.history = world.history.groups
@@ -51,55 +52,54 @@ class Member:
         self.mode = mode
         self.reader = EngineReader(log)
         self.groups = Groups(log, self.reader)
-        self.consuming = Consuming(log, self.reader)
+        self.dispatcher = Dispatcher(log, self.reader)
         self.earliest = group.endswith("earliest")
-        self.held: list[Held] = []
+        self.held: list[HeldRange] = []
         self._names = 0
 
     @property
     def name(self) -> str:
         return f"{self.me.name}.{self._names}"
 
-    def failed(self) -> None:
-        """A consume did not tell what it claimed."""
+    def take_new_name(self) -> None:
+        """Take a new name, because a failed consume did not report what it claimed."""
         self._names += 1
         self.held.clear()
 
     async def consume(self, tp: TopicPartition, limit: int, membership: Membership | None = None) -> bool:
-        """Claims from one partition; whether there was something."""
-        place, name = Place(self.group, tp), self.name
-        self.history.claims(self.me, place, name, membership.generation if membership else 0)
+        """Claim from one partition; return whether there was something to do."""
+        subscription, name = Subscription(self.group, tp), self.name
+        self.history.intend_claim(self.me, subscription, name, membership.generation if membership else 0)
         visibility_ms = self.plan.visibility_ms
-        claims = await self.groups.claim(
-            self.group, tp, name, limit=limit, visibility_ms=visibility_ms, membership=membership
-        )
+        partition = await self.groups.partition(self.group, tp)
+        claims = await partition.claim(name, limit=limit, visibility_ms=visibility_ms, membership=membership)
         if claims is None:
             await self._begin()
             return True
-        self.history.delivered(place, name, claims)
+        self.history.record_delivery(subscription, name, claims)
         for claim in claims:
             self.count("redeliveries" if claim.attempt > 1 else "deliveries")
-        self.held += [Held(place, name, claim.start, claim.end) for claim in claims]
+        self.held += [HeldRange(subscription, name, claim.start, claim.end) for claim in claims]
         return bool(claims)
 
     async def _begin(self) -> None:
-        """Gives the group its first positions, partition 0 last: with that one, it has begun."""
+        """Give the group its first positions, partition 0 last: with that position, the group has begun."""
         for tp in reversed(_SHARED):
-            place, bounds = Place(self.group, tp), await self.reader.bounds(tp)
-            self.history.begins(self.me, place, earliest=self.earliest)
+            subscription, bounds = Subscription(self.group, tp), await self.reader.bounds(tp)
+            self.history.intend_begin(self.me, subscription, earliest=self.earliest)
             offset = bounds.log_start_offset if self.earliest else bounds.next_offset
-            await self.groups.begin(self.group, tp, offset, mode=self.mode)
-            self.history.has_begun(place)
+            await (await self.groups.partition(self.group, tp)).begin(offset, mode=self.mode)
+            self.history.check_begun(subscription)
 
     async def consume_all(self, limit: int) -> None:
-        """As SQL and HTTP do: reads what it claims, and gives back what does not fit."""
+        """Consume as SQL and HTTP do: read the claimed records, and give back those that do not fit."""
         name = self.name
         for tp in _SHARED:
-            place = Place(self.group, tp)
-            self.history.claims(self.me, place, name)
-            self.history.gives_back(self.me, place, name)
-            self.history.begins(self.me, place, earliest=self.earliest)
-        call = ConsumeCall(
+            subscription = Subscription(self.group, tp)
+            self.history.intend_claim(self.me, subscription, name)
+            self.history.intend_give_back(self.me, subscription, name)
+            self.history.intend_begin(self.me, subscription, earliest=self.earliest)
+        call = ConsumeOptions(
             topic=STABLE,
             group=self.group,
             member=name,
@@ -109,47 +109,48 @@ class Member:
             visibility_ms=self.plan.visibility_ms,
             max_bytes=self.draw.choice((1, 30, 1 << 20)),
         )
-        table = await self.consuming.consume(call)
+        table = await self.dispatcher.consume(call)
         partitions, offsets = table["partition"].to_pylist(), table["offset"].to_pylist()
         for tp in _SHARED:
-            place = Place(self.group, tp)
-            self.history.has_begun(place)
+            subscription = Subscription(self.group, tp)
+            self.history.check_begun(subscription)
             got = [offset for offset, partition in zip(offsets, partitions, strict=True) if partition == tp.partition]
-            self.history.consumed(place, name, got)
-            self.held += [Held(place, name, offset, offset) for offset in got]
+            self.history.record_consumed(subscription, name, got)
+            self.held += [HeldRange(subscription, name, offset, offset) for offset in got]
 
-    async def ack(self, held: Held, upto: int) -> None:
-        """Cumulative: whatever the same name got below is done, too."""
-        self.history.acks(self.me, held.place, held.member, upto)
+    async def ack(self, held: HeldRange, upto: int) -> None:
+        """Acknowledge all offsets up to `upto` that the same name holds."""
+        self.history.intend_ack(self.me, held.subscription, held.member, upto)
         since = self.history.moment
-        await self.groups.ack(self.group, held.place.tp, held.member, upto)
-        self.history.acked(self.me, held.place, held.member, upto, since)
+        await (await self.groups.partition(*held.subscription)).ack(held.member, upto)
+        self.history.check_acked(self.me, held.subscription, held.member, upto, since)
         self.count("acks")
         self.held = [
-            each for each in self.held if (each.place, each.member) != (held.place, held.member) or each.end > upto
+            each
+            for each in self.held
+            if (each.subscription, each.member) != (held.subscription, held.member) or each.end > upto
         ]
 
     async def ack_too_much(self, tp: TopicPartition) -> None:
         bounds = await self.reader.bounds(tp)
         try:
-            await self.groups.ack(self.group, tp, self.name, bounds.next_offset + _FAR)
+            await (await self.groups.partition(self.group, tp)).ack(self.name, bounds.next_offset + _FAR)
         except OffsetOutOfRange:
             return
         raise Violation(f"I7: {self.name} of group {self.group} acknowledged {_FAR} records beyond the end of {tp}")
 
-    async def put_back(self, held: Held) -> None:
+    async def put_back(self, held: HeldRange) -> None:
         self.held.remove(held)
-        self.history.gives_back(self.me, held.place, held.member)
-        tp = held.place.tp
+        self.history.intend_give_back(self.me, held.subscription, held.member)
+        partition = await self.groups.partition(*held.subscription)
         if self.draw.random() < 0.5:
-            await self.groups.give_back(self.group, tp, held.member, [(held.start, held.end)])
+            await partition.give_back(held.member, [(held.start, held.end)])
         else:
-            await self.groups.release(
-                self.group, tp, held.member, held.start, delay_ms=self.draw.choice((0, self.plan.visibility_ms))
-            )
+            delay_ms = self.draw.choice((0, self.plan.visibility_ms))
+            await partition.release(held.member, held.start, delay_ms=delay_ms)
 
     async def work(self) -> None:
-        """Something with what it holds, in any order: processes and acknowledges it, puts it back, or forgets it."""
+        """Acknowledge, put back or forget held records, in any order."""
         draw = self.draw
         await self.me.runtime.sleep(draw.choice((0.1, 1.0, 1.5 * self.plan.visibility_ms / 1000)) * draw.random())
         for _ in range(draw.choice((0, 1, 1, 2))):
@@ -162,13 +163,13 @@ class Member:
             elif what < 0.15:
                 self.held.remove(held)
             elif what < 0.2:
-                await self.ack_too_much(held.place.tp)
+                await self.ack_too_much(held.subscription.tp)
             else:
                 await self.ack(held, draw.choice((held.end, draw.randint(held.start, held.end))))
 
 
 def claimed_group(world: World, number: int) -> str:
-    """Groups that begin at the earliest record, and such that begin at the latest."""
+    """Return the name of a claimed group; groups begin at the earliest and at the latest record by turns."""
     which = number % world.plan.groups
     return f"claimed-{which}-{('earliest', 'latest')[which % 2]}"
 
@@ -189,58 +190,59 @@ async def consumer(world: World, me: Process, log: Log) -> None:
             else:
                 await member.consume(draw.choice(_SHARED), draw.randint(1, 8))
         except LlogError as error:
-            met(error)
-            member.failed()
+            raise_unexpected(error)
+            member.take_new_name()
             continue
         try:
             await member.work()
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 async def assignee(world: World, me: Process, log: Log) -> None:
-    """A member of an assigned group, that joins, leaves, and is now and then too slow to stay."""
+    """A member of an assigned group that joins, leaves, and is now and then too slow to stay."""
     member = Member(world, me, log, ASSIGNED, GroupMode.ASSIGNED)
     draw = me.runtime.random()
     while True:
         await me.runtime.sleep(draw.expovariate(3.0))
         try:
             membership = await member.groups.join(ASSIGNED, STABLE, member.name, session_ms=world.plan.visibility_ms)
-            world.history.groups.joined(ASSIGNED, STABLE, membership)
+            world.history.groups.check_joined(ASSIGNED, STABLE, membership)
             await me.runtime.sleep(draw.choice((0.0, 0.5)) * draw.random())
             for partition in membership.partitions:
                 await member.consume(TopicPartition(STABLE, partition), draw.randint(1, 8), membership)
         except LlogError as error:
-            met(error, StaleMember)
+            raise_unexpected(error, StaleMember)
             world.trace.count("stale members" if isinstance(error, StaleMember) else "failed calls")
-            member.failed()
+            member.take_new_name()
             continue
         try:
             await member.work()
             if draw.random() < 0.05:
                 await member.groups.leave(ASSIGNED, STABLE, member.name)
         except LlogError as error:
-            met(error, StaleMember)
+            raise_unexpected(error, StaleMember)
 
 
 async def operator(world: World, me: Process, log: Log) -> None:
-    """Resets groups, back and forth, while their members are at work."""
+    """Reset groups, back and forth, while their members work."""
     draw = me.runtime.random()
     reader = EngineReader(log)
     groups = Groups(log, reader)
     while all_groups(world):
         await me.runtime.sleep(draw.expovariate(0.15))
-        place = Place(draw.choice(all_groups(world)), draw.choice(_SHARED))
+        subscription = Subscription(draw.choice(all_groups(world)), draw.choice(_SHARED))
         try:
-            if await groups.record(*place) is None:
+            partition = await groups.partition(*subscription)
+            if await partition.record() is None:
                 continue
-            bounds = await reader.bounds(place.tp)
+            bounds = await reader.bounds(subscription.tp)
             offset = draw.randint(bounds.log_start_offset, bounds.next_offset)
-            world.history.groups.resets(me, place, offset)
-            await groups.reset(*place, offset)
+            world.history.groups.intend_reset(me, subscription, offset)
+            await partition.reset(offset)
             world.trace.count("resets")
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 def all_groups(world: World) -> Sequence[str]:
@@ -250,7 +252,7 @@ def all_groups(world: World) -> Sequence[str]:
 
 
 async def drain(world: World, me: Process, log: Log) -> None:
-    """At the end, one member gets all that is left, and acknowledges it."""
+    """Let one member consume and acknowledge everything that is left."""
     for group in all_groups(world):
         mode = GroupMode.ASSIGNED if group == ASSIGNED else GroupMode.CLAIMED
         member = Member(world, me, log, group, mode)
@@ -261,4 +263,4 @@ async def drain(world: World, me: Process, log: Log) -> None:
             while await member.consume(tp, _FAR, membership):
                 for held in list(member.held):
                     await member.ack(held, held.end)
-            world.history.groups.check_drained(Place(group, tp))
+            world.history.groups.check_drained(Subscription(group, tp))

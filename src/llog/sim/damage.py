@@ -1,7 +1,7 @@
-"""Damage to what is stored: index entries that get lost, blobs that are cut off or whose bytes change.
+"""Damage to stored data: index entries that get lost, blobs that are cut off or whose bytes change.
 
-No protocol can prevent it. What must hold: nobody is given wrong records, and nothing that could mend it is deleted.
-The damage remembers what was there, for the checker to compare with and for the end, when all of it is mended.
+No protocol can prevent damage. It must hold that no reader gets wrong records, and that nothing that could repair the
+damage is deleted. `Damage` remembers the undamaged data, for the checker and for the repair at the end.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Damage:
         self._meta = meta
         self._blobs = blobs
         self.entries: dict[str, bytes] = {}
-        """The index entries that were lost and are not back yet, by key."""
+        """The index entries that were lost and not put back, by key."""
         self.keys: set[str] = set()
         """The keys of all entries that were ever lost."""
         self.blobs: dict[str, bytes] = {}
-        """What the damaged blobs held."""
+        """The undamaged bytes of the damaged blobs."""
         self.unmended = False
-        """Whether processes may meet it."""
+        """Whether processes may meet the damage."""
 
     def lose_entry(self, key: str) -> None:
         value = self._meta.value(key)
@@ -36,35 +36,39 @@ class Damage:
         self.unmended = True
 
     def damage_blob(self, draw: random.Random) -> str | None:
-        """Cuts off a blob, or changes a byte of it; None if there is none."""
+        """Cut off a blob or change one of its bytes, and return its name; None if there is no undamaged blob."""
         whole = [name for name in self._blobs.names if not name.startswith(LOG_ID) and name not in self.blobs]
         if not whole:
             return None
         name = draw.choice(whole)
         data, put_ms = self._blobs.blobs[name]
-        place = draw.randrange(len(data))
-        changed = data[:place] if draw.random() < 0.5 else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        position = draw.randrange(len(data))
+        changed = (
+            data[:position]
+            if draw.random() < 0.5
+            else data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        )
         self.blobs[name] = data
         self._blobs.blobs[name] = changed, put_ms
         self.unmended = True
         return name
 
     def undamaged(self, name: str) -> bytes | None:
-        """What the blob holds, or would hold if it were whole; None if there is no such blob."""
+        """Return the blob's undamaged bytes; None if the blob does not exist."""
         if name not in self._blobs.blobs:
             return None
         return self.blobs.get(name) or self._blobs.blobs[name][0]
 
     def explains(self, error: BaseException) -> bool:
-        """Whether a process may meet this error because of the damage."""
+        """Return whether the damage may have caused this error."""
         return self.unmended and isinstance(error, InconsistentReadState | CorruptBatch)
 
     def mend_blobs(self) -> None:
-        """As an operator would who has copies of them."""
+        """Restore the blobs, as an operator with copies would."""
         for name, data in self.blobs.items():
             if name in self._blobs.blobs:
                 self._blobs.blobs[name] = data, self._blobs.blobs[name][1]
 
     def end(self) -> None:
-        """From now on nobody may meet an error because of it."""
+        """Allow no more errors because of damage."""
         self.unmended = False

@@ -1,8 +1,7 @@
-"""The exactly-once sink at work: a driver that runs batch after batch, and tasks that upload for it in processes of
-their own.
+"""The exactly-once sink: a driver that runs batch after batch, and tasks that upload for it in processes of their own.
 
-Every attempt cuts its batch anew and marks its records, so that a mix of two attempts would show. A task may be lost or
-slow: then it is run again, and both of them may upload.
+Every attempt divides its batch anew and marks its records, so that a mix of two attempts would show. A lost or slow
+task is run again, and both runs may upload.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from llog.errors import BlobCollected, LlogError, StaleWrite
 from llog.log.log import Log
 from llog.model import Record, TopicPartition
 from llog.sim.process import Process
-from llog.sim.roles import STABLE, met
+from llog.sim.roles import STABLE, raise_unexpected
 
 if TYPE_CHECKING:
     from llog.sim.world import World
@@ -26,12 +25,12 @@ _TASK_SECONDS_MAX = 15.0
 
 
 def batch_size(batch: int) -> int:
-    """How many records a batch has, whoever cuts it: some have none."""
+    """Return the number of records of a batch, which is the same for every attempt; some batches are empty."""
     return batch * 7 % 6
 
 
 async def driver(world: World, me: Process, log: Log) -> None:
-    """Batches from the checkpoint on. It is written after the batch is published, so a restart may repeat one."""
+    """Run batches from the checkpoint on. The checkpoint follows the publication, so a restart may repeat a batch."""
     draw = me.runtime.random()
     attempt = 0
     while True:
@@ -45,7 +44,7 @@ async def driver(world: World, me: Process, log: Log) -> None:
             uploads = await _run_tasks(world, me, batch, f"{me.name}.{attempt}")
             await publish(log, SINK, batch, uploads)
         except LlogError as error:
-            met(error, BlobCollected, StaleWrite)
+            raise_unexpected(error, BlobCollected, StaleWrite)
             continue
         world.published = max(world.published, batch)
 
@@ -59,7 +58,7 @@ async def _run_tasks(world: World, me: Process, batch: int, attempt: str) -> lis
 
 
 async def _upload(world: World, me: Process, batch: int, attempt: str, numbers: list[int]) -> Upload:
-    """The upload of the first of this task's runs to report one."""
+    """Run a task, again if it is lost or slow, and return the first upload that is reported."""
     draw = me.runtime.random()
     reported: asyncio.Future[Upload] = asyncio.get_running_loop().create_future()
     shift = draw.randrange(2)
@@ -86,7 +85,7 @@ async def _task(
     try:
         upload = await SinkUploader(log, SINK).upload(groups)
     except LlogError as error:
-        met(error)
+        raise_unexpected(error)
         return
     if not reported.done():
         reported.set_result(upload)

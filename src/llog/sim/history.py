@@ -1,10 +1,10 @@
-"""The checker: sees every change at the servers as it happens, every answer as it is given, and says which invariant
-broke.
+"""The checker: sees every change at the servers and every answer as it happens, and reports which invariant broke.
 
-What a commit makes of an offset is read off the blob at the moment of the commit; from then on that offset has these
-bytes for ever. I1 readable and unchanging; I2 dense and growing; I3 acknowledged is never lost, unacknowledged appears
-at most once; I4 fences; I5 index and cursor; I6 blobs; I8 a repeated append; S1 a sink's batches. `group_history.py`
-has I7, of groups, `holder_history.py` W1 and W2, of owners, and `outbox.py` O1.
+At the moment of a commit, the checker reads the payloads of the new offsets from the blob; from then on, each offset
+has its payload for ever. I1: records are readable and never change. I2: offsets are dense and grow. I3: acknowledged
+records are never lost, unacknowledged ones appear at most once. I4: fences. I5: index and cursor. I6: blobs. I8:
+repeated appends. S1: a sink's batches. `group_history.py` checks I7, for groups; `holder_history.py` checks W1 and W2,
+for owners; `outbox.py` checks O1.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from llog.batch.codecs import decoder
-from llog.engines.object.reader import pending_pieces
+from llog.batch.encodings import decoder
+from llog.engines.object.reader import pending_spans
 from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
-from llog.log.records import Control, Cursor, IndexEntry, Kind, LogState, Sink, Topic, decode
+from llog.log.records import CompactionCursor, Control, IndexEntry, Kind, LogState, Sink, Topic, decode
 from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
 from llog.sim.holder_history import HolderHistory
 from llog.sim.outbox import SimOutbox
+from llog.sim.outcome import Violation
 from llog.sim.stores import WatchedMeta
-from llog.sim.violation import Violation
 from llog.stores.blobs import Buffer
 from llog.stores.memory.blobs import MemoryBlobs
 
@@ -33,7 +33,9 @@ _LEASES: Final = OWNERS + "keyed/"
 _CURSOR: Final = "/meta/compaction-cursor"
 
 
-class Span(NamedTuple):
+class BlobSpan(NamedTuple):
+    """The offsets that an index entry covers, and the blob that holds them."""
+
     start: int
     end: int
     blob: str
@@ -41,7 +43,7 @@ class Span(NamedTuple):
 
 
 class SinkRecord(NamedTuple):
-    """What the payload of a sink's record says: `sink|{sink}|{batch}|{attempt}|{upload}|{number}`."""
+    """The parts of the payload of a sink's record: `sink|{sink}|{batch}|{attempt}|{upload}|{number}`."""
 
     sink: str
     batch: int
@@ -59,14 +61,14 @@ class History:
         self._meta = meta
         self._blobs = blobs
         self.truth: dict[str, list[bytes]] = {}
-        """By partition prefix: the payload of every offset, from 1 on, as committed."""
-        self._appeared: dict[str, set[bytes]] = {}
+        """The committed payload of every offset from 1 on, by partition prefix."""
+        self._payloads_seen: dict[str, set[bytes]] = {}
         self._last_end: dict[tuple[str, str], int] = {}
         self._sinks: dict[str, dict[int, dict[int, str]]] = {}
-        """sink → batch → number of the record → the attempt that it came from."""
+        """sink → batch → number of the record → the attempt that appended it."""
         self._outbox = outbox
         self._acknowledged: dict[str, dict[int, bytes]] = {}
-        self._decoded: dict[tuple[str, bytes], Span] = {}
+        self._span_cache: dict[tuple[str, bytes], BlobSpan] = {}
 
     # --- changes at the servers
 
@@ -80,10 +82,12 @@ class History:
             if self.damage.entries.get(key) == new:
                 del self.damage.entries[key]
             if old is not None:
-                self._entries_gone(prefix, [self._span(key, old)])
+                self._check_removed_entries(prefix, [self._span(key, old)])
         elif key.endswith(_CURSOR):
-            before_offset = 1 if old is None else decode(Cursor, old, key).offset
-            self._cursor_put(key.removesuffix("meta/compaction-cursor"), before_offset, decode(Cursor, new, key).offset)
+            before_offset = 1 if old is None else decode(CompactionCursor, old, key).offset
+            self._cursor_put(
+                key.removesuffix("meta/compaction-cursor"), before_offset, decode(CompactionCursor, new, key).offset
+            )
         elif key.startswith(SINKS):
             self._sink_put(key, None if old is None else decode(Sink, old, key), decode(Sink, new, key))
         elif key.startswith(GROUPS):
@@ -94,7 +98,7 @@ class History:
             self.homes.put(new.decode())
 
     def meta_removed(self, removed: Sequence[tuple[str, bytes]]) -> None:
-        gone: dict[str, list[Span]] = {}
+        gone: dict[str, list[BlobSpan]] = {}
         for key, value in removed:
             if "/index/" in key:
                 gone.setdefault(key[: key.index("index/")], []).append(self._span(key, value))
@@ -107,7 +111,7 @@ class History:
             elif key.startswith(HOMES):
                 self.homes.removed()
         for prefix, spans in gone.items():
-            self._entries_gone(prefix, spans)
+            self._check_removed_entries(prefix, spans)
 
     def blobs_removed(self, names: Sequence[str]) -> None:
         if not names:
@@ -122,7 +126,7 @@ class History:
     def acknowledged(
         self, who: str, topic: str, partition: int, start: int, payloads: Sequence[bytes], *, repeated: bool
     ) -> None:
-        """An append of these payloads was answered with this offset."""
+        """Check the answer to an append: these payloads are at this offset (I2, I3)."""
         for prefix in self._incarnations(topic, partition):
             if self.truth.get(prefix, [])[start - 1 : start - 1 + len(payloads)] == list(payloads):
                 break
@@ -138,7 +142,7 @@ class History:
         self._last_end[who, prefix] = max(last, start + len(payloads) - 1)
 
     def read(self, topic: str, partition: int, start: int, payloads: Sequence[bytes | None]) -> None:
-        """A reader was given these payloads from `start` on."""
+        """Check what a reader got: these payloads from `start` on (I1)."""
         for prefix in self._incarnations(topic, partition):
             if self.truth.get(prefix, [])[start - 1 : start - 1 + len(payloads)] == list(payloads):
                 return
@@ -149,14 +153,14 @@ class History:
     # --- at rest
 
     def check_partition(self, prefix: str) -> None:
-        """I5: index ranges neither overlap nor gap, what is below the cursor is compacted, and the cursor is at or
-        below the counter.
+        """I5: index ranges neither overlap nor leave gaps, all offsets below the cursor are compacted, and the cursor
+        is at or below the next offset.
         """
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED:
             return
         spans = self._spans(prefix)
-        expected = spans[0].start if spans else control.sequence_counter
+        expected = spans[0].start if spans else control.next_offset
         if expected > control.log_start_offset:
             raise Violation(f"I5: the index of {prefix} begins at {expected}, its log at {control.log_start_offset}")
         for span in spans:
@@ -167,28 +171,28 @@ class History:
                     f"I5: the index of {prefix} still has {span}, below its log start {control.log_start_offset}"
                 )
             expected = span.end + 1
-        if expected != control.sequence_counter:
-            raise Violation(f"I5: the index of {prefix} ends at {expected}, its counter is {control.sequence_counter}")
+        if expected != control.next_offset:
+            raise Violation(f"I5: the index of {prefix} ends at {expected}, its next offset is {control.next_offset}")
         self.check_compacted(prefix, control)
 
     def check_compacted(self, prefix: str, control: Control) -> None:
-        """Everything below the cursor is in compacted blobs, or trimmed."""
+        """I5: all offsets below the cursor are in compacted blobs, or trimmed."""
         found = self._meta.value(prefix + "meta/compaction-cursor")
-        cursor = 1 if found is None else decode(Cursor, found, prefix).offset
+        cursor = 1 if found is None else decode(CompactionCursor, found, prefix).offset
         spans = self._spans(prefix)
-        compacted = [span for span in [*spans, *self._once_lost(prefix)] if span.kind is Kind.COMPACTED]
+        compacted = [span for span in [*spans, *self._lost_spans(prefix)] if span.kind is Kind.COMPACTED]
         for span in spans:
             if span.kind is Kind.COMPACTED or not control.log_start_offset <= span.end < cursor:
                 continue
             if span.blob in self.damage.blobs:
-                continue  # the cursor passes a damaged slice
+                continue  # The cursor passes a damaged slice.
             if f"{prefix}index/{span.end:020}" in self.damage.keys:
-                continue  # put by a stalled writer, where a compacted entry was lost
+                continue  # A stalled writer put the entry where a compacted one was lost.
             if not any(other.start <= span.start and span.end <= other.end for other in compacted):
                 raise Violation(f"I5: the cursor of {prefix} is at {cursor}, but {span} is not compacted")
 
     def check_blobs(self, exempt: Sequence[str]) -> None:
-        """I6: there are the blobs that something names, and no others."""
+        """I6: exactly the blobs that something names exist."""
         referenced = self.referenced()
         for name, by in referenced.items():
             if name not in self._blobs.blobs:
@@ -198,13 +202,15 @@ class History:
                 raise Violation(f"I6: nothing names blob {name}, but it is never collected")
 
     def check_sink(self, sink: str, batch: int, numbers: int) -> None:
-        """S1: the batch is there whole."""
+        """S1: the batch is complete."""
         found = self._sinks.get(sink, {}).get(batch, {})
         if set(found) != set(range(numbers)):
             raise Violation(f"S1: batch {batch} of sink {sink} has records {sorted(found)} instead of {numbers}")
 
     def check_acknowledged(self, prefix: str, log_start: int, payloads: Sequence[bytes | None]) -> None:
-        """I1, I3: what can be read from the log start on is what was committed, and holds all that was acknowledged."""
+        """I1, I3: the readable records from the log start on are the committed ones, and include all acknowledged
+        ones.
+        """
         committed = self.truth.get(prefix, [])[log_start - 1 :]
         if list(payloads) != committed:
             raise Violation(
@@ -215,8 +221,8 @@ class History:
                 raise Violation(f"I3: {payload!r} was acknowledged at offset {offset} of {prefix} and is lost")
 
     def referenced(self) -> dict[str, str]:
-        """Every blob that something names and needs, with the key that does. Leftovers that a higher entry covers need
-        nothing.
+        """Return every blob that some key names and needs, with that key. Leftovers that a higher entry covers need no
+        blob.
         """
         found: dict[str, str] = {}
         gone = self._dead_prefixes()
@@ -229,10 +235,10 @@ class History:
                 control = decode(Control, value, key)
                 if control.log_state is LogState.DELETED or prefix in gone:
                     continue
-                for piece in pending_pieces(control):
-                    found[_name(piece.entry)] = key
-                lowest = control.sequence_counter
-                spans = self._spans(prefix) + self._lost(prefix)
+                for pending in pending_spans(control):
+                    found[_name(pending.entry)] = key
+                lowest = control.next_offset
+                spans = self._spans(prefix) + self._uncovered_spans(prefix)
                 for span in sorted(spans, key=lambda span: (span.end, span.kind is Kind.COMPACTED), reverse=True):
                     if span.start < lowest and span.end >= control.log_start_offset:
                         found[span.blob] = f"{prefix}index/{span.end:020}"
@@ -240,19 +246,17 @@ class History:
         return found
 
     def lost_entries(self) -> dict[str, str]:
-        """The keys of lost entries without which some record cannot be read now, with the blobs that hold what they led
-        to.
-        """
+        """Return the keys of lost entries without which some record cannot be read, with the blobs of these records."""
         gone = self._dead_prefixes()
         found = {}
         for key, value in self.damage.entries.items():
             prefix, span = key[: key.index("index/")], self._span(key, value)
-            if prefix not in gone and span in self._lost(prefix):
+            if prefix not in gone and span in self._uncovered_spans(prefix):
                 found[key] = span.blob
         return found
 
     def needed_entries(self) -> list[str]:
-        """The keys of the index entries without which some record could not be read."""
+        """Return the keys of the index entries without which some record could not be read."""
         return [key for key in self.referenced().values() if "/index/" in key and key not in self.damage.entries]
 
     # --- parts
@@ -265,25 +269,25 @@ class History:
             return
         if old.log_state is LogState.DELETED and new.log_state is not LogState.DELETED:
             raise Violation(f"I2: {prefix} came back after its deletion")
-        if new.sequence_counter < old.sequence_counter or new.log_start_offset < old.log_start_offset:
-            raise Violation(f"I2: counter or log start of {prefix} went back")
-        if new.log_start_offset > new.sequence_counter:
-            raise Violation(f"I2: the log start of {prefix} passed its counter")
-        if new.sequence_counter > old.sequence_counter:
+        if new.next_offset < old.next_offset or new.log_start_offset < old.log_start_offset:
+            raise Violation(f"I2: next offset or log start of {prefix} went back")
+        if new.log_start_offset > new.next_offset:
+            raise Violation(f"I2: the log start of {prefix} passed its next offset")
+        if new.next_offset > old.next_offset:
             if old.log_state is not LogState.OPEN:
                 raise Violation(f"I4: {prefix} is {old.log_state}, but took an append")
-            self._committed(prefix, old, new)
+            self._record_commit(prefix, old, new)
         if old.pending is not None and new.pending != old.pending and new.log_state is not LogState.DELETED:
             self._require(prefix, new, old.pending.start_offset, old.pending.end_offset)
 
-    def _committed(self, prefix: str, old: Control, new: Control) -> None:
-        if new.pending is None or new.pending.start_offset != old.sequence_counter:
-            raise Violation(f"I2: {prefix} advanced from {old.sequence_counter} without naming the append")
-        if new.pending.end_offset + 1 != new.sequence_counter:
+    def _record_commit(self, prefix: str, old: Control, new: Control) -> None:
+        if new.pending is None or new.pending.start_offset != old.next_offset:
+            raise Violation(f"I2: {prefix} advanced from {old.next_offset} without naming the append")
+        if new.pending.end_offset + 1 != new.next_offset:
             raise Violation(
-                f"I2: {prefix} advanced to {new.sequence_counter} by an append that ends at {new.pending.end_offset}"
+                f"I2: {prefix} advanced to {new.next_offset} by an append that ends at {new.pending.end_offset}"
             )
-        appeared = self._appeared.setdefault(prefix, set())
+        appeared = self._payloads_seen.setdefault(prefix, set())
         for entry in new.pending.entries:
             for payload in self._payloads(prefix, entry):
                 if payload in appeared:
@@ -291,11 +295,11 @@ class History:
                 appeared.add(payload)
                 self.truth[prefix].append(payload)
                 if payload.startswith(b"sink|"):
-                    self._sink_committed(prefix, payload)
+                    self._record_sink_commit(prefix, payload)
                 elif payload.startswith(b"outbox|"):
-                    self._outbox.relayed(prefix, payload)
+                    self._outbox.record_relayed(prefix, payload)
 
-    def _sink_committed(self, prefix: str, payload: bytes) -> None:
+    def _record_sink_commit(self, prefix: str, payload: bytes) -> None:
         _, sink, batch_text, attempt, _, number_text = payload.decode().split("|")
         batch, number = int(batch_text), int(number_text)
         batches = self._sinks.setdefault(sink, {})
@@ -313,21 +317,21 @@ class History:
         numbers[number] = attempt
 
     def _entry_put(self, prefix: str, key: str, old: bytes | None, value: bytes) -> None:
-        """I6, I1: an entry that is needed names a blob that is there, with the bytes that were committed."""
+        """I6, I1: a needed entry names an existing blob with the committed records."""
         span, entry = self._span(key, value), decode(IndexEntry, value, key)
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED or prefix in self._dead_prefixes():
             return
         if span.kind is Kind.COMPACTED:
-            lost = any(each.start <= span.end and span.start <= each.end for each in self._once_lost(prefix))
+            lost = any(each.start <= span.end and span.start <= each.end for each in self._lost_spans(prefix))
             self._compacted_put(prefix, span, replaced=old is not None or lost)
-        if span.end >= control.sequence_counter or span.start < 1:
-            raise Violation(f"I5: {key} was put, but the counter is {control.sequence_counter}")
+        if span.end >= control.next_offset or span.start < 1:
+            raise Violation(f"I5: {key} was put, but the next offset is {control.next_offset}")
         if span.blob not in self._blobs.blobs:
             leftover = span.end < control.log_start_offset or any(
                 other.start <= span.start
                 and (span.end < other.end or (span.end == other.end and span.kind is not other.kind))
-                for other in [*self._spans(prefix), *self._lost(prefix)]
+                for other in [*self._spans(prefix), *self._uncovered_spans(prefix)]
             )
             if not leftover:
                 raise Violation(f"I6: {key} was put, but its blob {span.blob} is not there")
@@ -335,9 +339,9 @@ class History:
         if self._payloads(prefix, entry) != self.truth[prefix][span.start - 1 : span.end]:
             raise Violation(f"I1: {key} leads to other records than were committed")
 
-    def _compacted_put(self, prefix: str, span: Span, *, replaced: bool) -> None:
-        """I5: a compaction replaces the highest entry of its run, and what others have compacted is not part of the
-        run.
+    def _compacted_put(self, prefix: str, span: BlobSpan, *, replaced: bool) -> None:
+        """I5: a compaction replaces the highest entry of its run, and its run contains nothing that is already
+        compacted.
         """
         if not replaced:
             raise Violation(f"I5: {span} of {prefix} was put where there was no entry any more")
@@ -346,7 +350,7 @@ class History:
             if other.kind is Kind.COMPACTED and other.end != span.end and overlaps:
                 raise Violation(f"I5: {span} of {prefix} was put, but overlaps {other}")
 
-    def _entries_gone(self, prefix: str, spans: Sequence[Span]) -> None:
+    def _check_removed_entries(self, prefix: str, spans: Sequence[BlobSpan]) -> None:
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED:
             return
@@ -356,8 +360,8 @@ class History:
     def _require(self, prefix: str, control: Control, start: int, end: int) -> None:
         """I1: offsets [start, end] are covered by the index or by `pending`, as far as they are not trimmed."""
         start = max(start, control.log_start_offset)
-        spans = self._spans(prefix) + self._lost(prefix)
-        spans += [Span(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_pieces(control)]
+        spans = self._spans(prefix) + self._uncovered_spans(prefix)
+        spans += [BlobSpan(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_spans(control)]
         while start <= end:
             ends = [span.end for span in spans if span.start <= start <= span.end]
             if not ends:
@@ -367,11 +371,11 @@ class History:
     def _cursor_put(self, prefix: str, old: int, new: int) -> None:
         control = self._control(prefix)
         if control is None:
-            return  # the cursor is put first
+            return  # The cursor is put before the control record.
         if new < old:
             raise Violation(f"I5: the cursor of {prefix} went back from {old} to {new}")
-        if new > control.sequence_counter:
-            raise Violation(f"I5: the cursor of {prefix} went to {new}, past the counter {control.sequence_counter}")
+        if new > control.next_offset:
+            raise Violation(f"I5: the cursor of {prefix} went to {new}, past the next offset {control.next_offset}")
         if control.log_state is not LogState.DELETED:
             self.check_compacted(prefix, control)
 
@@ -394,23 +398,23 @@ class History:
         found = self._meta.value(prefix + "meta/control")
         return None if found is None else decode(Control, found, prefix)
 
-    def _spans(self, prefix: str) -> list[Span]:
+    def _spans(self, prefix: str) -> list[BlobSpan]:
         return [self._span(key, value) for key, value in self._meta.below(prefix + "index/")]
 
-    def _once_lost(self, prefix: str) -> list[Span]:
-        """Spans of lost entries that did not come back as they were; a stalled writer's or a repair's may have taken
-        their places.
+    def _lost_spans(self, prefix: str) -> list[BlobSpan]:
+        """Return the spans of lost entries that were not put back; entries of a stalled writer or a repair may have
+        replaced them.
         """
         return [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
 
-    def _lost(self, prefix: str) -> list[Span]:
-        """Spans of lost entries that nothing else covers now."""
-        lost = self._once_lost(prefix)
+    def _uncovered_spans(self, prefix: str) -> list[BlobSpan]:
+        """Return the spans of lost entries that nothing else covers now."""
+        lost = self._lost_spans(prefix)
         control = self._control(prefix) if lost else None
         if control is None:
             return []
         there = [span for span in self._spans(prefix) if span.blob in self._blobs.blobs]
-        there += [Span(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_pieces(control)]
+        there += [BlobSpan(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_spans(control)]
         return [
             span
             for span in lost
@@ -420,18 +424,18 @@ class History:
             )
         ]
 
-    def _span(self, key: str, value: bytes) -> Span:
-        span = self._decoded.get((key, value))
+    def _span(self, key: str, value: bytes) -> BlobSpan:
+        span = self._span_cache.get((key, value))
         if span is None:
             entry, end = decode(IndexEntry, value, key), end_offset_of(key)
-            span = self._decoded[key, value] = Span(end - entry.msg_count + 1, end, _name(entry), entry.kind)
+            span = self._span_cache[key, value] = BlobSpan(end - entry.msg_count + 1, end, _name(entry), entry.kind)
         return span
 
     def _topics(self) -> list[Topic]:
         return [decode(Topic, value, key) for key, value in self._meta.below(TOPICS)]
 
     def _dead_prefixes(self) -> set[str]:
-        """Partitions of topics that are deleted, or of incarnations before the present one."""
+        """Return the partitions of deleted topics, and of incarnations before the present one."""
         living = {
             PartitionKeys(topic.directory, partition).prefix
             for topic in self._topics()
@@ -441,7 +445,7 @@ class History:
         return {prefix for prefix in self.truth if prefix not in living}
 
     def _incarnations(self, topic: str, partition: int) -> list[str]:
-        """Newest first."""
+        """Return the prefixes of the partition in all incarnations of the topic, newest first."""
         tail = f"/partitions/{partition:010}/"
         names = [p for p in self.truth if p.endswith(tail) and p[len(ROOT) :].removesuffix(tail).split("~")[0] == topic]
         return names[::-1]

@@ -1,17 +1,18 @@
-"""The checker of owners: sees every change of who holds something, and knows what each process was told.
+"""The checker of owners: sees every change of a holder, and every answer that a process gets.
 
-W1 is about the lease of a keyed log in a bucket, W2 about the directory that is the home of the tables. Nobody takes
-the place of a holder that has not ended. Who is told that it holds did so at some moment since it asked, and who is
-told that it does not lacked it at one: an answer may be overtaken on its way, but never be older than the question.
+W1 concerns the lease of a keyed log in a bucket, W2 the directory that is the home of the tables. No process replaces a
+holder that has not ended. If a process learns that it is the holder, it was at some moment since it asked; if it learns
+that it is not, it was not at some such moment. An answer may be overtaken on its way, but is never older than its
+question.
 """
 
 from __future__ import annotations
 
-from llog.sim.violation import Violation
+from llog.sim.outcome import Violation
 
 
 class HolderHistory:
-    """Of one thing. Moments count changes of its holder."""
+    """The holders of one thing. Moments count the changes of its holder."""
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
@@ -34,11 +35,11 @@ class HolderHistory:
             self._ended[self._holder] = self._moment
         self._holder = None
 
-    def asks(self) -> int:
-        """The moment of a question."""
+    def moment(self) -> int:
+        """Return the present moment, for a process that is about to ask."""
         return self._moment
 
-    def is_told(self, who: str, asked: int, *, holds: bool) -> None:
+    def check_answer(self, who: str, asked: int, *, holds: bool) -> None:
         if holds and self._holder != who and self._ended.get(who, 0) <= asked:
             raise Violation(
                 f"{self._rule}: {who} was told that it holds, and did not since it asked: {self._holder} does"

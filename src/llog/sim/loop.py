@@ -1,8 +1,8 @@
 """An event loop without a clock, threads or sockets: one seed gives one schedule.
 
-Every callback belongs to the owner that its context names. Which owner runs next is drawn from the seed; an owner's own
-callbacks keep their order, as asyncio promises. When nothing is ready, time jumps to the next timer. An owner that is
-not alive is never run again: no `finally`, no clean-up, as after a kill.
+Every callback belongs to the owner that its context names. The seed decides which owner runs next; the callbacks of one
+owner keep their order, as asyncio promises. When nothing is ready, time jumps to the next timer. An owner that is not
+alive never runs again: no `finally`, no clean-up, as after a kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Whoever callbacks belong to: a simulated process, or the world around them."""
+    """The owner of callbacks: a simulated process, or the world around the processes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,20 +32,20 @@ class Owner:
 
 
 class Stuck(Exception):
-    """Nothing is ready and no timer is set, or the step limit is reached: whoever waits would wait for ever."""
+    """Nothing is ready and no timer is set, or the step limit is reached: waiting tasks would wait for ever."""
 
 
 OWNER: Final[ContextVar[Owner]] = ContextVar("owner")
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Has what tasks, futures and timers need; of sockets, signals, threads and subprocesses nothing."""
+    """Supports tasks, futures and timers, but no sockets, signals, threads or subprocesses."""
 
     def __init__(self, source: random.Random, *, steps_max: int) -> None:
         self.world = Owner("world")
         self.steps = 0
         self.errors: list[str] = []
-        """What callbacks raised: nothing may."""
+        """Errors that callbacks raised, which none may."""
         self._source = source
         self._steps_max = steps_max
         self._now = 0.0
@@ -57,7 +57,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = False
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main` as part of the world until it is done; raises what it raised, or `Stuck`."""
+        """Run `main` as part of the world until it is done; raise its error, or `Stuck`."""
         before = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
@@ -71,19 +71,19 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(None)
 
     def spawn(self, work: Coroutine[Any, Any, T], owner: Owner) -> asyncio.Task[T]:
-        """A task of this owner; so is all that it starts."""
+        """Start a task of this owner; every task that it starts belongs to the same owner."""
         context = copy_context()
         context.run(OWNER.set, owner)
         return self.create_task(work, context=context)
 
     def call_world(self, delay: float, callback: Callable[[], object]) -> None:
-        """Calls back after `delay`, whatever becomes of the caller's owner: a message on its way."""
+        """Call back after `delay` even if the caller's owner dies, as a message under way arrives."""
         context = Context()
         context.run(OWNER.set, self.world)
         self.call_later(delay, callback, context=context)
 
     def stall(self, owner: Owner, seconds: float) -> None:
-        """Nothing of this owner runs for so long; then it goes on as if nothing had happened."""
+        """Run nothing of this owner for `seconds`; then it continues as if nothing had happened."""
         owner.stalled_until = max(owner.stalled_until, self._now + seconds)
         self.call_world(owner.stalled_until - self._now, lambda: None)
 
@@ -124,7 +124,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.create_task(generator.aclose())
 
     def close(self) -> None:
-        """Ends what is left over, quietly: it belongs to killed processes."""
+        """Close the coroutines that killed processes left behind, and ignore their errors."""
         self._closed = True
         for task in self._tasks:
             if not task.done():
@@ -134,12 +134,12 @@ class SimLoop(asyncio.AbstractEventLoop):
                     if coroutine is not None:
                         coroutine.close()
                 except BaseException:
-                    pass  # what a killed process would have done in its clean-up concerns nobody
+                    pass  # The clean-up of a killed process does not matter.
         self._tasks.clear()
         self._timers.clear()
         self._busy.clear()
 
-    # --- what asyncio asks of a loop
+    # --- what asyncio requires of a loop
 
     def time(self) -> float:
         return self._now
@@ -176,7 +176,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are passed over when their time comes."""
+        """Do nothing: a cancelled timer is skipped when its time comes."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

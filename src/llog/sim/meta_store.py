@@ -1,8 +1,8 @@
-"""The metadata store as a process sees it: over the network, spread over shards, and sometimes out of date.
+"""The metadata store as a process sees it: over the network, spread over shards, and sometimes stale.
 
-It keeps no more than the port promises. A call that concerns several partitions reaches each at a time of its own, and
-may reach only some of them. A server that lost its charge while it was paused may wake and answer reads from the state
-in which it was paused.
+It guarantees no more than the port does. A call for several partitions reaches each at a different time, and may reach
+only some of them. A server that lost its leadership while it was paused may wake and answer reads from the state in
+which it was paused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zlib import crc32
 from llog.errors import OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.sim.stores import META, Network
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
-from llog.stores.meta import Entry, Put, Reads, Watch, after, partition_prefix
+from llog.stores.meta import MetaEntry, Put, Reads, Watch, partition_prefix, prefix_end
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -24,12 +24,12 @@ _ALL: Final = 1 << 30
 
 
 def shard_of(key: str) -> int:
-    """The shard that holds the key, and with it all keys of its partition."""
+    """Return the shard that holds the key and all keys of its partition."""
     return crc32((partition_prefix(key) or key).encode()) % SHARDS
 
 
 class OldState:
-    """What some shards held when their server was paused."""
+    """The keys of some shards at the moment when their server was paused."""
 
     def __init__(self, server: MemoryMeta, shards: Collection[int]) -> None:
         self.shards = frozenset(shards)
@@ -37,55 +37,58 @@ class OldState:
 
 
 class SimMetaStore:
-    """`MetaStore` of one process."""
+    """The `MetaStore` of one process."""
 
     def __init__(self, network: Network, server: MemoryMeta, who: str) -> None:
         self.client = MemoryMetaStore(server)
         self.old_answers = 0
-        """How many reads a server answered that was no longer in charge."""
+        """The number of reads that a former leader answered."""
         self._network = network
         self._who = who
         self._role = who.rpartition(".")[0]
 
-    async def get(self, key: str) -> Entry | None:
-        return await self._ask(shard_of(key), f"get {key}", lambda client: client.get(key))
+    async def get(self, key: str) -> MetaEntry | None:
+        return await self._read(shard_of(key), f"get {key}", lambda client: client.get(key))
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        found: dict[str, Entry | None] = {}
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        found: dict[str, MetaEntry | None] = {}
 
         async def ask(shard: int, wanted: list[str]) -> None:
-            answers = await self._ask(shard, f"get_many {', '.join(wanted)}", lambda client: client.get_many(wanted))
+            answers = await self._read(shard, f"get_many {', '.join(wanted)}", lambda client: client.get_many(wanted))
             found.update(zip(wanted, answers, strict=True))
 
-        await asyncio.gather(*(ask(shard, wanted) for shard, wanted in _grouped(keys, shard_of).items()))
+        await asyncio.gather(*(ask(shard, wanted) for shard, wanted in _group_by(keys, shard_of).items()))
         return [found[key] for key in keys]
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        return await self._tell(
+        return await self._write(
             f"put {key} at {expected}", lambda: self.client.put(key, value, expected=expected, ephemeral=ephemeral)
         )
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        places = _grouped(range(len(puts)), lambda place: partition_prefix(puts[place].key) or puts[place].key)
+        positions = _group_by(
+            range(len(puts)), lambda position: partition_prefix(puts[position].key) or puts[position].key
+        )
 
-        async def tell(some: list[Put]) -> list[int | VersionMismatch]:
+        async def write_some(some: list[Put]) -> list[int | VersionMismatch]:
             what = "put_many " + ", ".join(f"{put.key} at {put.expected}" for put in some)
             first = some[: self._network.draw.randint(0, len(some))]
-            return await self._tell(what, lambda: self.client.put_many(some), lambda: self.client.put_many(first))
+            return await self._write(what, lambda: self.client.put_many(some), lambda: self.client.put_many(first))
 
-        answers = await _each([tell([puts[place] for place in group]) for group in places.values()])
+        groups = [[puts[position] for position in group] for group in positions.values()]
+        answers = await _gather_answers([write_some(group) for group in groups])
         results: dict[int, int | VersionMismatch] = {}
-        for group, answer in zip(places.values(), answers, strict=True):
+        for group, answer in zip(positions.values(), answers, strict=True):
             results.update(zip(group, answer, strict=True))
-        return [results[place] for place in range(len(puts))]
+        return [results[position] for position in range(len(puts))]
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        return await self._tell(f"delete {key} at {expected}", lambda: self.client.delete(key, expected=expected))
+        return await self._write(f"delete {key} at {expected}", lambda: self.client.delete(key, expected=expected))
 
     async def delete_range(self, start: str, end: str) -> None:
         what = f"delete_range {start} {end}"
         if _is_of_one_partition(start, end):
-            await self._tell(what, lambda: self.client.delete_range(start, end))
+            await self._write(what, lambda: self.client.delete_range(start, end))
             return
 
         async def delete(shard: int) -> None:
@@ -93,17 +96,17 @@ class SimMetaStore:
                 if shard_of(key) == shard:
                     await self.client.delete(key)
 
-        await _each([self._tell(f"{what} of shard {s}", lambda s=s: delete(s)) for s in range(SHARDS)])  # type: ignore[misc]
+        await _gather_answers([self._write(f"{what} of shard {s}", lambda s=s: delete(s)) for s in range(SHARDS)])  # type: ignore[misc]
 
-    async def floor(self, key: str) -> Entry | None:
-        async def read(client: MemoryMetaStore, shard: int) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
+        async def read(client: MemoryMetaStore, shard: int) -> MetaEntry | None:
             found = await client.range("", key + "\x00", _ALL)
             return next((entry for entry in reversed(found) if shard_of(entry.key) == shard), None)
 
         return max(await self._nearest(f"floor {key}", key, read), key=lambda entry: entry.key, default=None)
 
-    async def ceiling(self, key: str) -> Entry | None:
-        async def read(client: MemoryMetaStore, shard: int) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
+        async def read(client: MemoryMetaStore, shard: int) -> MetaEntry | None:
             found = await client.ceiling(key)
             while found is not None and shard_of(found.key) != shard:
                 found = await client.ceiling(found.key + "\x00")
@@ -111,12 +114,12 @@ class SimMetaStore:
 
         return min(await self._nearest(f"ceiling {key}", key, read), key=lambda entry: entry.key, default=None)
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        async def read(client: MemoryMetaStore, shard: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
+        async def read(client: MemoryMetaStore, shard: int) -> list[MetaEntry]:
             return [entry for entry in await client.range(start, end, _ALL) if shard_of(entry.key) == shard][:limit]
 
         shards = [shard_of(start)] if _is_of_one_partition(start, end) else range(SHARDS)
-        pages = await asyncio.gather(*(self._ask_shard(shard, f"range {start}", read) for shard in shards))
+        pages = await asyncio.gather(*(self._read_shard(shard, f"range {start}", read) for shard in shards))
         return sorted(entry for page in pages for entry in page)[:limit]
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
@@ -135,33 +138,35 @@ class SimMetaStore:
         await self.client.close()
 
     async def confirm(self, old_answers: int) -> None:
-        """Fails if more reads than these were answered by a server that was no longer in charge."""
+        """Raise `StaleReads` if a former leader has answered more reads than `old_answers`."""
 
         async def effect() -> None:
             if self.old_answers != old_answers:
                 raise StaleReads("simulated: a server that was paused has answered reads from an old state")
 
-        # It takes a write to know who is in charge.
+        # A server proves its leadership by a write.
         await self._network.call(self._who, "confirm reads", effect, write=False, fills=META)
 
     async def _nearest(
-        self, what: str, key: str, read: Callable[[MemoryMetaStore, int], Coroutine[Any, Any, Entry | None]]
-    ) -> list[Entry]:
-        """What shards have that is nearest to the key; of the key's partition, its own shard alone knows."""
+        self, what: str, key: str, read: Callable[[MemoryMetaStore, int], Coroutine[Any, Any, MetaEntry | None]]
+    ) -> list[MetaEntry]:
+        """Return each shard's entry nearest to the key; only the key's own shard is asked if it has one of the key's
+        partition.
+        """
         prefix = partition_prefix(key)
         if prefix is not None:
-            found = await self._ask_shard(shard_of(key), what, read)
+            found = await self._read_shard(shard_of(key), what, read)
             if found is not None and found.key.startswith(prefix):
                 return [found]
-        answers = await asyncio.gather(*(self._ask_shard(shard, what, read) for shard in range(SHARDS)))
+        answers = await asyncio.gather(*(self._read_shard(shard, what, read) for shard in range(SHARDS)))
         return [entry for entry in answers if entry is not None]
 
-    async def _ask_shard(
+    async def _read_shard(
         self, shard: int, what: str, read: Callable[[MemoryMetaStore, int], Coroutine[Any, Any, T]]
     ) -> T:
-        return await self._ask(shard, what, lambda client: read(client, shard))
+        return await self._read(shard, what, lambda client: read(client, shard))
 
-    async def _ask(self, shard: int, what: str, read: Callable[[MemoryMetaStore], Coroutine[Any, Any, T]]) -> T:
+    async def _read(self, shard: int, what: str, read: Callable[[MemoryMetaStore], Coroutine[Any, Any, T]]) -> T:
         def effect() -> Coroutine[Any, Any, T]:
             old = self._network.old.get(self._role)
             if old is None or shard not in old.shards or self._network.draw.random() < 0.5:
@@ -172,7 +177,7 @@ class SimMetaStore:
 
         return await self._network.call(self._who, what, effect, write=False)
 
-    async def _tell(
+    async def _write(
         self,
         what: str,
         effect: Callable[[], Coroutine[Any, Any, T]],
@@ -208,18 +213,18 @@ class _SimWatch:
 
 def _is_of_one_partition(start: str, end: str) -> bool:
     prefix = partition_prefix(start)
-    return prefix is not None and end <= after(prefix)
+    return prefix is not None and end <= prefix_end(prefix)
 
 
-def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def _group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-async def _each(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The answers of calls that were made at once; as one, they have failed without effect only if all of them have."""
+async def _gather_answers(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the answers of calls that were made at once. Raises `StoreUnavailable` only if all calls had no effect."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
     known = [failure for failure in failures if isinstance(failure, StoreUnavailable)]

@@ -1,8 +1,8 @@
-"""The outbox of change events, in memory: as RocksDB keeps it, with one owner and a log of writes that a power cut
+"""The outbox of change events in memory, as RocksDB stores it: with one owner, and a log of writes that a power cut
 shortens.
 
-A write is there as a whole or not at all. What is not synced when the power goes may be lost, the last writes first.
-Only the process that owns the outbox touches it, and a successor waits for its death.
+A write is present as a whole or not at all. A power cut may lose unsynced writes, the last ones first. Only the owner
+process touches the outbox, and a successor waits for its death.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from llog.cdc.events import Op, PayloadMode, headers_of
-from llog.cdc.outbox import Cut, Entry
+from llog.cdc.events import Op, PayloadMode, encode_event_headers
+from llog.cdc.outbox import Cut, OutboxEntry
 from llog.cdc.relay import Relay, RelayOptions
 from llog.engines.object.writer import Writer
-from llog.engines.port import WriterOptions
 from llog.engines.routing import EngineReader
+from llog.log.engine import WriterOptions
 from llog.log.log import Log
+from llog.sim.outcome import Violation
 from llog.sim.process import Process
-from llog.sim.violation import Violation
 
 if TYPE_CHECKING:
     from llog.sim.world import World
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 _ATTEMPTS_MAX: Final = 25
 
 
-class State:
-    """What is in the store, by partition of the one topic."""
+class OutboxState:
+    """The contents of the store, by partition of the one topic."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, dict[int, Entry]] = {}
+        self.entries: dict[int, dict[int, OutboxEntry]] = {}
         self.last: dict[int, int] = {}
         self.cuts: dict[int, Cut] = {}
         self.events: dict[int, list[bytes]] = {}
-        """All that ever were and were not lost, for the checker."""
+        """All events that were ever put and not lost, for the checker."""
 
 
-Write = Callable[[State], None]
+Write = Callable[[OutboxState], None]
 
 
 class SimOutbox:
-    """What outlives the owner."""
+    """The store, which outlives its owner."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.state = State()
+        self.state = OutboxState()
         self.made = 0
-        self._durable = State()
+        self._durable = OutboxState()
         self._unsynced: list[Write] = []
         self._relayed: dict[int, int] = {}
         self._owner: Process | None = None
 
     async def own(self, me: Process) -> None:
-        """Waits until the owner is dead. It died alone, or with the machine."""
+        """Wait until the owner is dead, and own the store. The former owner died alone, or with the machine's power."""
         while self._owner is not None and self._owner.alive:
             await me.runtime.sleep(1.0)
         died, self._owner = self._owner, me
@@ -71,8 +71,8 @@ class SimOutbox:
         if sync:
             self._keep(len(self._unsynced))
 
-    def relayed(self, prefix: str, payload: bytes) -> None:
-        """O1: what is appended is the partition's next event, and no power cut can take its change back any more."""
+    def record_relayed(self, prefix: str, payload: bytes) -> None:
+        """O1: the appended payload is the partition's next event, and its change is durable."""
         partition = int(payload.split(b"|")[1])
         events, number = self._durable.events.get(partition, []), self._relayed.get(partition, 0)
         if events[number : number + 1] != [payload]:
@@ -101,7 +101,7 @@ class SimOutbox:
 
 
 class OwnedOutbox:
-    """`OutboxStore` of the owner: every call takes a while, before and after it is done."""
+    """The owner's `OutboxStore`: every call takes a while, before and after its effect."""
 
     def __init__(self, store: SimOutbox, me: Process) -> None:
         self._store = store
@@ -116,12 +116,14 @@ class OwnedOutbox:
             (self._store.topic, partition) for partition, found in sorted(self._store.state.entries.items()) if found
         ]
 
-    async def entries(self, directory: str, partition: int, after: int, limit: int, max_bytes: int) -> list[Entry]:
+    async def entries(
+        self, directory: str, partition: int, after: int, limit: int, max_bytes: int
+    ) -> list[OutboxEntry]:
         await self._pause()
         found = self._store.state.entries.get(partition, {})
         return [found[sequence] for sequence in sorted(found) if sequence > after][:limit]
 
-    async def batch(self, directory: str, partition: int, cut: Cut) -> list[Entry]:
+    async def batch(self, directory: str, partition: int, cut: Cut) -> list[OutboxEntry]:
         await self._pause()
         found = self._store.state.entries.get(partition, {})
         return [found[sequence] for sequence in sorted(found) if cut.after < sequence <= cut.through]
@@ -135,7 +137,7 @@ class OwnedOutbox:
         if cut.through not in self._store.state.entries.get(partition, {}):
             return False
 
-        def put(state: State) -> None:
+        def put(state: OutboxState) -> None:
             state.cuts[partition] = cut
 
         self._store.write(put, sync=True)
@@ -145,7 +147,7 @@ class OwnedOutbox:
     async def finish(self, directory: str, partition: int, cut: Cut) -> None:
         await self._pause()
 
-        def close(state: State) -> None:
+        def close(state: OutboxState) -> None:
             state.cuts[partition] = replace(cut, open=False)
             entries = state.entries[partition]
             state.entries[partition] = {each: entry for each, entry in entries.items() if each > cut.through}
@@ -157,20 +159,20 @@ class OwnedOutbox:
         raise AssertionError(f"topic {directory} is never deleted")
 
     async def change(self, counts: dict[int, int], *, sync: bool) -> None:
-        """Events for several partitions, put by one write."""
+        """Put events for several partitions by one write."""
         await self._pause()
         store, now_ms = self._store, self._me.runtime.now_ms()
-        added: dict[int, list[Entry]] = {}
+        added: dict[int, list[OutboxEntry]] = {}
         for partition, count in counts.items():
             last = store.state.last.get(partition, 0)
-            headers = headers_of(Op.INSERT, PayloadMode.KEY, "rows", range(store.made, store.made + count))
+            headers = encode_event_headers(Op.INSERT, PayloadMode.KEY, "rows", range(store.made, store.made + count))
             added[partition] = [
-                Entry(last + 1 + i, now_ms, b"", headers[i], f"outbox|{partition}|{store.made + i}".encode())
+                OutboxEntry(last + 1 + i, now_ms, b"", headers[i], f"outbox|{partition}|{store.made + i}".encode())
                 for i in range(count)
             ]
             store.made += count
 
-        def put(state: State) -> None:
+        def put(state: OutboxState) -> None:
             for partition, entries in added.items():
                 state.entries.setdefault(partition, {}).update((entry.sequence, entry) for entry in entries)
                 state.last[partition] = entries[-1].sequence
@@ -190,7 +192,7 @@ def relay_of(world: World, me: Process, log: Log, store: OwnedOutbox) -> Relay:
 
 
 async def outbox(world: World, me: Process, log: Log) -> None:
-    """The owner of a database: changes rows, and relays their events to a topic of another engine."""
+    """Own a database, change its rows, and relay their events to a topic of another engine."""
     await world.outbox.own(me)
     store = OwnedOutbox(world.outbox, me)
     relay = relay_of(world, me, log, store)
@@ -208,7 +210,7 @@ async def _change(world: World, me: Process, store: OwnedOutbox, relay: Relay) -
 
 
 async def drain(world: World, me: Process, log: Log) -> None:
-    """All that is left gets to the topic."""
+    """Relay all events that are left."""
     await world.outbox.own(me)
     await relay_of(world, me, log, OwnedOutbox(world.outbox, me)).drain()
     world.outbox.check_relayed()

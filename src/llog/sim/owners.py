@@ -1,4 +1,4 @@
-"""Processes that want to own the same things, as brokers do: a keyed log in a bucket, and tables in a directory."""
+"""Processes that compete to own the same things, as brokers do: a keyed log in a bucket, and tables in a directory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 from llog.errors import Contention, LlogError, LogOwned, OwnerUnavailable, WriterFenced
 from llog.log.log import Log
-from llog.log.owners import ROCKSDB, ROCKSDB_NAMED, Owners, keyed_of
+from llog.log.owners import ROCKSDB_LABEL, ROCKSDB_OWNERSHIP, Owners, keyed_ownership
 from llog.sim.process import Process
-from llog.sim.roles import met
+from llog.sim.roles import raise_unexpected
 from llog.sim.stores import Network
 
 if TYPE_CHECKING:
     from llog.sim.world import World
 
-_KEYED_LOG: Final = keyed_of("s3://sim/keyed")
+_KEYED_LOG: Final = keyed_ownership("s3://sim/keyed")
 _DIRECTORIES: Final = 2
 
 
 class SimDatabase:
-    """SlateDB's rule, and no more: each opening begins an epoch, and the writes of all before are refused."""
+    """SlateDB's fencing rule: each opening begins an epoch, and writes of earlier epochs are refused."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -42,7 +42,7 @@ class SimDatabase:
 
 
 class SimDirectories:
-    """Directories with their ids, and with locks that end with the process that has them."""
+    """Directories with ids, and with locks that end with the process that holds them."""
 
     def __init__(self) -> None:
         self._ids: dict[Path, str] = {}
@@ -66,7 +66,7 @@ class SimDirectories:
 
 
 async def owner(world: World, me: Process, log: Log) -> None:
-    """Takes the lease, writes for a while, and lets another one have it."""
+    """Take the lease, write for a while, and release it."""
     draw = me.runtime.random()
     owners = Owners(log.meta, me.runtime, renew_ms=draw.choice((500, 3000)))
     while True:
@@ -75,28 +75,28 @@ async def owner(world: World, me: Process, log: Log) -> None:
             try:
                 await _write(world, me, owners, await world.database.open(me.name))
             except LlogError as error:
-                met(error)
+                raise_unexpected(error)
             await owners.release(_KEYED_LOG)
 
 
 async def _take(world: World, me: Process, owners: Owners) -> bool:
     leases = world.history.leases
-    asked = leases.asks()
+    asked = leases.moment()
     try:
         await owners.take(_KEYED_LOG, "the keyed log")
     except LlogError as error:
-        met(error, LogOwned, Contention)
+        raise_unexpected(error, LogOwned, Contention)
         if isinstance(error, LogOwned):
-            leases.is_told(me.name, asked, holds=False)
+            leases.check_answer(me.name, asked, holds=False)
             world.trace.count("refused owners")
         return False
-    leases.is_told(me.name, asked, holds=True)
+    leases.check_answer(me.name, asked, holds=True)
     world.trace.count("owners")
     return True
 
 
 async def _write(world: World, me: Process, owners: Owners, epoch: int) -> None:
-    """Until it had its turn, or another process has become the owner."""
+    """Write for a while, or until another process has become the owner."""
     draw = me.runtime.random()
     for _ in range(draw.randint(1, 20)):
         await me.runtime.sleep(draw.expovariate(1.0))
@@ -108,36 +108,35 @@ async def _write(world: World, me: Process, owners: Owners, epoch: int) -> None:
             world.trace.count("fenced owners")
             if not await _confirm(world, me, owners):
                 return
-            epoch = await world.database.open(
-                me.name
-            )  # the other one was paused since it took the lease, and had lost it
+            # The other process was paused after it took the lease, and had lost it.
+            epoch = await world.database.open(me.name)
 
 
 async def _confirm(world: World, me: Process, owners: Owners) -> bool:
-    asked = world.history.leases.asks()
+    asked = world.history.leases.moment()
     owns = await owners.confirm(_KEYED_LOG)
-    world.history.leases.is_told(me.name, asked, holds=owns)
+    world.history.leases.check_answer(me.name, asked, holds=owns)
     return owns
 
 
 async def tenant(world: World, me: Process, log: Log) -> None:
-    """Has the tables in a directory of its machine, unless they are in another, and lets them be forgotten."""
+    """Hold the tables in a directory of this machine, unless another directory is their home, and forget the home."""
     draw = me.runtime.random()
     directories, homes = world.directories, world.history.homes
     directory = Path(f"/sim/{int(me.role.rpartition('-')[2]) % _DIRECTORIES}")
     owners = Owners(log.meta, me.runtime, directory_ids=directories)
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
-        asked = homes.asks()
+        asked = homes.moment()
         try:
-            await owners.settle(ROCKSDB, ROCKSDB_NAMED, directory, "LLOG_ROCKSDB_DIR")
-            homes.is_told(str(await directories.find(directory)), asked, holds=True)
+            await owners.settle(ROCKSDB_OWNERSHIP, ROCKSDB_LABEL, directory, "LLOG_ROCKSDB_DIR")
+            homes.check_answer(str(await directories.find(directory)), asked, holds=True)
             world.trace.count("tenants")
             if directories.lock(directory, me):
-                await owners.publish(ROCKSDB)
+                await owners.publish(ROCKSDB_OWNERSHIP)
                 await me.runtime.sleep(draw.expovariate(0.5))
                 directories.unlock(directory)
-            await owners.release(ROCKSDB)
-            await owners.forget(ROCKSDB, ROCKSDB_NAMED)
+            await owners.release(ROCKSDB_OWNERSHIP)
+            await owners.forget(ROCKSDB_OWNERSHIP, ROCKSDB_LABEL)
         except LlogError as error:
-            met(error, LogOwned, OwnerUnavailable, Contention)
+            raise_unexpected(error, LogOwned, OwnerUnavailable, Contention)

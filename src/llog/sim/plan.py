@@ -1,4 +1,6 @@
-"""What a seed decides before anything runs: who takes part, how often things go wrong, and how badly."""
+"""The plan that a seed decides before anything runs: which roles take part, and how often and how badly things go
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ SEEDS_MAX = 100
 
 class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, int]
-    """How many processes of each role."""
+    """The number of processes of each role."""
     partitions: int
-    """How many partitions writers, compactors and retention work on."""
+    """The number of partitions that writers, compactors and retention work on."""
     faults: Faults
     skew_ms_max: int
     """Clocks differ by at most twice this, which is less than the slack of a pin."""
     crash_every: float
     stall_every: float
-    """Mean seconds between two of a kind, over all processes."""
+    """Mean seconds between two crashes, and between two stalls, over all processes."""
     full_every: float
-    """Mean seconds between two times that a store has no room."""
+    """Mean seconds between two moments at which a store runs out of room."""
     trim_every: float
     compact_every: float
     """Mean seconds between two trims of a retainer, and between two passes of a compactor."""
@@ -38,29 +40,29 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int
     batches: int
     groups: int
-    """How many claimed groups the consumers share."""
+    """The number of claimed groups that the consumers share."""
     visibility_ms: int
     relayed_at_once: int
     damage_every: float
-    """Mean seconds between two index entries that get lost, or blobs that are damaged."""
+    """Mean seconds between two losses of index entries or damages to blobs."""
     jump_every: float = 1e9
-    """Mean seconds between two jumps of a clock, or of all at once, ahead and soon back."""
+    """Mean seconds between two jumps of one clock, or of all at once, ahead and soon back."""
     old_every: float = 1e9
-    """Mean seconds between two servers that wake and answer from the state in which they were paused."""
+    """Mean seconds between two wake-ups of servers that answer from the state in which they were paused."""
     old_readers: str = ""
-    """How the roles begin whose reads those may answer."""
+    """The prefix of the roles whose reads these servers may answer."""
 
 
 def draw_plan(source: random.Random) -> SimPlan:
-    """A plan with a bit of everything, or one that looks hard at a single part of the protocol."""
+    """Draw a plan with a bit of everything, or one that tests a single part of the protocol hard."""
     plan = _draw_mixture(source)
     return source.choice(_FOCUSES)(plan) if source.random() < 0.6 else plan
 
 
 def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
-    """The plan; in one seed of six, with clocks that jump and maybe somebody who repairs what they do.
+    """Return the plan; in one seed of six, with clocks that jump and perhaps a role that repairs the damage.
 
-    `source` is another one than that of the plan: what a seed does otherwise does not depend on its clocks.
+    `source` is not that of the plan, so that the rest of a seed's plan does not depend on its clocks.
     """
     if source.random() > 1 / 6:
         return plan
@@ -69,8 +71,8 @@ def with_clock_jumps(plan: SimPlan, source: random.Random) -> SimPlan:
 
 
 def with_old_servers(plan: SimPlan, source: random.Random) -> SimPlan:
-    """The plan; in one seed of four, with servers that answer reads from an old state. As with clocks, `source` is
-    another one.
+    """Return the plan; in one seed of four, with servers that answer reads from an old state. `source` is separate, as
+    with clocks.
     """
     if source.random() > 1 / 4:
         return plan
@@ -79,14 +81,16 @@ def with_old_servers(plan: SimPlan, source: random.Random) -> SimPlan:
 
 
 def with_owners(plan: SimPlan, source: random.Random) -> SimPlan:
-    """The plan; in one seed of six, with processes that want to own the same. As with clocks, `source` is another."""
+    """Return the plan; in one seed of six, with processes that compete as owners. `source` is separate, as with
+    clocks.
+    """
     if source.random() > 1 / 6:
         return plan
     return msgspec.structs.replace(plan, roles=plan.roles | {"owner": source.choice((2, 3)), "tenant": 2})
 
 
 def slow_commits(plan: SimPlan) -> SimPlan:
-    """Many writers, some of whose messages take long, beside collectors that wait for nothing."""
+    """Many writers, some with slow messages, beside collectors without a grace period."""
     return _only(
         plan,
         {"writer": 4, "compactor": 1, "collector": 2},
@@ -99,12 +103,12 @@ def slow_commits(plan: SimPlan) -> SimPlan:
 
 
 def unrepaired_clocks(plan: SimPlan) -> SimPlan:
-    """As `slow_commits`, with clocks that jump; what they do is repaired at the end only."""
+    """As `slow_commits`, with clocks that jump and whose damage is repaired only at the end."""
     return msgspec.structs.replace(slow_commits(plan), jump_every=2.0)
 
 
 def jumping_clocks(plan: SimPlan) -> SimPlan:
-    """As `unrepaired_clocks`, with more writers and jumps, beside two who repair what the clocks do."""
+    """As `unrepaired_clocks`, with more writers and jumps, and two processes that repair the damage."""
     plan = unrepaired_clocks(plan)
     return msgspec.structs.replace(plan, roles=plan.roles | {"writer": 6, "timekeeper": 2}, jump_every=0.7)
 
@@ -115,7 +119,7 @@ def jumping_members(plan: SimPlan) -> SimPlan:
 
 
 def old_collectors(plan: SimPlan) -> SimPlan:
-    """Collectors that wait for nothing, and whose reads are answered from an old state again and again."""
+    """Collectors without a grace period, whose reads are often answered from an old state."""
     plan = _only(
         plan,
         {"writer": 2, "snapshot": 3, "compactor": 2, "collector": 1, "deleter": 1},
@@ -131,15 +135,13 @@ def old_collectors(plan: SimPlan) -> SimPlan:
 
 
 def old_executors(plan: SimPlan) -> SimPlan:
-    """As `old_collectors`, with a collection that is spread over executors: theirs are the reads that are old."""
+    """As `old_collectors`, with a collection that is spread over executors, whose reads are old."""
     plan = old_collectors(plan)
     return msgspec.structs.replace(plan, roles=plan.roles | {"collector": 0, "spread": 1}, old_readers="task")
 
 
 def overtaken_compactors(plan: SimPlan) -> SimPlan:
-    """A compactor that another overtakes between what it reads and what it writes, on one partition with much to
-    compact.
-    """
+    """A compactor that another overtakes between its reads and its writes, on one partition with much to compact."""
     return _only(
         plan,
         {"writer": 1, "compactor": 2},
@@ -154,7 +156,7 @@ def overtaken_compactors(plan: SimPlan) -> SimPlan:
 
 
 def _trimmed_compactions(plan: SimPlan) -> SimPlan:
-    """Compactors whose late writes arrive after retention has removed what they compacted."""
+    """Compactors whose late writes arrive after retention has removed the records that they compacted."""
     return _only(
         plan,
         {"writer": 2, "compactor": 3, "retainer": 1, "collector": 1},
@@ -167,7 +169,7 @@ def _trimmed_compactions(plan: SimPlan) -> SimPlan:
 
 
 def paused_owners(plan: SimPlan) -> SimPlan:
-    """Processes that want to own the same, are paused for longer than a session, and read from old states."""
+    """Competing owners that are paused for longer than a session and read from old states."""
     return _only(
         plan,
         {"owner": 4, "tenant": 3},
@@ -179,7 +181,7 @@ def paused_owners(plan: SimPlan) -> SimPlan:
 
 
 def slow_sinks(plan: SimPlan) -> SimPlan:
-    """Slow messages between two drivers and a collector that waits for nothing: it nearly deletes what it must keep."""
+    """Two drivers with slow messages, and a collector without a grace period, which nearly deletes their blobs."""
     return _only(
         plan,
         {"compactor": 1, "collector": 3, "driver": 2},
@@ -193,7 +195,7 @@ def slow_sinks(plan: SimPlan) -> SimPlan:
 
 
 def lossy_groups(plan: SimPlan) -> SimPlan:
-    """Members of one group whose answers get lost again and again."""
+    """Members of one group whose answers are often lost."""
     return _only(
         plan,
         {"writer": 1, "consumer": 3},
@@ -227,7 +229,7 @@ def snapshots(plan: SimPlan) -> SimPlan:
 
 _FOCUSES: Final = (
     overtaken_compactors,
-    overtaken_compactors,  # what it is there for takes more luck
+    overtaken_compactors,  # Twice, because its race takes more luck.
     _trimmed_compactions,
     slow_sinks,
     snapshots,
@@ -242,8 +244,8 @@ def _only(plan: SimPlan, roles: dict[str, int], faults: Faults, **changes: int |
 
 
 def _draw_mixture(source: random.Random) -> SimPlan:
-    """Not everything at once: what a seed leaves out gives the rest more room. Half of those with damage repair it
-    meanwhile.
+    """Draw a mixture of roles, not all at once, so that each has more room. Half of the plans with damage also repair
+    it during the run.
     """
 
     def some(low: int, high: int, chance: float = 1.0) -> int:

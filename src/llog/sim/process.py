@@ -1,4 +1,4 @@
-"""A simulated process: its own clock, its own randomness, and a life that may end at any await."""
+"""A simulated process: it has its own clock and randomness, and may be killed at any await."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EPOCH_MS: Final = 1_700_000_000_000
 
 
 class WallClock:
-    """The clock that the blob store's and all processes' are set by. It may jump, and back again; then all of them
-    do.
+    """The clock by which the blob store's and all processes' clocks are set. It may jump ahead and back, and they all
+    follow.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -30,7 +30,7 @@ class WallClock:
 
 
 class SimRuntime:
-    """`Runtime` of one process: a clock that is off by `skew_ms` and may jump, random numbers of its own, sleep in
+    """The `Runtime` of one process: a clock that is off by `skew_ms` and may jump, its own random numbers, and sleep in
     virtual time.
     """
 
@@ -41,7 +41,7 @@ class SimRuntime:
         self._ahead_ms = 0
         self.skew_ms = skew_ms
         self.latest_ms = 0
-        """The latest time that it has ever shown."""
+        """The latest time that this clock has shown."""
 
     def jump(self, ahead_ms: int) -> None:
         self._ahead_ms = ahead_ms
@@ -49,7 +49,7 @@ class SimRuntime:
 
     @property
     def jumps(self) -> int:
-        """How often it jumped, there or back, with all others or alone."""
+        """How often this clock jumped, ahead or back, alone or with all others."""
         return self._jumps + self._clock.jumps
 
     @property
@@ -69,7 +69,7 @@ class SimRuntime:
 
 
 class Process(Owner):
-    """One life of a process; a restart is another one of the same role."""
+    """One life of a process; a restart is another life of the same role."""
 
     def __init__(self, clock: WallClock, role: str, life: int, source: random.Random, skew_ms: int) -> None:
         super().__init__(f"{role}.{life}")

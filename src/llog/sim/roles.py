@@ -1,6 +1,6 @@
-"""What the simulated processes do, each for ever: the calls that brokers, jobs and Spark make, with random pauses.
+"""The roles of simulated processes: each makes the calls of a broker, a job or Spark for ever, with random pauses.
 
-A role ends only by being killed. An error that a caller may meet is taken as one would; any other is a finding.
+A role ends only when it is killed. It accepts the errors that a caller has to expect; any other error is a finding.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import msgspec
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import CompactionResult, Compactor, CompactorOptions
 from llog.engines.object.fencing import fence, unfence
-from llog.engines.object.reader import Reader, decode_located
+from llog.engines.object.reader import Reader, decode_range
 from llog.engines.object.repair.clock import find_clock_damage, repair_clock
 from llog.engines.object.repair.index import RepairPlan, apply_repair, plan_repairs
 from llog.engines.object.retention import retain, trim
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group, WriterOptions
 from llog.errors import (
     BlobNotFound,
     Contention,
@@ -37,58 +36,59 @@ from llog.errors import (
     UnknownProducer,
 )
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup, AppendResult, WriterOptions
 from llog.log.log import Log
 from llog.log.pins import pin, release
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
+from llog.sim.outcome import Violation
 from llog.sim.process import Process
-from llog.sim.violation import Violation
-from llog.stores.meta import confirmed
+from llog.stores.meta import read_confirmed
 
 if TYPE_CHECKING:
     from llog.sim.world import World
 
 STABLE = "stable"
-"""A topic that is never deleted, of two partitions."""
+"""A topic of two partitions that is never deleted."""
 FLEETING = "fleeting"
 """A topic of one partition that may be fenced, deleted and created again."""
 PARTITIONS = (TopicPartition(STABLE, 0), TopicPartition(STABLE, 1), TopicPartition(FLEETING, 0))
 
-_BAD_DAY = (StoreUnavailable, OutcomeUnknown, Contention)
+_FAULT_ERRORS = (StoreUnavailable, OutcomeUnknown, Contention)
 _TOPIC_GONE = (TopicNotFound, PartitionNotInitialized, PartitionFenced)
 _PIN_LEASE_MS = 60_000
 _ATTEMPTS_MAX = 25
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """What an idempotent producer has written down before it sends it."""
+    """An append that an idempotent producer has stored before it sends it."""
 
     tp: TopicPartition
     producer: Producer
     payloads: tuple[bytes, ...]
 
 
-def met(error: LlogError, *allowed: type[LlogError]) -> None:
-    """Takes an error that may be met; any other is raised."""
-    if not isinstance(error, (*_BAD_DAY, *allowed)):
+def raise_unexpected(error: LlogError, *allowed: type[LlogError]) -> None:
+    """Accept an error that faults cause or the caller allows; raise any other."""
+    if not isinstance(error, (*_FAULT_ERRORS, *allowed)):
         raise error
 
 
 async def writer(world: World, me: Process, log: Log) -> None:
-    """Appends what it never repeats, sometimes several appends at a time."""
+    """Append without repeating anything, sometimes several appends at a time."""
     draw = me.runtime.random()
     client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
     partitions = PARTITIONS[: world.plan.partitions]
     number = 0
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
-        calls: list[list[Group]] = []
+        calls: list[list[AppendGroup]] = []
         for _ in range(draw.choice((1, 1, 1, 3))):
             groups = []
             for tp in draw.choices(partitions, k=draw.choice((1, 1, 2, 3))):
                 records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
                 number += len(records)
-                groups.append(Group(topic=tp.topic, partition=tp.partition, records=records))
+                groups.append(AppendGroup(topic=tp.topic, partition=tp.partition, records=records))
             calls.append(groups)
         answers = await asyncio.gather(*(_append(client, groups) for groups in calls))
         for groups, results in zip(calls, answers, strict=True):
@@ -96,16 +96,16 @@ async def writer(world: World, me: Process, log: Log) -> None:
                 _acknowledge(world, me, group, result)
 
 
-async def _append(client: Writer, groups: list[Group]) -> list[AppendResult | LlogError]:
+async def _append(client: Writer, groups: list[AppendGroup]) -> list[AppendResult | LlogError]:
     try:
         return await client.append(groups)
     except LlogError as error:
         return [error] * len(groups)
 
 
-def _acknowledge(world: World, me: Process, group: Group, result: AppendResult | LlogError) -> None:
+def _acknowledge(world: World, me: Process, group: AppendGroup, result: AppendResult | LlogError) -> None:
     if isinstance(result, LlogError):
-        met(result, *_TOPIC_GONE)
+        raise_unexpected(result, *_TOPIC_GONE)
         return
     payloads = [record.payload or b"" for record in group.records if isinstance(record, Record)]
     if result.end_offset - result.start_offset + 1 != len(payloads):
@@ -116,8 +116,8 @@ def _acknowledge(world: World, me: Process, group: Group, result: AppendResult |
 
 
 async def producer(world: World, me: Process, log: Log) -> None:
-    """Idempotent: writes down what it will send, and sends that until it knows; also after a restart, under the same
-    sequence.
+    """Append idempotently: store each append before sending it, and send it until its outcome is known, also after a
+    restart.
     """
     draw = me.runtime.random()
     while world.is_newest(me):
@@ -134,16 +134,16 @@ async def producer(world: World, me: Process, log: Log) -> None:
 
 
 async def send(world: World, me: Process, log: Log) -> None:
-    """One attempt to have what is in flight acknowledged."""
+    """Make one attempt to get the append in flight acknowledged."""
     sent = world.in_flight[me.role]
     client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
     records = [Record(payload=payload) for payload in sent.payloads]
-    group = Group(topic=sent.tp.topic, partition=sent.tp.partition, records=records, producer=sent.producer)
+    group = AppendGroup(topic=sent.tp.topic, partition=sent.tp.partition, records=records, producer=sent.producer)
     result = (await _append(client, [group]))[0]
     newest = world.is_newest(me) and world.in_flight.get(me.role) == sent
     if isinstance(result, LlogError):
-        # A leftover process may repeat a sequence long after its successor has gone on.
-        met(result, *(() if newest else (OutOfOrderSequence, UnknownProducer)))
+        # A leftover process may repeat a sequence long after its successor has moved on.
+        raise_unexpected(result, *(() if newest else (OutOfOrderSequence, UnknownProducer)))
         return
     _acknowledge(world, me, group, result)
     if newest:
@@ -172,11 +172,11 @@ async def reader(world: World, me: Process, log: Log) -> None:
                 for batch in await client.read(tp, offset, max_bytes=draw.choice((1, 1000, 1 << 20))):
                     world.history.read(*tp, batch.start_offset, batch.columns.values.to_pylist())
         except LlogError as error:
-            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
 
 
 async def snapshot(world: World, me: Process, log: Log) -> None:
-    """Pins, resolves, waits, and only then reads: as the tasks of a Spark job do."""
+    """Pin, resolve, wait, and only then read, as the tasks of a Spark job do."""
     draw = me.runtime.random()
     while True:
         await me.runtime.sleep(draw.expovariate(0.2))
@@ -187,7 +187,7 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
             bounds = await Reader(log).bounds(tp)
             start = draw.randint(bounds.log_start_offset, bounds.next_offset)
             stop = draw.randint(start, bounds.next_offset)
-            extents = list(await confirmed(log.meta, partial(take_snapshot, log, tp, start, stop)))
+            extents = list(await read_confirmed(log.meta, partial(take_snapshot, log, tp, start, stop)))
             for extent in extents:
                 await me.runtime.sleep(draw.choice((0.1, 20.0)) * draw.random())
                 try:
@@ -196,21 +196,21 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
                     )
                 except BlobNotFound as error:
                     if me.runtime.now_ms() >= expires_ms or me.runtime.is_ahead or me.runtime.jumps != jumps:
-                        break  # the lease may have run out, or was of a time that no right clock shows
+                        break  # The lease may have ended, or was taken at a time that no correct clock shows.
                     raise Violation(f"I6: {me.name} has pinned {tp}, but {extent} is gone") from error
-                columns = decode_located(tp, extent.start_offset, extent.end_offset, extent, data)
+                columns = decode_range(tp, extent.start_offset, extent.end_offset, extent, data)
                 world.history.read(*tp, extent.start_offset, columns.values.to_pylist())
             if draw.random() < 0.8:
                 await release(log, pin_id)
         except LlogError as error:
-            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
 
 
 async def compactor(world: World, me: Process, log: Log) -> None:
     draw = me.runtime.random()
     plan = world.plan
     partitions = PARTITIONS[: plan.partitions]
-    short = me.role != "compactor-0" and draw.random() < 0.5  # runs differ, as with other settings
+    short = me.role != "compactor-0" and draw.random() < 0.5  # Compactors with different settings run side by side.
     max_offsets = 2 if short else plan.max_offsets
     client = Compactor(log, CompactorOptions(max_offsets=max_offsets, idle_ms=plan.idle_ms, concurrency=2))
     while True:
@@ -221,7 +221,7 @@ async def compactor(world: World, me: Process, log: Log) -> None:
             else:
                 results = [await client.compact_once(draw.choice(partitions), force=draw.random() < 0.2)]
         except LlogError as error:
-            met(error, *_TOPIC_GONE)
+            raise_unexpected(error, *_TOPIC_GONE)
             continue
         for result in results:
             check_compaction(world, result)
@@ -231,7 +231,7 @@ def check_compaction(world: World, result: CompactionResult) -> None:
     if result.damaged and not world.history.damage.unmended:
         raise Violation(f"I1: a compactor found damage: {result.damaged}")
     if result.error is not None:
-        met(result.error, *_TOPIC_GONE)
+        raise_unexpected(result.error, *_TOPIC_GONE)
 
 
 async def retainer(world: World, me: Process, log: Log) -> None:
@@ -252,7 +252,7 @@ async def retainer(world: World, me: Process, log: Log) -> None:
                     now_ms=me.runtime.now_ms(),
                 )
         except LlogError as error:
-            met(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
 
 
 async def collector(world: World, me: Process, log: Log) -> None:
@@ -264,22 +264,22 @@ async def collector(world: World, me: Process, log: Log) -> None:
         try:
             await client.collect_once()
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 async def repairer(world: World, me: Process, log: Log) -> None:
-    """Puts lost index entries back while everything goes on."""
+    """Put lost index entries back while everything else goes on."""
     draw = me.runtime.random()
     while True:
         await me.runtime.sleep(draw.expovariate(0.1))
         try:
             await repair(world, log, PARTITIONS)
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 async def repair(world: World, log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
-    """The plans that were made and carried out."""
+    """Plan and apply repairs; return the plans."""
     plans = await plan_repairs(log, tps)
     for plan in plans:
         world.trace.count("repaired entries", await apply_repair(log, plan))
@@ -288,7 +288,7 @@ async def repair(world: World, log: Log, tps: Sequence[TopicPartition]) -> list[
 
 
 async def timekeeper(world: World, me: Process, log: Log) -> None:
-    """Repairs what clocks have done, whenever it likes: also while one is wrong, its own included."""
+    """Repair the damage of clocks at any time, also while a clock is wrong, even its own."""
     draw = me.runtime.random()
     while True:
         await me.runtime.sleep(draw.expovariate(0.2))
@@ -298,7 +298,7 @@ async def timekeeper(world: World, me: Process, log: Log) -> None:
                 await repair_clock(log, damage)
                 world.trace.count("clock repairs")
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 async def deleter(world: World, me: Process, log: Log) -> None:
@@ -309,12 +309,12 @@ async def deleter(world: World, me: Process, log: Log) -> None:
         try:
             await catalog.delete(FLEETING)
         except LlogError as error:
-            met(error, TopicNotFound)
+            raise_unexpected(error, TopicNotFound)
         await me.runtime.sleep(draw.expovariate(0.5))
         try:
             await catalog.create(FLEETING)
         except LlogError as error:
-            met(error, TopicExists)
+            raise_unexpected(error, TopicExists)
 
 
 async def fencer(world: World, me: Process, log: Log) -> None:
@@ -326,4 +326,4 @@ async def fencer(world: World, me: Process, log: Log) -> None:
             await me.runtime.sleep(draw.expovariate(1.0))
             await unfence(log, PARTITIONS[2])
         except LlogError as error:
-            met(error, *_TOPIC_GONE)
+            raise_unexpected(error, *_TOPIC_GONE)

@@ -1,7 +1,6 @@
-"""A collection that is spread over processes, as Spark's is: a driver that leads, and tasks that read in processes of
-their own.
+"""A collection that is spread over processes, as on Spark: a driver leads, and tasks read in processes of their own.
 
-The reads are those that Spark's driver and executors make; the joins between them are sets here.
+The reads are those of Spark's driver and executors; Spark's joins are sets here.
 """
 
 from __future__ import annotations
@@ -12,14 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from llog.engines.object import collection_tasks
-from llog.engines.object.clocks import window
-from llog.engines.object.collector import Bounds, Span, Waiting, is_candidate, may_be_named, strike_off_kept
+from llog.engines.object.clocks import collection_window
+from llog.engines.object.collector import (
+    CommittableStamps,
+    StampRange,
+    Waiting,
+    is_candidate,
+    may_be_named,
+    strike_off_kept,
+)
 from llog.engines.object.gaps import Gap, Gaps
 from llog.errors import LlogError, StoreUnavailable
 from llog.log.keys import ROOT, PartitionKeys
 from llog.log.log import Log
 from llog.sim.process import Process
-from llog.sim.roles import met
+from llog.sim.roles import raise_unexpected
 
 if TYPE_CHECKING:
     from llog.sim.world import World
@@ -36,11 +42,11 @@ async def spread_collector(world: World, me: Process, log: Log) -> None:
         try:
             await _collect(world, log, waiting)
         except LlogError as error:
-            met(error)
+            raise_unexpected(error)
 
 
 async def _collect(world: World, log: Log, waiting: Waiting) -> None:
-    run = await window(log, world.plan.grace_ms)
+    run = await collection_window(log, world.plan.grace_ms)
     waiting.begin_run()
     names = {info.name: info.size async for page in log.blobs.list(ROOT) for info in page if is_candidate(info, run)}
     if not names:
@@ -50,7 +56,7 @@ async def _collect(world: World, log: Log, waiting: Waiting) -> None:
     raises = [partial(collection_tasks.raise_floors_of, share=share, run=run) for share in shares]
     ceiling = max(await _in_tasks(world, raises), default=0)
     sinks = await collection_tasks.raise_all_sink_floors(log, run, world.plan.sink_open_ms)
-    bounds = Bounds(Span(run.old_ms, ceiling), sinks)
+    bounds = CommittableStamps(StampRange(run.old_ms, ceiling), sinks)
     names = {name: size for name, size in names.items() if not may_be_named(name, bounds)}
     [in_sinks] = await _in_tasks(world, [_names_in_sinks])
     gaps = Gaps(world.plan.grace_ms)
@@ -66,16 +72,16 @@ async def _collect(world: World, log: Log, waiting: Waiting) -> None:
 
 
 async def _names_in_sinks(log: Log) -> set[str]:
-    return {name async for name in collection_tasks.names_in_sinks(log)}
+    return {name async for name in collection_tasks.sink_referenced_names(log)}
 
 
 async def _names_in(log: Log, share: list[PartitionKeys]) -> tuple[set[str], tuple[Gap, ...]]:
     gaps = Gaps()
-    return {name async for name in collection_tasks.names_in(log, share, gaps)}, gaps.found
+    return {name async for name in collection_tasks.referenced_names(log, share, gaps)}, gaps.found
 
 
 async def _in_tasks(world: World, works: Sequence[Callable[[Log], Awaitable[T]]]) -> list[T]:
-    """The result of each, from a process of its own. An error of one is the driver's, and so is the loss of one."""
+    """Run each work in a process of its own and return the results; the error or the loss of one is raised here."""
     return list(await asyncio.gather(*(_in_task(world, work) for work in works)))
 
 

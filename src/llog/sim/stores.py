@@ -2,8 +2,8 @@
 store.
 
 A call is a message that takes time, an effect at the server, and an answer that takes time. The message may never
-arrive (`StoreUnavailable`), the answer may get lost, and both go their way when the process that sent the message is
-dead or stalled. A write whose caller was told `OutcomeUnknown` may even take effect after that.
+arrive (`StoreUnavailable`), and the answer may get lost. Messages and answers travel on when the sender is dead or
+stalled. A write may take effect even after its caller got `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.sim.loop import SimLoop
-from llog.sim.trace import Trace
+from llog.sim.outcome import Trace
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
 from llog.stores.memory.meta import MemoryMeta
@@ -32,7 +32,7 @@ Page = list[BlobInfo]
 META: Final = "metadata"
 BLOBS: Final = "blobs"
 _LATE: Final = 0.3
-"""How many of a late writer's writes are late."""
+"""The fraction of a late writer's writes that are late."""
 
 
 class Faults(msgspec.Struct, kw_only=True):
@@ -45,8 +45,8 @@ class Faults(msgspec.Struct, kw_only=True):
     delay: float = 0.01
     throttle_delay: float = 2.0
     late_writer: str = ""
-    """A process some of whose writes take up to `late_writer_delay` longer: others overtake it between what it reads
-    and what it writes.
+    """A process whose writes may take up to `late_writer_delay` longer, so that others overtake it between its reads
+    and its writes.
     """
     late_writer_delay: float = 4.0
 
@@ -62,8 +62,8 @@ class Watcher(Protocol):
 
 
 class WatchedMeta(MemoryMeta):
-    """The metadata server, every change of which is shown to the watcher. Versions count per partition, as a sharded
-    store's may.
+    """The metadata server, which shows every change to the watcher. Versions count per partition, as in a sharded
+    store.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class WatchedMeta(MemoryMeta):
         return [(key, self._entries[key].value) for key in self._keys[low:high]]
 
     def lose(self, key: str) -> None:
-        """Removes the key as damage does: nobody asked for it."""
+        """Remove the key as damage does, without showing it to the watcher."""
         super()._remove(key)
 
     def put_back(self, key: str, value: bytes) -> None:
@@ -113,7 +113,7 @@ class WatchedMeta(MemoryMeta):
 
 
 class WatchedBlobs(MemoryBlobStore):
-    """A client of the blob server, whose deletes are shown to the watcher."""
+    """A client of the blob server that shows its deletions to the watcher."""
 
     def __init__(self, server: MemoryBlobs, watcher: Watcher) -> None:
         super().__init__(server, uri="memory://sim")
@@ -131,13 +131,13 @@ class Network:
     def __init__(self, loop: SimLoop, source: random.Random, faults: Faults, trace: Trace) -> None:
         self.faults = faults
         self.failures: list[BaseException] = []
-        """What an effect raised that no caller may meet: the watcher's findings."""
+        """Errors of effects that no caller may meet: the watcher's findings."""
         self.actor = ""
-        """Whose call takes effect, or did last."""
+        """The process whose call takes effect, or did last."""
         self.full: set[str] = set()
-        """The stores that have no room now: they refuse what needs some, and answer everything else."""
+        """The stores that have no room now: they refuse writes that need room, and answer everything else."""
         self.old: dict[str, OldState] = {}
-        """By role: what a server that is no longer in charge answers the reads of its processes from."""
+        """The state from which a former leader answers the reads of a role's processes, by role."""
         self.draw = source
         self.trace = trace
         self._loop = loop
@@ -152,9 +152,9 @@ class Network:
         fills: str | None = None,
         in_part: Callable[[], Coroutine[Any, Any, T]] | None = None,
     ) -> T:
-        """Calls the server. `fills` names the store that must have room for the effect.
+        """Call the server. `fills` names the store that must have room for the effect.
 
-        If the caller is never told the outcome, the effect may be `in_part` instead.
+        If the caller never learns the outcome, the effect may be `in_part` instead.
         """
         faults, draw, loop = self.faults, self.draw.random, self._loop
         arrival = faults.delay * draw()
@@ -223,7 +223,7 @@ class Network:
 
 
 class SimBlobStore:
-    """`BlobStore` of one process."""
+    """The `BlobStore` of one process."""
 
     def __init__(self, network: Network, server: MemoryBlobs, watcher: Watcher, who: str) -> None:
         self._client = WatchedBlobs(server, watcher)
@@ -266,7 +266,7 @@ class SimBlobStore:
         await self._call("blob check", self._client.check, write=False)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     async def _page(self, prefix: str, start_after: str) -> Page:
         async for page in self._client.list(prefix, start_after=start_after):

@@ -1,4 +1,4 @@
-"""One seed: builds the world, lets it run under faults, heals it, and checks what is left."""
+"""One seed: builds the world, runs it under faults, heals it, and checks what is left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
-
-import msgspec
 
 from llog.cdc import relay
 from llog.engines.object.collector import Collector, CollectorOptions
@@ -29,12 +27,11 @@ from llog.sim.history import History
 from llog.sim.loop import SimLoop
 from llog.sim.meta_store import SHARDS, OldState, SimMetaStore
 from llog.sim.outbox import SimOutbox
+from llog.sim.outcome import Outcome, Trace, Violation
 from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps, with_old_servers, with_owners
 from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
-from llog.sim.trace import Trace
-from llog.sim.violation import Violation
 from llog.stores.memory.blobs import MemoryBlobs
 
 Role = Callable[["World", Process, Log], Awaitable[None]]
@@ -65,38 +62,28 @@ _HEAL_STEPS_MAX: Final = 400_000
 _LATER_SECONDS: Final = 100 * 86_400
 """How long the healer waits: past every lease and every open sink."""
 _JUMPS_MS: Final = (2 * 3_600_000, 400 * 86_400_000)
-"""Within what a ceiling allows, and further than the healer waits."""
+"""One jump within a ceiling's bound, and one further than the healer waits."""
 _ROUNDS_MAX: Final = 500
 _PAUSED_MAX: Final = 8
 _DAMAGE_MAX: Final = 4
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a seed. `digest` is of the whole trace: the same seed gives the same."""
-
-    seed: int
-    violation: str | None
-    digest: str
-    counts: dict[str, int]
-    last: tuple[str, ...]
-
-
 def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPlan] | None = None) -> Outcome:
-    """Simulates this seed: `steps` callbacks under faults, then healing and the checks at rest.
+    """Simulate this seed: `steps` callbacks under faults, then healing, then the checks at rest.
 
-    `adjust` may change the plan that was drawn, to look harder at one thing.
+    `adjust` may change the drawn plan, to test one part harder.
     """
     world = World(seed, steps, adjust)
-    # A collection would finish generators of killed processes at a moment that no seed decides.
+    # Garbage collection would finish generators of killed processes at a moment that no seed decides.
     collecting = gc.isenabled()
     gc.disable()
     quiet = relay.logger.disabled
-    relay.logger.disabled = True  # it tells of every fault
+    relay.logger.disabled = True  # It logs every fault.
     violation = None
     try:
         world.loop.run(world.live())
     except Exception as error:
-        violation = described(world.first_finding() or error)
+        violation = describe_error(world.first_finding() or error)
     finally:
         trace = world.trace
         digest, last = trace.digest(), tuple(trace.last)
@@ -107,7 +94,7 @@ def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPl
     return Outcome(seed=seed, violation=violation, digest=digest, counts=dict(trace.counts), last=last)
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
 
 
@@ -134,22 +121,22 @@ class World:
         self._lives: dict[str, int] = {}
         self._running: dict[Process, SimMetaStore] = {}
         self._findings: list[BaseException] = []
-        # What outlives a process: a producer's notes, and the checkpoint of the sink's driver.
+        # State that outlives a process: what producers have in flight, and the checkpoint of the sink's driver.
         self.in_flight: dict[str, InFlight] = {}
         self.sequences: dict[tuple[str, TopicPartition], tuple[int, int]] = {}
         self.published = -1
 
     def is_newest(self, process: Process) -> bool:
-        """Whether no successor of this process has been started."""
+        """Return whether no successor of this process has been started."""
         return self._lives[process.role] == process.life
 
     def start_task(self, work: Callable[[Process, Log], Awaitable[None]]) -> None:
-        """Runs `work` in a process of its own, which nobody restarts."""
+        """Run `work` in a process of its own, which is never restarted."""
         process, log = self._process("task")
-        self.loop.spawn(self._life(process, lambda: work(process, log)), process)
+        self.loop.spawn(self._run_process(process, lambda: work(process, log)), process)
 
     async def live(self) -> None:
-        await self._found()
+        await self._create_log()
         self._meta.watcher = self.history
         self._network.faults = self.plan.faults
         for name, count in self.plan.roles.items():
@@ -172,7 +159,7 @@ class World:
 
     # --- processes
 
-    async def _found(self) -> None:
+    async def _create_log(self) -> None:
         self._meta.watcher = self.history
         _, log = self._process("founder")
         await check_format(log)
@@ -184,7 +171,7 @@ class World:
         process, log = self._process(role)
         work = ROLES[role.rpartition("-")[0]]
         self.trace.add(f"{process.name} starts")
-        self.loop.spawn(self._life(process, lambda: work(self, process, log)), process)
+        self.loop.spawn(self._run_process(process, lambda: work(self, process, log)), process)
 
     def _process(self, role: str, skew_ms: int | None = None) -> tuple[Process, Log]:
         life = self._lives[role] = self._lives.get(role, 0) + 1
@@ -196,7 +183,7 @@ class World:
         blobs = SimBlobStore(self._network, self._blobs, self.history, process.name)
         return process, Log(meta, blobs, process.runtime, all_engines())
 
-    async def _life(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_process(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception as error:
@@ -228,10 +215,10 @@ class World:
             if seconds > _SESSION_SECONDS:
                 self._expire_later(self._running[victim])
                 if victim.role != "task" and self.is_newest(victim) and self._source.random() < 0.5:
-                    self._start(victim.role)  # what was stalled comes back beside its successor
+                    self._start(victim.role)  # The stalled process will come back beside its successor.
 
     async def _fill_some(self) -> None:
-        """One store, or both, has no room until somebody frees some."""
+        """Let one store, or both, run out of room for a while."""
         while True:
             await asyncio.sleep(self._source.expovariate(1 / self.plan.full_every))
             self._network.full = set(self._source.choice(((META,), (BLOBS,), (META, BLOBS))))
@@ -241,7 +228,7 @@ class World:
             self._network.full = set()
 
     async def _jump_some(self, source: random.Random) -> None:
-        """A clock is ahead for a moment, hours or years: that of a process, or the one that all are set by."""
+        """Set a clock ahead by hours or years for a moment: that of one process, or the one that all are set by."""
         while True:
             await asyncio.sleep(source.expovariate(1 / self.plan.jump_every))
             victim = source.choice(list(self._running))
@@ -253,8 +240,8 @@ class World:
             clock.jump(0)
 
     async def _wake_some(self, source: random.Random) -> None:
-        """Servers are paused and lose their charge; one of them wakes, and for a moment answers the reads of all
-        processes of a role.
+        """Pause servers, which lose their leadership; wake one of them, which answers the reads of all processes of a
+        role for a moment.
         """
         paused: deque[OldState] = deque(maxlen=_PAUSED_MAX)
         while True:
@@ -285,7 +272,7 @@ class World:
                 self.trace.count("damaged blobs")
 
     def _restart(self, process: Process) -> None:
-        """As a supervisor would, after the process ended by itself."""
+        """Restart a process that ended by itself, as a supervisor would."""
         if process in self._running:
             self._kill(process)
             if process.role != "task":
@@ -315,27 +302,27 @@ class World:
     # --- the end
 
     async def _heal(self) -> None:
-        """No more faults: everything is finished by somebody who comes late enough, and then checked."""
+        """End all faults, wait until every lease has ended, repair and finish all work, and check the result."""
         self.trace.add("healing")
         for process in list(self._running):
             self._kill(process)
         self._clock.jump(0)
         self._network.old.clear()
-        await asyncio.sleep(_LATER_SECONDS)  # messages on their way arrive, sessions and leases end
+        await asyncio.sleep(_LATER_SECONDS)  # Messages under way arrive; sessions and leases end.
         self._check_findings()
         self._network.faults = Faults()
         self._network.full = set()
         process, log = self._process("repairer")
-        mending = self.loop.spawn(self._life(process, lambda: self._mend(log)), process)
+        mending = self.loop.spawn(self._run_process(process, lambda: self._mend(log)), process)
         await asyncio.wait([mending])
         self._check_findings()
         process, log = self._process("healer", 0)
-        healing = self.loop.spawn(self._life(process, lambda: self._finish(process, log)), process)
+        healing = self.loop.spawn(self._run_process(process, lambda: self._finish(process, log)), process)
         await asyncio.wait([healing])
         self._check_findings()
 
     async def _mend(self, log: Log) -> None:
-        """What was damaged is put back. What cannot be proved, an operator chooses among the candidates."""
+        """Repair the damage. Where a repair has no proof, choose among its candidates as an operator would."""
         damage = self.history.damage
         damage.mend_blobs()
         damage.end()
@@ -350,14 +337,14 @@ class World:
 
     async def _finish(self, process: Process, log: Log) -> None:
         await self._finish_callers()
-        await process.runtime.sleep(_LATER_SECONDS)  # what they have left open counts as given up
+        await process.runtime.sleep(_LATER_SECONDS)  # Whatever the callers left open counts as given up.
         await repair_clock(log, await find_clock_damage(log))
         compactor = Compactor(log, CompactorOptions(max_offsets=self.plan.max_offsets))
         partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
         for tp in partitions:
-            await _until_quiet(partial(_compacted, self, compactor, tp))
+            await _repeat_until_idle(partial(_compact_once, self, compactor, tp))
         collector = Collector(log, CollectorOptions(grace_ms=1000))
-        await _until_quiet(lambda: _collected(collector))
+        await _repeat_until_idle(lambda: _collect_once(collector))
         reader = Reader(log)
         for tp in partitions:
             keys = await find_keys(log, tp)
@@ -369,17 +356,17 @@ class World:
             self.history.check_sink(SINK, batch, batch_size(batch))
 
     async def _finish_callers(self) -> None:
-        """Producers and the sink's driver, restarted, come to their end, and so do the outbox and the groups."""
+        """Restart producers and the sink's driver until they have finished, and drain the outbox and the groups."""
         for role in sorted(self.in_flight):
             process, log = self._process(role)
-            task = self.loop.spawn(self._life(process, partial(roles.send, self, process, log)), process)
+            task = self.loop.spawn(self._run_process(process, partial(roles.send, self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
             if role in self.in_flight:
                 raise Violation(f"I8: {role} cannot learn what became of {self.in_flight[role]}")
         if self.plan.roles["driver"]:
             process, log = self._process("driver-0")
-            task = self.loop.spawn(self._life(process, lambda: driver(self, process, log)), process)
+            task = self.loop.spawn(self._run_process(process, lambda: driver(self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
         process, log = self._process("drainer", 0)
@@ -394,22 +381,22 @@ class World:
         self.history.check_acknowledged(keys.prefix, bounds.log_start_offset, payloads)
 
 
-async def _compacted(world: World, compactor: Compactor, tp: TopicPartition) -> bool:
+async def _compact_once(world: World, compactor: Compactor, tp: TopicPartition) -> bool:
     result = await compactor.compact_once(tp, force=True)
     roles.check_compaction(world, result)
     return result.end_offset is not None
 
 
-async def _collected(collector: Collector) -> bool:
+async def _collect_once(collector: Collector) -> bool:
     result = await collector.collect_once()
     return result.deleted > 0 or result.waiting > 0
 
 
-async def _until_quiet(work: Callable[[], Awaitable[bool]]) -> None:
-    """Until the work says twice that nothing was left to do."""
+async def _repeat_until_idle(work: Callable[[], Awaitable[bool]]) -> None:
+    """Repeat the work until it reports twice in a row that nothing was left to do."""
     quiet = 0
     for _ in range(_ROUNDS_MAX):
         quiet = 0 if await work() else quiet + 1
         if quiet == 2:
             return
-    raise Violation("work that should come to an end does not")
+    raise Violation("work that should end does not")

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession, settings: Settings | None = None) -> None:
-    """Make the formats known to this session: `llog`, for batch and stream, read and write; `llog-keyed`, for batch
-    reads.
+    """Register the formats `llog` (batch and stream, read and write) and `llog-keyed` (batch reads) with a session.
 
-    A read or write has these settings; without them, those that this process has when it names the format.
+    Reads and writes use these settings; without them, the settings of this process at the time it names the format.
     """
     from llog.spark.registration import register_sources
     from llog.spark.write_modes import watch_writers

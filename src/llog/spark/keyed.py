@@ -1,8 +1,7 @@
 """The data source `llog-keyed`: batch reads of a keyed log, split by segment, as Arrow.
 
-What is read is fixed when the read is planned: segments, and the sequence that was next then. A task reads its segments
-up to there, or fails: it waits until it sees what the plan saw, and a segment that was deleted since is a loss that is
-told.
+The plan of a read fixes its segments and its end, which is the next sequence at that time. A task reads its segments
+up to that end or fails: it waits until it sees what the plan saw, and raises `DataLoss` if a segment was deleted since.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SCHEMA: Final = StructType(
     ]
 )
 KEY_TASKS_MAX: Final = 64
-"""Tasks that read one key: each opens the log, and there is little of a key in a segment."""
+"""The most tasks that read one key: each of them opens the log, and a segment holds little of a key."""
 _ARROW: Final = {
     "key": pa.binary(),
     "sequence": pa.int64(),
@@ -61,13 +60,13 @@ class KeyedOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     key: bytes | None
     prefix: bytes
-    """Of the keys, if there is no key; empty: all of them."""
+    """The prefix of the keys to read if `key` is None; an empty prefix selects every key."""
     sequences: tuple[int | None, int | None]
     times_ms: tuple[int | None, int | None]
     partition_bytes_max: int
 
 
-class Piece(NamedTuple):
+class SegmentRange(NamedTuple):
     """Sequences [start, stop) of a segment."""
 
     segment_id: int
@@ -76,26 +75,26 @@ class Piece(NamedTuple):
 
 
 class KeyedTask(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The ranges that one Spark task reads."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, ranges: Sequence[SegmentRange]) -> None:
         super().__init__(None)
-        self.pieces = tuple(pieces)
+        self.ranges = tuple(ranges)
 
 
 class LlogKeyedDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("llog-keyed")`."""
 
     settings: Settings | None = None
-    """Those of the driver, which `register` adds."""
+    """The settings of the driver, which `register` adds."""
 
     @classmethod
     def name(cls) -> str:
         return "llog-keyed"
 
     def schema(self) -> StructType:
-        """Called by load(), unless the user names a schema: the place where mistakes show up first."""
-        run(_checked(keyed_options(self.options, self.settings)))
+        """Return the schema. `load()` calls this unless the user names a schema: mistakes show up here first."""
+        run(_check_log_exists(keyed_options(self.options, self.settings)))
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -108,32 +107,32 @@ class LlogKeyedReader(DataSourceReader):  # type: ignore[misc]
         self._columns = chosen_columns(schema, SCHEMA)
 
     def partitions(self) -> list[KeyedTask]:
-        return run(_planned(self._options))
+        return run(_plan_tasks(self._options))
 
     def read(self, partition: KeyedTask) -> Iterator[pa.RecordBatch]:
-        log = run(_opened(self._options))
+        log = run(_open_reader(self._options))
         try:
-            for piece in partition.pieces:
-                yield from self._read(log, piece)
+            for wanted in partition.ranges:
+                yield from self._read(log, wanted)
         finally:
             run(log.close())
 
-    def _read(self, log: KeyedLogReader, piece: Piece) -> Iterator[pa.RecordBatch]:
-        batches = run(_begun(log, self._options, piece))
+    def _read(self, log: KeyedLogReader, wanted: SegmentRange) -> Iterator[pa.RecordBatch]:
+        batches = run(_begin_scan(log, self._options, wanted))
         is_empty = True
-        while (batch := run(_next(batches))) is not None:
+        while (batch := run(_next_batch(batches))) is not None:
             is_empty = False
-            yield to_arrow(batch, piece.segment_id, self._columns)
-        if is_empty and not run(_is_there(log, piece)):
+            yield to_arrow(batch, wanted.segment_id, self._columns)
+        if is_empty and not run(_segment_exists(log, wanted)):
             raise DataLoss(
-                f"segment {piece.segment_id} of {log.url} was deleted while it was to be read: start the read again"
+                f"segment {wanted.segment_id} of {log.url} was deleted before it was read: start the read again"
             )
 
 
 def keyed_options(options: Mapping[str, str], settings: Settings | None = None) -> KeyedOptions:
-    """The options of a read, checked; nothing is contacted. Spark hands their names on in lower case.
+    """Return the options of a read, checked without opening the log. Spark passes their names in lower case.
 
-    `settings` are those of this process unless given.
+    `settings` are those of this process by default.
     """
     spelled = {name.lower(): name for name in _OPTIONS}
     for name in sorted(options):
@@ -157,11 +156,11 @@ def keyed_options(options: Mapping[str, str], settings: Settings | None = None) 
         )
     if sum(name in given for name in _KEYS) > 1:
         raise ConfigurationError(f"give one of the options {', '.join(_KEYS)}, or none of them to read every key")
-    key = given["key"].encode() if "key" in given else _parsed(given, "keyBase64", parse_base64url)
-    prefix = given["prefix"].encode() if "prefix" in given else _parsed(given, "prefixBase64", parse_base64url)
-    start, end = (_parsed(given, name, _sequence) for name in _SEQUENCES)
-    since, until = (_parsed(given, name, _time_ms) for name in _TIMES)
-    size = _parsed(given, "maxPartitionBytes", parse_size)
+    key = given["key"].encode() if "key" in given else _parse_option(given, "keyBase64", parse_base64url)
+    prefix = given["prefix"].encode() if "prefix" in given else _parse_option(given, "prefixBase64", parse_base64url)
+    start, end = (_parse_option(given, name, _parse_sequence) for name in _SEQUENCES)
+    since, until = (_parse_option(given, name, _parse_time_ms) for name in _TIMES)
+    size = _parse_option(given, "maxPartitionBytes", parse_size)
     return KeyedOptions(
         settings=settings,
         url=settings.keyed,
@@ -173,57 +172,58 @@ def keyed_options(options: Mapping[str, str], settings: Settings | None = None) 
     )
 
 
-def packed(segments: Sequence[Segment], end: int, options: KeyedOptions) -> list[KeyedTask]:
-    """Tasks of neighbouring segments, each up to the size that is allowed; of a key, so many segments that there are
-    not too many.
+def pack_tasks(segments: Sequence[Segment], end: int, options: KeyedOptions) -> list[KeyedTask]:
+    """Return tasks of neighbouring segments, each up to `partition_bytes_max`.
+
+    For a single key, segments are packed into at most `KEY_TASKS_MAX` tasks.
     """
     start, stop = options.sequences
     low, high = start or 0, min(end, _NUMBER_MAX if stop is None else stop)
     per_task = -(-len(segments) // KEY_TASKS_MAX) if options.key is not None else len(segments)
-    tasks: list[list[Piece]] = []
+    tasks: list[list[SegmentRange]] = []
     size = 0
     for segment in segments:
-        piece = Piece(segment.segment_id, max(low, segment.start_seq), min(high, segment.end_seq))
-        if piece.start >= piece.stop or not segment.records:
+        wanted = SegmentRange(segment.segment_id, max(low, segment.start_seq), min(high, segment.end_seq))
+        if wanted.start >= wanted.stop or not segment.records:
             continue
-        # Of one key little is read of a segment, whatever its size.
+        # A read of one key reads little of a segment, whatever its size.
         fits = options.key is not None or size + segment.size <= options.partition_bytes_max
         if tasks and fits and len(tasks[-1]) < per_task:
-            tasks[-1].append(piece)
+            tasks[-1].append(wanted)
             size += segment.size
         else:
-            tasks.append([piece])
+            tasks.append([wanted])
             size = segment.size
-    # Where there is nothing to read, Spark would start a task of its own making, which has no pieces.
-    return [KeyedTask(pieces) for pieces in tasks or [[]]]
+    # Without a task, Spark would create one of its own, which has no ranges.
+    return [KeyedTask(ranges) for ranges in tasks or [[]]]
 
 
 def to_arrow(batch: pa.RecordBatch, segment_id: int, columns: Sequence[str]) -> pa.RecordBatch:
-    """The batch as Spark wants it; keys and values are not copied."""
-    made = []
+    """Return the batch in the types that Spark expects; keys and values are not copied."""
+    arrays = []
     for name in columns:
         if name == "segment":
-            made.append(pa.array(np.full(batch.num_rows, segment_id, dtype=np.int64)))
+            arrays.append(pa.array(np.full(batch.num_rows, segment_id, dtype=np.int64)))
         else:
-            made.append(batch.column(name).cast(_ARROW[name]))
-    return pa.RecordBatch.from_arrays(made, schema=pa.schema([(name, _ARROW[name]) for name in columns]))
+            arrays.append(batch.column(name).cast(_ARROW[name]))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, _ARROW[name]) for name in columns]))
 
 
-async def _opened(options: KeyedOptions) -> KeyedLogReader:
+async def _open_reader(options: KeyedOptions) -> KeyedLogReader:
     from llog.keyed import KeyedLogReader
 
     return await KeyedLogReader.open(options.url, settings=options.settings)
 
 
-async def _checked(options: KeyedOptions) -> None:
-    """Raises if there is no log to read."""
-    await (await _opened(options)).close()
+async def _check_log_exists(options: KeyedOptions) -> None:
+    """Raise if the keyed log does not exist."""
+    await (await _open_reader(options)).close()
 
 
-async def _planned(options: KeyedOptions) -> list[KeyedTask]:
-    async with await _opened(options) as log:
+async def _plan_tasks(options: KeyedOptions) -> list[KeyedTask]:
+    async with await _open_reader(options) as log:
         end = await log.next_sequence()
-        return packed(await log.segments(*_ranges(options)), end, options)
+        return pack_tasks(await log.segments(*_ranges(options)), end, options)
 
 
 def _ranges(options: KeyedOptions) -> tuple[SeqRange, TimeRange]:
@@ -232,26 +232,29 @@ def _ranges(options: KeyedOptions) -> tuple[SeqRange, TimeRange]:
     return SeqRange(*options.sequences), TimeRange(*options.times_ms)
 
 
-async def _begun(log: KeyedLogReader, options: KeyedOptions, piece: Piece) -> AsyncIterator[pa.RecordBatch]:
+async def _begin_scan(
+    log: KeyedLogReader, options: KeyedOptions, wanted: SegmentRange
+) -> AsyncIterator[pa.RecordBatch]:
     from llog.keyed import ScanOptions, SeqRange
-    from llog.keyed.freshness import reach
+    from llog.keyed.follower import wait_for_sequence
 
-    await reach(log, piece.stop)
-    wanted, how = SeqRange(piece.start, piece.stop), ScanOptions(time_range=_ranges(options)[1])
+    await wait_for_sequence(log, wanted.stop)
+    sequences, scan_options = SeqRange(wanted.start, wanted.stop), ScanOptions(time_range=_ranges(options)[1])
     if options.key is not None:
-        return log.scan_batches(options.key, wanted, how)
-    return log.scan_prefix_batches(options.prefix, wanted, how)
+        return log.scan_batches(options.key, sequences, scan_options)
+    return log.scan_prefix_batches(options.prefix, sequences, scan_options)
 
 
-async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+async def _next_batch(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     return await anext(batches, None)
 
 
-async def _is_there(log: KeyedLogReader, piece: Piece) -> bool:
-    return any(segment.segment_id == piece.segment_id for segment in await log.segments(range(piece.start, piece.stop)))
+async def _segment_exists(log: KeyedLogReader, wanted: SegmentRange) -> bool:
+    segments = await log.segments(range(wanted.start, wanted.stop))
+    return any(segment.segment_id == wanted.segment_id for segment in segments)
 
 
-def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+def _parse_option(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
     if name not in given:
         return None
     try:
@@ -260,14 +263,14 @@ def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T
         raise ConfigurationError(f"option {name}: {error}") from error
 
 
-def _sequence(text: str) -> int:
+def _parse_sequence(text: str) -> int:
     if not (text.isascii() and text.strip().isdecimal()) or int(text) > _NUMBER_MAX:
         raise InvalidArgument(f"{text[:40]!r} is not a sequence: write a whole number from 0")
     return int(text)
 
 
-def _time_ms(text: str) -> int:
-    """Ms since 1970, or a time ago such as -10m."""
+def _parse_time_ms(text: str) -> int:
+    """Return the milliseconds since 1970 of a time, which may be a time ago such as -10m."""
     if text.startswith("-"):
         return max(0, SystemRuntime().now_ms() - parse_duration_ms(text[1:]))
     if not (text.isascii() and text.strip().isdecimal()) or int(text) > _NUMBER_MAX:

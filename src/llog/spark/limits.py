@@ -1,4 +1,4 @@
-"""How much of what is there goes into one micro-batch, shared out over the partitions by what each of them has."""
+"""Limits the records or bytes of a micro-batch, divided among the partitions by what each of them has."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ async def cut_by_bytes(
     sizes = {}
     for tp in ends:
         if ends[tp] > starts[tp]:
-            _, extents = await locate(log, Range(tp, starts[tp], ends[tp]), fail_on_data_loss=fail_on_data_loss)
-            sizes[tp] = [(extent.start_offset, extent.end_offset, extent.byte_length) for extent in extents]
+            _, snapshot = await locate(log, Range(tp, starts[tp], ends[tp]), fail_on_data_loss=fail_on_data_loss)
+            sizes[tp] = [(extent.start_offset, extent.end_offset, extent.byte_length) for extent in snapshot]
     total = sum(length for extents in sizes.values() for _, _, length in extents)
     if total <= bytes_max:
         return ends
     cut = dict(ends)
-    for tp, places in sizes.items():
-        if not places:
-            continue  # all of it is gone by retention: there is nothing to read on the way to its end
-        budget = bytes_max * sum(length for _, _, length in places) / total
-        cut[tp] = max(starts[tp] + 1, min(ends[tp], _end_within(places, starts[tp], budget)))
+    for tp, extents in sizes.items():
+        if not extents:
+            continue  # retention has removed all of it: there is nothing to read before its end
+        budget = bytes_max * sum(length for _, _, length in extents) / total
+        cut[tp] = max(starts[tp] + 1, min(ends[tp], _end_within(extents, starts[tp], budget)))
     return cut
 
 
 def _end_within(extents: list[tuple[int, int, int]], start: int, budget: float) -> int:
     end = start
     for first, last, length in extents:
-        each = length / (last - first + 1)
+        record_bytes = length / (last - first + 1)
         low = max(first, start)
-        taken = min(last - low + 1, int(budget / each))
-        end = low + taken
-        budget -= taken * each
+        records = min(last - low + 1, int(budget / record_bytes))
+        end = low + records
+        budget -= records * record_bytes
         if end <= last:
             break
     return end

@@ -1,4 +1,4 @@
-"""From options to offsets: which partitions, from where to where. Runs on the driver, before any task."""
+"""Resolves options to topics, partitions and offsets. Runs on the driver, before any task."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, TopicNotFound
+from llog.log.engine import Bounds
 from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.spark.options import EARLIEST, LATEST, Position, Selection
+from llog.spark.options import EARLIEST, LATEST, OffsetSpec, Selection
 from llog.spark.source_log import Range, SourceLog
 
 logger = logging.getLogger("llog.spark")
 
 
 async def selected_topics(log: SourceLog, selection: Selection) -> dict[str, Topic]:
-    """Return the topics that are to be read. Named ones must exist; a pattern may match none yet."""
+    """Return the topics to read. Named topics must exist; a pattern may match none yet."""
     if selection.pattern is not None:
         return await remaining_topics(log, selection)
-    return _readable(log, {name: await log.topic(name) for name in _names(selection)})
+    return _check_readable(log, {name: await log.topic(name) for name in _names(selection)})
 
 
 async def remaining_topics(log: SourceLog, selection: Selection) -> dict[str, Topic]:
-    """Return those of the selected topics that exist now: some may have been deleted since reading began."""
+    """Return the selected topics that exist now: some may have been deleted since reading began."""
     if selection.pattern is None:
         return await existing_topics(log, _names(selection))
     pattern = re.compile(selection.pattern)
     topics = {topic.name: topic for topic in await log.topics() if pattern.fullmatch(topic.name)}
-    return _readable(log, topics)
+    return _check_readable(log, topics)
 
 
 async def existing_topics(log: SourceLog, names: Sequence[str]) -> dict[str, Topic]:
@@ -39,10 +39,10 @@ async def existing_topics(log: SourceLog, names: Sequence[str]) -> dict[str, Top
             found[name] = await log.topic(name)
         except TopicNotFound:
             continue
-    return _readable(log, found)
+    return _check_readable(log, found)
 
 
-def _readable(log: SourceLog, topics: dict[str, Topic]) -> dict[str, Topic]:
+def _check_readable(log: SourceLog, topics: dict[str, Topic]) -> dict[str, Topic]:
     for topic in topics.values():
         log.check_readable(topic)
     return topics
@@ -73,27 +73,27 @@ def selected_partitions(selection: Selection, topics: Mapping[str, Topic]) -> li
     return [TopicPartition(topic.name, p) for topic in topics.values() for p in range(topic.partitions)]
 
 
-async def resolve_position(
-    log: SourceLog, position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
+async def resolve_offsets(
+    log: SourceLog, spec: OffsetSpec, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool
 ) -> dict[TopicPartition, int]:
     """Return the offset of every partition. Explicit offsets are not compared with the bounds here.
 
     Offsets begin at 1: an explicit 0, where Kafka's begin, means the same record.
     """
-    _check_listed(position, bounds)
+    _check_partitions_listed(spec, bounds)
     found = {}
     for tp, (log_start, next_offset) in bounds.items():
-        wanted = position.offsets.get(str(tp), position.everywhere)
+        wanted = spec.offsets.get(str(tp), spec.everywhere)
         if wanted is not None:
             found[tp] = {EARLIEST: log_start, LATEST: next_offset}.get(wanted, max(wanted, FIRST_OFFSET))
             continue
-        time_ms = position.timestamps.get(str(tp), position.timestamp_ms)
-        if position.ago_ms is not None:
-            time_ms = log.now_ms() - position.ago_ms
+        time_ms = spec.timestamps.get(str(tp), spec.timestamp_ms)
+        if spec.ago_ms is not None:
+            time_ms = log.now_ms() - spec.ago_ms
         assert time_ms is not None
         found[tp] = await log.offset_for_time(tp, time_ms)
-        missing = found[tp] >= next_offset and is_start and position.ago_ms is None
-        if missing and not position.latest_if_missing:
+        missing = found[tp] >= next_offset and is_start and spec.ago_ms is None
+        if missing and not spec.latest_if_missing:
             raise InvalidArgument(
                 f"no record of {tp} has the starting timestamp {time_ms} or a later one: "
                 "set startingOffsetsByTimestampStrategy=latest to start at the end there"
@@ -101,9 +101,9 @@ async def resolve_position(
     return found
 
 
-def _check_listed(position: Position, bounds: Mapping[TopicPartition, Bounds]) -> None:
+def _check_partitions_listed(spec: OffsetSpec, bounds: Mapping[TopicPartition, Bounds]) -> None:
     """Raise unless offsets or times by partition name exactly the partitions that are read, as with Kafka."""
-    listed = set(position.offsets or position.timestamps)
+    listed = set(spec.offsets or spec.timestamps)
     if not listed:
         return
     wanted = {str(tp) for tp in bounds}
@@ -116,7 +116,7 @@ def _check_listed(position: Position, bounds: Mapping[TopicPartition, Bounds]) -
 
 
 def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> Range:
-    """Return the part of a range that exists. The rest is lost (`lose`)."""
+    """Return the part of a range that exists. `lose` reports the rest."""
     tp, start, stop = wanted
     if start < bounds.log_start_offset:
         gone = min(bounds.log_start_offset, stop) - start
@@ -128,7 +128,7 @@ def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> 
     if max(start, stop) > bounds.next_offset:
         lose(
             f"offset {max(start, stop)} of {tp} is beyond its next offset {bounds.next_offset}: "
-            "was it ever there, or was the metadata restored from a backup?",
+            "did it ever exist, or was the metadata restored from a backup?",
             fail=fail_on_data_loss,
         )
     low = min(max(start, bounds.log_start_offset), bounds.next_offset)
@@ -136,9 +136,9 @@ def within_bounds(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> 
 
 
 def lose(what: str, *, fail: bool) -> None:
-    """Raise `DataLoss`, or log what a read without `failOnDataLoss` goes on without."""
+    """Raise `DataLoss`, or log what a read without `failOnDataLoss` skips."""
     if fail:
-        raise DataLoss(f"{what}. Set failOnDataLoss=false to go on without them")
+        raise DataLoss(f"{what}. Set failOnDataLoss=false to continue without them")
     logger.warning("llog skipped: %s", what)
 
 

@@ -1,7 +1,7 @@
-"""Options of the data source, named and meant as those of Spark's `kafka` source and sink.
+"""The options of the data source, with the names and meanings of Spark's `kafka` source and sink.
 
 All are checked here, before any task starts. Options of Kafka without a counterpart are ignored with one warning, so
-that a job moves by one word; any other option that is unknown is an error.
+that a job moves to llog by changing one word; any other unknown option is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from llog.base.units import parse_duration_ms, parse_size
 from llog.config import SETTINGS, Settings
 from llog.config.loading import load_settings
-from llog.config.locations import superseded
+from llog.config.locations import superseded_fields
 from llog.engines.object.sink import check_sink
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.groups.records import check_group_name
@@ -64,21 +64,21 @@ _WRITE: Final = (
 _KAFKAS: Final = re.compile(
     r"(kafka|kafkaConsumer|fetchOffset)\..*|groupIdPrefix|maxRecordsPerPartition", re.IGNORECASE
 )
-"""Options that are for Kafka's clients, or for how Spark uses them."""
+"""Options of Kafka's clients, and of how Spark uses them."""
 UPLOAD_BYTES_MAX: Final = 512 << 20
-"""An Arrow column of bytes ends at 2 GiB."""
+"""Well below the 2 GiB that an Arrow column of bytes can hold."""
 _RELATIVE: Final = re.compile(r"-(\d+\s*(?:ms|s|m|h|d|w))")
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which partitions are read: exactly one of these is set."""
+    """The partitions to read: exactly one of these fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where reading starts or ends: an offset or a time for each partition, or one rule for all of them."""
 
     everywhere: int | None = None
@@ -87,17 +87,17 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """`{topic}/{partition}` → offset, EARLIEST or LATEST."""
     timestamp_ms: int | None = None
     ago_ms: int | None = None
-    """So long before now."""
+    """A time before now."""
     timestamps: dict[str, int] = {}
     latest_if_missing: bool = False
-    """What a start by time does where no record is that young: read from the end on, instead of failing."""
+    """Whether a start by time begins at the end, instead of failing, if no record is that recent."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     selection: Selection
-    start: Position
-    end: Position
+    start: OffsetSpec
+    end: OffsetSpec
     fail_on_data_loss: bool = True
     min_partitions: int = 1
     partition_bytes_max: int = 128 << 20
@@ -108,7 +108,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_trigger_max: int | None = None
     group: str | None = None
     broker: str | None = None
-    """Address of the broker to read through."""
+    """The address of the broker to read through."""
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,12 +122,14 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_options(
     options: Mapping[str, str], *, streaming: bool | None, settings: Settings | None = None
 ) -> ReadOptions:
-    """The options of a read, checked. `streaming` is None where that is not known yet: then what either takes passes.
+    """Return the checked options of a read. With `streaming` None, options of batch reads and of streams are accepted.
 
-    `settings` are those of this process unless given; the options go before them.
+    `settings` are those of this process by default; the options take precedence over them.
     """
     kinds = {True: (*_READ, *_STREAM_ONLY), False: (*_READ, *_ENDS), None: (*_READ, *_ENDS, *_STREAM_ONLY)}
-    given = _known(options, kinds[streaming], {True: "stream", False: "batch read", None: "read"}[streaming])
+    given = _by_documented_name(
+        options, kinds[streaming], {True: "stream", False: "batch read", None: "read"}[streaming]
+    )
     for name in (*_STORES, "maxBytesPerTrigger", "groupIdForCommit"):
         if "broker" in given and name in given:
             raise ConfigurationError(f"option {name} is not for a read through a broker: leave it or broker out")
@@ -135,8 +137,8 @@ def read_options(
     return ReadOptions(
         settings=_settings(given, settings),
         selection=_selection(given),
-        start=_position(given, _STARTS, start_default, forbidden=start_forbidden),
-        end=_position(given, _ENDS, LATEST, forbidden=EARLIEST),
+        start=_offset_spec(given, _STARTS, start_default, forbidden=start_forbidden),
+        end=_offset_spec(given, _ENDS, LATEST, forbidden=EARLIEST),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         min_partitions=_count(given, "minPartitions") or 1,
         partition_bytes_max=_size(given, "maxPartitionBytes") or 128 << 20,
@@ -151,8 +153,8 @@ def read_options(
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool, settings: Settings | None = None) -> WriteOptions:
-    """The options of a write, checked. `settings` as for a read."""
-    given = _known(options, _WRITE, "stream write" if streaming else "batch write")
+    """Return the checked options of a write. `settings` are as for a read."""
+    given = _by_documented_name(options, _WRITE, "stream write" if streaming else "batch write")
     if streaming and "writeId" in given:
         raise ConfigurationError("option writeId is for batch writes: a stream is exactly once by its checkpoint")
     upload_bytes = _size(given, "uploadBytes") or 64 << 20
@@ -168,7 +170,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool, settings: Sett
 
 
 def warn_of_ignored(names: Iterable[str], *, stacklevel: int = 2) -> None:
-    """Give one warning that names all options that are taken and not used. `stacklevel` is that of `warnings.warn`."""
+    """Issue one warning that names all ignored options. `stacklevel` is that of `warnings.warn`."""
     ignored = sorted(name for name in names if _is_ignored(name))
     if ignored:
         warnings.warn(
@@ -181,14 +183,14 @@ def _is_ignored(name: str) -> bool:
     return _KAFKAS.fullmatch(name) is not None
 
 
-def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
-    """What is given, under the names as they are documented: Spark hands them on in lower case."""
+def _by_documented_name(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
+    """Return the options under their documented names: Spark passes them in lower case. Raise for an unknown one."""
     spelled = {name.lower(): name for name in names}
     unknown = sorted(name for name in options if name.lower() not in spelled and not _is_ignored(name))
     if unknown:
         elsewhere = [name for name in (*_READ, *_ENDS, *_STREAM_ONLY, *_WRITE) if name.lower() == unknown[0].lower()]
         if elsewhere:
-            raise ConfigurationError(f"option {elsewhere[0]} is not for a {what} of llog")
+            raise ConfigurationError(f"option {elsewhere[0]} is not for a {what} of llog: leave it out")
         near = get_close_matches(unknown[0].lower(), spelled, 1)
         hint = f" (did you mean {spelled[near[0]]}?)" if near else ""
         raise ConfigurationError(
@@ -197,14 +199,14 @@ def _known(options: Mapping[str, str], names: Sequence[str], what: str) -> dict[
     return {spelled[name.lower()]: value for name, value in options.items() if not _is_ignored(name)}
 
 
-def _replaced(settings: Settings, stores: Mapping[str, str]) -> Settings:
-    defaults = {field: SETTINGS[field].default for field in superseded(stores)}
+def _with_stores(settings: Settings, stores: Mapping[str, str]) -> Settings:
+    defaults = {field: SETTINGS[field].default for field in superseded_fields(stores)}
     return msgspec.structs.replace(settings, **defaults, **stores)
 
 
 def _settings(given: Mapping[str, str], settings: Settings | None) -> Settings:
     stores = {name: given[name] for name in _STORES if name in given}
-    settings = load_settings(stores) if settings is None else _replaced(settings, stores)
+    settings = load_settings(stores) if settings is None else _with_stores(settings, stores)
     if "broker" not in given and addresses(settings)[0].scheme == "memory":
         raise ConfigurationError(
             f"the log at {settings.meta} lives in one process, and Spark runs in several: name another by the "
@@ -222,7 +224,7 @@ def _selection(given: Mapping[str, str]) -> Selection:
         names = dict.fromkeys(filter(None, (name.strip() for name in value.split(","))))
         if not names:
             raise ConfigurationError("option subscribe names no topic")
-        return Selection(topics=tuple(_checked("subscribe", name, check_topic_name) for name in names))
+        return Selection(topics=tuple(_parse_option("subscribe", name, check_topic_name) for name in names))
     if chosen[0] == "subscribePattern":
         try:
             re.compile(value)
@@ -233,15 +235,19 @@ def _selection(given: Mapping[str, str]) -> Selection:
         return Selection(pattern=value)
     partitions = _json(given, chosen[0], dict[str, list[int]])
     assigned = [
-        TopicPartition(_checked("assign", topic, check_topic_name), p) for topic, ps in partitions.items() for p in ps
+        TopicPartition(_parse_option("assign", topic, check_topic_name), p)
+        for topic, ps in partitions.items()
+        for p in ps
     ]
     if not assigned or any(tp.partition < 0 for tp in assigned):
         raise ConfigurationError(f'option assign must look like {{"topic": [0, 1]}}: {value[:200]!r}')
     return Selection(assigned=tuple(sorted(set(assigned))))
 
 
-def _position(given: Mapping[str, str], names: tuple[str, ...], default: int, *, forbidden: int | None) -> Position:
-    """Times win over offsets, as with Kafka: one timestamp for all, then timestamps by partition, then offsets."""
+def _offset_spec(
+    given: Mapping[str, str], names: tuple[str, ...], default: int, *, forbidden: int | None
+) -> OffsetSpec:
+    """Return where to start or end: by one timestamp for all, else timestamps by partition, else offsets."""
     by_offset, by_time, by_times = names
     strategy = given.get("startingOffsetsByTimestampStrategy", "error").lower()
     if strategy not in ("error", "latest"):
@@ -250,31 +256,31 @@ def _position(given: Mapping[str, str], names: tuple[str, ...], default: int, *,
     if by_time in given:
         return _time(by_time, given[by_time], latest_if_missing)
     if by_times in given:
-        return Position(timestamps=_by_partition(given, by_times, 0), latest_if_missing=latest_if_missing)
+        return OffsetSpec(timestamps=_by_partition(given, by_times, 0), latest_if_missing=latest_if_missing)
     value = given.get(by_offset)
     if value is None:
-        return Position(everywhere=default)
+        return OffsetSpec(everywhere=default)
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         everywhere = EARLIEST if word == "earliest" else LATEST
         if everywhere == forbidden:
             raise ConfigurationError(f"option {by_offset} cannot be {word!r} in a batch read")
-        return Position(everywhere=everywhere)
+        return OffsetSpec(everywhere=everywhere)
     if _RELATIVE.fullmatch(word):
         return _time(by_offset, word, latest_if_missing)
     offsets = _by_partition(given, by_offset, EARLIEST)
     if forbidden is not None and forbidden in offsets.values():
         raise ConfigurationError(f"option {by_offset} cannot have the offset {forbidden} in a batch read")
-    return Position(offsets=offsets)
+    return OffsetSpec(offsets=offsets)
 
 
-def _time(name: str, value: str, latest_if_missing: bool) -> Position:
+def _time(name: str, value: str, latest_if_missing: bool) -> OffsetSpec:
     relative = _RELATIVE.fullmatch(value.strip().lower())
     if relative:
-        return Position(ago_ms=parse_duration_ms(relative[1]))
+        return OffsetSpec(ago_ms=parse_duration_ms(relative[1]))
     if not value.strip().isdecimal():
         raise ConfigurationError(f"option {name} must be ms since 1970, or a time ago such as -10m: {value!r}")
-    return Position(timestamp_ms=int(value), latest_if_missing=latest_if_missing)
+    return OffsetSpec(timestamp_ms=int(value), latest_if_missing=latest_if_missing)
 
 
 def _by_partition(given: Mapping[str, str], name: str, lowest: int) -> dict[str, int]:
@@ -282,8 +288,11 @@ def _by_partition(given: Mapping[str, str], name: str, lowest: int) -> dict[str,
     for topic, partitions in _json(given, name, dict[str, dict[str, int]]).items():
         for partition, number in partitions.items():
             if not partition.isdecimal() or number < lowest:
-                raise ConfigurationError(f"option {name} of topic {topic!r}: {partition!r}: {number} cannot be")
-            found[str(TopicPartition(_checked(name, topic, check_topic_name), int(partition)))] = number
+                raise ConfigurationError(
+                    f'option {name} of topic {topic!r} has {{"{partition}": {number}}}: write a partition from 0 and a '
+                    f"number from {lowest}"
+                )
+            found[str(TopicPartition(_parse_option(name, topic, check_topic_name), int(partition)))] = number
     if not found:
         raise ConfigurationError(f"option {name} names no partition: {given[name][:200]!r}")
     return found
@@ -324,17 +333,17 @@ def _quantity(given: Mapping[str, str], name: str, parse: Callable[[str], int]) 
     value = given.get(name)
     if value is None:
         return None
-    parsed = _checked(name, value, parse)
+    parsed = _parse_option(name, value, parse)
     if parsed < 1:
         raise ConfigurationError(f"option {name} must be above 0: {value!r}")
     return parsed
 
 
 def _name(given: Mapping[str, str], name: str, check: Callable[[str], str]) -> str | None:
-    return None if name not in given else _checked(name, given[name], check)
+    return None if name not in given else _parse_option(name, given[name], check)
 
 
-def _checked(name: str, value: str, check: Callable[[str], T]) -> T:
+def _parse_option(name: str, value: str, check: Callable[[str], T]) -> T:
     try:
         return check(value)
     except (InvalidArgument, ConfigurationError) as error:

@@ -1,8 +1,8 @@
-"""From ranges of offsets to tasks that carry blob names and byte ranges, so that no task looks at the metadata again.
+"""Plans tasks for ranges of offsets. Tasks carry blob names and byte ranges, so that none of them reads metadata again.
 
-A task reads runs of consecutive records, each in order. Large partitions are cut between extents; small runs whose
-bytes lie in the same blobs share a task, so that neighbours of a blob share a GET. Only where more tasks are wanted
-than there are extents is an extent cut.
+A task reads located ranges, each in the order of its offsets. Large partitions are cut between extents; small ranges
+whose bytes lie in the same blobs share a task, so that neighbours in a blob share a GET. An extent is cut only if more
+tasks are wanted than there are extents.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark.sql.datasource import InputPartition
 
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import Snapshot, take_snapshot
-from llog.engines.port import Bounds
 from llog.errors import OffsetOutOfRange
 from llog.log.catalog import Catalog
+from llog.log.engine import Bounds
 from llog.log.log import Log
 from llog.log.records import Topic
 from llog.model import TopicPartition
@@ -27,10 +27,10 @@ from llog.spark.offsets import check_unchanged, within_bounds
 from llog.spark.source_log import Range
 
 PACKED_BYTES_MAX = 64 << 20
-"""Small runs are put together up to this size."""
+"""The size up to which small ranges share a task."""
 
 
-class Run(NamedTuple):
+class LocatedRange(NamedTuple):
     """Consecutive records [start, stop) of one partition and the extents that hold them."""
 
     topic: Topic
@@ -44,11 +44,11 @@ class Run(NamedTuple):
 
 
 class ReadTask(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The ranges that one Spark task reads."""
 
-    def __init__(self, runs: Sequence[Run], pin: str | None) -> None:
+    def __init__(self, ranges: Sequence[LocatedRange], pin: str | None) -> None:
         super().__init__(None)
-        self.runs = tuple(runs)
+        self.ranges = tuple(ranges)
         self.pin = pin
 
 
@@ -64,18 +64,18 @@ async def plan_tasks(
 ) -> list[ReadTask]:
     """Return the tasks for these ranges, which the caller has pinned."""
     reads = await log.meta.begin_reads()
-    runs: list[Run] = []
+    located: list[LocatedRange] = []
     for wanted in ranges:
         (tp, start, stop), snapshot = await locate(log, wanted, fail_on_data_loss=fail_on_data_loss)
         if start < stop:
-            runs += _cut(snapshot, topics[tp.topic], start, stop, task_bytes_max)
-    # Looked up by name: only an incarnation that is still the same afterwards says that all of it is of one topic.
+            located += _cut(snapshot, topics[tp.topic], start, stop, task_bytes_max)
+    # The partitions were looked up by name: only an unchanged incarnation proves that all extents are of one topic.
     await check_unchanged(Catalog(log).get, topics)
     await reads.confirm()
-    runs = _split(runs, min_tasks)
-    packed = _pack(runs, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
-    # Where there is nothing to read, Spark would start a task of its own making, which has no runs.
-    return [ReadTask(group, pin) for group in packed or [[]]]
+    located = _split(located, min_tasks)
+    groups = _pack(located, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
+    # Without a task, Spark would create one of its own, which has no ranges.
+    return [ReadTask(group, pin) for group in groups or [[]]]
 
 
 async def read_bounds(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
@@ -93,54 +93,56 @@ async def locate(log: Log, wanted: Range, *, fail_on_data_loss: bool) -> tuple[R
             wanted = within_bounds(wanted, bounds, fail_on_data_loss=fail_on_data_loss)
 
 
-def _cut(extents: Snapshot, topic: Topic, start: int, stop: int, bytes_max: int) -> list[Run]:
-    runs: list[Run] = []
+def _cut(extents: Snapshot, topic: Topic, start: int, stop: int, bytes_max: int) -> list[LocatedRange]:
+    """Return the range in parts of up to `bytes_max`, cut between extents."""
+    parts: list[LocatedRange] = []
     sizes = np.cumsum(extents.byte_lengths)
     first, size = 0, 0
     while first < len(extents):
         last = max(first + 1, int(np.searchsorted(sizes, size + bytes_max, "right")))
-        runs.append(_run(extents.part(first, last), topic, start, stop))
+        parts.append(_located_range(extents.part(first, last), topic, start, stop))
         first, size = last, int(sizes[last - 1])
-    return runs
+    return parts
 
 
-def _run(extents: Snapshot, topic: Topic, start: int, stop: int) -> Run:
+def _located_range(extents: Snapshot, topic: Topic, start: int, stop: int) -> LocatedRange:
     first, last = max(start, extents[0].start_offset), min(stop, extents[-1].end_offset + 1)
-    return Run(topic, first, last, extents)
+    return LocatedRange(topic, first, last, extents)
 
 
-def _split(runs: list[Run], wanted: int) -> list[Run]:
-    """At least `wanted` runs if there are as many records, by halving the longest."""
-    if not runs or len(runs) >= wanted:
-        return runs
-    heap = [(run.start - run.stop, place, run) for place, run in enumerate(runs)]
+def _split(ranges: list[LocatedRange], wanted: int) -> list[LocatedRange]:
+    """Return at least `wanted` ranges if there are as many records, by halving the longest ones."""
+    if not ranges or len(ranges) >= wanted:
+        return ranges
+    heap = [(each.start - each.stop, number, each) for number, each in enumerate(ranges)]
     heapq.heapify(heap)
-    place = len(heap)
+    number = len(heap)
     while len(heap) < wanted and heap[0][0] < -1:
-        _, _, run = heapq.heappop(heap)
-        middle = (run.start + run.stop) // 2
-        for start, stop in ((run.start, middle), (middle, run.stop)):
-            places = [i for i, e in enumerate(run.extents) if e.end_offset >= start and e.start_offset < stop]
-            kept = run.extents.part(places[0], places[-1] + 1)
-            heapq.heappush(heap, (start - stop, place, Run(run.topic, start, stop, kept)))
-            place += 1
-    return sorted((run for _, _, run in heap), key=lambda run: (run.tp, run.start))
+        _, _, longest = heapq.heappop(heap)
+        middle = (longest.start + longest.stop) // 2
+        for start, stop in ((longest.start, middle), (middle, longest.stop)):
+            indexes = [i for i, e in enumerate(longest.extents) if e.end_offset >= start and e.start_offset < stop]
+            extents = longest.extents.part(indexes[0], indexes[-1] + 1)
+            heapq.heappush(heap, (start - stop, number, LocatedRange(longest.topic, start, stop, extents)))
+            number += 1
+    return sorted((each for _, _, each in heap), key=lambda each: (each.tp, each.start))
 
 
-def _pack(runs: list[Run], bytes_max: int, wanted: int) -> list[list[Run]]:
-    """Runs grouped into tasks, those that begin in the same blob together; never fewer groups than wanted if
-    avoidable.
+def _pack(ranges: list[LocatedRange], bytes_max: int, wanted: int) -> list[list[LocatedRange]]:
+    """Return the ranges in groups for tasks; ranges that begin in the same blob are neighbours.
+
+    There are no fewer groups than `wanted`, unless there are fewer ranges.
     """
-    groups: list[list[Run]] = []
+    groups: list[list[LocatedRange]] = []
     size = 0
-    spare = len(runs) - wanted  # how many runs may still join another
-    for run in sorted(runs, key=lambda run: (run.extents[0].data_uri, run.extents[0].byte_offset)):
-        run_bytes = int(run.extents.byte_lengths.sum())
-        if groups and size + run_bytes <= bytes_max and spare > 0:
-            groups[-1].append(run)
-            size += run_bytes
+    spare = len(ranges) - wanted  # how many ranges may still join another
+    for each in sorted(ranges, key=lambda each: (each.extents[0].data_uri, each.extents[0].byte_offset)):
+        range_bytes = int(each.extents.byte_lengths.sum())
+        if groups and size + range_bytes <= bytes_max and spare > 0:
+            groups[-1].append(each)
+            size += range_bytes
             spare -= 1
         else:
-            groups.append([run])
-            size = run_bytes
+            groups.append([each])
+            size = range_bytes
     return groups

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from llog.api.portal import Connection
+from llog.api.portal import LogPortal
 from llog.config import Settings
 from llog.config.locations import NO_BLOBS
 from llog.errors import Contention, OutcomeUnknown, StoreUnavailable
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _ATTEMPTS = 6
 _ITEMS_PER_STEP = 8
 
-_connections: dict[tuple[Settings, bool], Connection[Log]] = {}
+_connections: dict[tuple[Settings, bool], LogPortal[Log]] = {}
 
 
 def run(settings: Settings, use: Callable[[Log], Awaitable[T]], *, reads_only: bool = False) -> T:
@@ -30,7 +30,10 @@ def run(settings: Settings, use: Callable[[Log], Awaitable[T]], *, reads_only: b
 
 
 def run_patiently(settings: Settings, use: Callable[[Log], Awaitable[T]], *, reads_only: bool = False) -> T:
-    """As `run`, for what may be done twice and would end a whole query: try again for some seconds if a store fails."""
+    """Do the same as `run`, but try again for some seconds if a store fails.
+
+    For work that may be done twice, and whose failure would end a whole query.
+    """
     for attempt in range(_ATTEMPTS - 1):
         try:
             return run(settings, use, reads_only=reads_only)
@@ -62,7 +65,7 @@ def iterate(settings: Settings, use: Callable[[Log], AsyncIterator[T]], *, reads
         yield from found
 
 
-def _connection(settings: Settings, reads_only: bool) -> Connection[Log]:
+def _connection(settings: Settings, reads_only: bool) -> LogPortal[Log]:
     """Return the connection of readers and writers; without a blob store in the settings each kind has its own."""
     reads_only = reads_only and settings.blobs == NO_BLOBS
-    return _connections.setdefault((settings, reads_only), Connection(settings, lambda log: log, reads_only=reads_only))
+    return _connections.setdefault((settings, reads_only), LogPortal(settings, lambda log: log, reads_only=reads_only))

@@ -1,8 +1,7 @@
-"""The data sources as a session knows them, each with the settings of the driver.
+"""Registers the data sources with a session, each with the settings of the driver.
 
-Spark plans in processes that have the JVM's environment, which is older than what a job sets in its own code. So the
-class that is registered carries the settings, and is registered again when a read or write names its format under other
-ones.
+Spark plans in processes that have the JVM's environment, which lacks what a job sets in its own code. So the registered
+class carries the settings, and is registered again when a read or write names its format under other settings.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _LAST_CALLS: Final = {
     DataStreamReader: "load",
     DataStreamWriter: "start",
 }
-"""What a read or write is begun with, once its options are set."""
+"""The method that begins a read or write, after its options are set."""
 _registered: WeakKeyDictionary[SparkSession, Settings] = WeakKeyDictionary()
-"""The settings that a session's sources took from this process; not those that it was given."""
+"""The settings that a session's sources took from this process; sessions that were given settings are not here."""
 _is_watching = False
 
 
@@ -42,7 +41,7 @@ def register_sources(spark: SparkSession, settings: Settings | None) -> None:
     else:
         _registered.pop(spark, None)
     for source in _SOURCES:
-        # A class that no module has is pickled with what is in it.
+        # A class that is in no module is pickled with its contents.
         spark.dataSource.register(type(f"{source.__name__}OfDriver", (source,), {"settings": settings}))
     if not _is_watching:
         _is_watching = True
@@ -52,7 +51,7 @@ def register_sources(spark: SparkSession, settings: Settings | None) -> None:
 
 
 def _follow_settings(owner: Any) -> None:
-    """Have readers or writers take the settings of this process when their format is named."""
+    """Make readers or writers take the settings of this process when their format is named."""
     method = owner.format
 
     @wraps(method)
@@ -66,8 +65,9 @@ def _follow_settings(owner: Any) -> None:
 
 
 def _warn_of_ignored(owner: Any, last_call: str) -> None:
-    """Have readers or writers warn of options that llog does not use: here, for Spark plans one stream in many
-    processes.
+    """Make readers or writers warn of options that llog ignores.
+
+    The driver warns, because Spark plans one stream in many processes.
     """
     method = getattr(owner, last_call)
 

@@ -1,4 +1,4 @@
-"""From rows of a DataFrame to columns by partition: whole batches at a time, no loop over rows."""
+"""Divides the rows of a DataFrame by partition: whole batches at a time, without a loop over rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from llog.batch.columns import Columns, byte_size, concat, headers_from_arrow
 from llog.batch.partitioning import partitions_for_keys
-from llog.errors import InvalidArgument, TopicExists, TopicNotFound, WrongEngine
+from llog.errors import InvalidArgument, WrongEngine
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
@@ -21,19 +21,19 @@ _RECORD_OVERHEAD_BYTES = 8
 
 
 class RowGroups:
-    """Rows that wait to be uploaded, by the partition they go to, in the order they came."""
+    """The rows that wait to be uploaded, by partition and in the order of their arrival."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._topics: dict[str, Topic] = {}
         self._waiting: dict[TopicPartition, list[Columns]] = {}
         self.size = 0
-        """About how many bytes wait."""
+        """The approximate number of waiting bytes."""
 
     async def add(self, log: Log, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        columns = {name.lower(): batch.column(place) for place, name in enumerate(batch.schema.names)}
+        columns = {name.lower(): batch.column(index) for index, name in enumerate(batch.schema.names)}
         rows, named = _columns(columns), columns.get("partition")
         if self._options.topic is not None:
             await self._add_topic(log, self._options.topic, rows, named)
@@ -43,13 +43,13 @@ class RowGroups:
             raise InvalidArgument("a row has no topic: its column 'topic' is null, and the option topic is not set")
         for name in pc.unique(names).to_pylist():
             chosen = pa.array(np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False)))
-            await self._add_topic(log, name, _taken(rows, chosen), None if named is None else named.take(chosen))
+            await self._add_topic(log, name, _take(rows, chosen), None if named is None else named.take(chosen))
 
     def take(self) -> list[tuple[TopicPartition, Columns]]:
-        """All that waits; nothing waits afterwards."""
-        taken = [(tp, concat(parts)) for tp, parts in sorted(self._waiting.items())]
+        """Remove and return all waiting rows."""
+        groups = [(tp, concat(parts)) for tp, parts in sorted(self._waiting.items())]
         self._waiting, self.size = {}, 0
-        return taken
+        return groups
 
     async def _add_topic(self, log: Log, name: str, rows: Columns, named: pa.Array | None) -> None:
         topic = await self._topic(log, name)
@@ -58,21 +58,22 @@ class RowGroups:
         bounds = np.searchsorted(partitions[order], np.arange(topic.partitions + 1))
         for partition in np.unique(partitions):
             chosen = pa.array(order[bounds[partition] : bounds[partition + 1]])
-            part = rows if len(chosen) == rows.count else _taken(rows, chosen)
+            part = rows if len(chosen) == rows.count else _take(rows, chosen)
             self._waiting.setdefault(TopicPartition(name, int(partition)), []).append(part)
             self.size += byte_size(part) + _RECORD_OVERHEAD_BYTES * part.count
 
     async def _topic(self, log: Log, name: str) -> Topic:
         if name not in self._topics:
-            self._topics[name] = await ensure_topic(log, name, self._options.create_topic_partitions)
+            self._topics[name] = await get_or_create_topic(log, name, self._options.create_topic_partitions)
         return self._topics[name]
 
 
 def _partitions(
     topic: Topic, rows: Columns, named: pa.Array | None, chance: Random
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where each row goes: as its column says, else by its key, else all that have neither to one partition, by
-    chance.
+    """Return the partition of each row: that of its column `partition`, else one by its key.
+
+    All rows without either go to one random partition.
     """
     chosen = np.full(rows.count, -1, dtype=np.int64)
     if rows.keys is not None:
@@ -89,9 +90,10 @@ def _partitions(
     return np.where(wanted >= 0, wanted, chosen).astype(np.int64)
 
 
-async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:
-    """The topic, created with so many partitions if there is none; `TopicNotFound` if none are given."""
-    topic = await _found_or_made(Catalog(log), name, partitions)
+async def get_or_create_topic(log: Log, name: str, partitions: int | None) -> Topic:
+    """Return the topic; create it with this many partitions if it does not exist. With None, raise `TopicNotFound`."""
+    catalog = Catalog(log)
+    topic = await (catalog.get(name) if partitions is None else catalog.get_or_create(name, partitions))
     if topic.engine != OBJECT:
         raise WrongEngine(
             f"topic {name!r} is of engine {topic.engine!r}, which Spark can read but not write: write to a topic "
@@ -99,18 +101,6 @@ async def ensure_topic(log: Log, name: str, partitions: int | None) -> Topic:
             "produce to this one over HTTP"
         )
     return topic
-
-
-async def _found_or_made(catalog: Catalog, name: str, partitions: int | None) -> Topic:
-    try:
-        return await catalog.get(name)
-    except TopicNotFound:
-        if partitions is None:
-            raise
-    try:
-        return await catalog.create(name, partitions)
-    except TopicExists:
-        return await catalog.get(name)
 
 
 def _columns(columns: dict[str, pa.Array]) -> Columns:
@@ -130,11 +120,11 @@ def _columns(columns: dict[str, pa.Array]) -> Columns:
     )
 
 
-def _taken(rows: Columns, places: pa.Array) -> Columns:
+def _take(rows: Columns, indexes: pa.Array) -> Columns:
     return Columns(
-        values=rows.values.take(places),
-        keys=None if rows.keys is None else rows.keys.take(places),
-        timestamps=None if rows.timestamps is None else rows.timestamps.take(places),
-        headers=None if rows.headers is None else rows.headers.take(places),
+        values=rows.values.take(indexes),
+        keys=None if rows.keys is None else rows.keys.take(indexes),
+        timestamps=None if rows.timestamps is None else rows.timestamps.take(indexes),
+        headers=None if rows.headers is None else rows.headers.take(indexes),
         append_runs=(),
     )

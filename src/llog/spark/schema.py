@@ -1,4 +1,4 @@
-"""The columns of the data source: those of Spark's `kafka` source, in Spark's words and in Arrow's."""
+"""The columns of the data source, which are those of Spark's `kafka` source, as types of Spark and of Arrow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyspark.sql.types import (
 )
 
 from llog.batch.columns import HEADERS_TYPE, append_times, effective_timestamps, headers_to_arrow
-from llog.engines.port import Batch
 from llog.errors import ConfigurationError
+from llog.log.engine import Batch
 from llog.model import TimestampType as TopicTime
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -47,16 +47,16 @@ def source_schema(*, include_headers: bool) -> StructType:
     return StructType([*fields, StructField("headers", _HEADERS)] if include_headers else fields)
 
 
-def chosen_columns(schema: StructType, whole: StructType | None = None) -> tuple[str, ...]:
-    """The columns that a reader's schema asks for, in its order: all of the `whole`, or what `.schema(…)` named."""
-    offered = {field.name.lower(): field for field in (whole or source_schema(include_headers=True)).fields}
+def chosen_columns(schema: StructType, full: StructType | None = None) -> tuple[str, ...]:
+    """Return the columns of a reader's schema, in its order: those of the `full` schema, or those in `.schema(…)`."""
+    offered = {field.name.lower(): field for field in (full or source_schema(include_headers=True)).fields}
     names = []
     for field in schema.fields:
         known = offered.get(field.name.lower())
         if known is None or known.dataType != field.dataType or field.name != known.name:
             columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in offered.values())
             raise ConfigurationError(
-                f"column {field.name} {field.dataType.simpleString()} is not one of llog's: {columns}"
+                f"column {field.name} {field.dataType.simpleString()} is not one of llog's, which are: {columns}"
             )
         if not field.nullable:
             raise ConfigurationError(f"column {field.name} must be nullable in a schema for llog")
@@ -65,9 +65,9 @@ def chosen_columns(schema: StructType, whole: StructType | None = None) -> tuple
 
 
 def to_arrow(batch: Batch, columns: tuple[str, ...], time_type: TopicTime) -> pa.RecordBatch:
-    """The batch as Spark wants it; values and keys are not copied."""
-    made = [_column(batch, name, time_type) for name in columns]
-    return pa.RecordBatch.from_arrays(made, schema=pa.schema([(name, _ARROW[name]) for name in columns]))
+    """Return the batch in the types that Spark expects; values and keys are not copied."""
+    arrays = [_column(batch, name, time_type) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, _ARROW[name]) for name in columns]))
 
 
 def _column(batch: Batch, name: str, time_type: TopicTime) -> pa.Array:

@@ -1,4 +1,4 @@
-"""The one place that builds Spark sessions: what every job of llog wants set, set once."""
+"""Builds Spark sessions with the settings that all jobs of llog need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llog.spark.java import java_home
 _LOOPBACK_MASTER = re.compile(r"local(-cluster)?(\[.*\])?$|spark://(127\.0\.0\.1|localhost)(:\d+)?$")
 _HANG_UPS = ("BrokenPipeError", "ConnectionResetError")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# A start takes two thirds of the time, but hot code never reaches the optimising compiler: for tests and short runs.
+# Starts in two thirds of the time, but hot code never reaches the optimising compiler: for tests and short runs.
 _FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
@@ -38,17 +38,17 @@ def spark_session(
     fast_start: bool = False,
     settings: Settings | None = None,
 ) -> SparkSession:
-    """A session with the `llog` data source registered, with these settings; the running one, with `conf` set, if there
-    is one.
+    """Return a session in which the `llog` data sources are registered with these settings.
 
-    What is in `conf` wins over what llog sets, except that `spark.driver.extraJavaOptions` is added to them. Under
-    spark-submit the master it was given wins over `master`. The session is stopped when the process ends.
+    A session that is already running is returned, with `conf` set. Values in `conf` take precedence over those that
+    llog sets, except that `spark.driver.extraJavaOptions` is added to them. Under spark-submit, its master takes
+    precedence over `master`. The session is stopped when the process ends.
     """
     if SparkContext._active_spark_context is not None:
-        return _registered(_builder(conf or {}).getOrCreate(), settings)
+        return _register(_builder(conf or {}).getOrCreate(), settings)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if submitted:
-        SparkContext._ensure_initialized()  # connects to the JVM, which knows what spark-submit was given
+        SparkContext._ensure_initialized()  # connects to the JVM, which has the options of spark-submit
         master = SparkConf().get("spark.master", master)
     local = _LOOPBACK_MASTER.match(master) is not None
     chosen = {"spark.app.name": app_name, "spark.master": master, **_defaults(local), **(conf or {})}
@@ -71,11 +71,11 @@ def spark_session(
             _launch(chosen)
         session = _builder(chosen).getOrCreate()
     atexit.register(_stop, session)
-    return _registered(session, settings)
+    return _register(session, settings)
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop the session, also if its JVM has ended before: a signal to a whole process group ends both."""
+    """Stop the session, even if its JVM has already ended: a signal to a process group ends both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that the JVM could not be shut down cleanly
         try:
@@ -102,7 +102,7 @@ def _launch(settings: Mapping[str, str]) -> None:
 
 
 def _forward(read: int) -> None:
-    """Pass on what Spark prints, but for the stack trace of each worker that it dropped after a minute without work."""
+    """Pass on what Spark prints, except the stack traces of workers that it dropped after an idle minute."""
     trace: list[str] = []
     with open(read, errors="replace") as lines:
         for line in lines:
@@ -136,13 +136,13 @@ def _defaults(local: bool) -> dict[str, str]:
     return settings
 
 
-def _registered(session: SparkSession, settings: Settings | None) -> SparkSession:
+def _register(session: SparkSession, settings: Settings | None) -> SparkSession:
     register(session, settings)
     return session
 
 
 def _scratch_directory() -> str:
-    """Where Spark puts tables nobody gave a path for; without it, a directory appears where the user stands."""
+    """Return a temporary directory for tables without a path; otherwise Spark would create one in the current one."""
     directory = tempfile.mkdtemp(prefix="llog-spark-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -150,7 +150,7 @@ def _scratch_directory() -> str:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Spark reads these only while it starts: the caller's environment stays as it was."""
+    """Set variables while Spark starts, which is when it reads them, and restore the caller's environment."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""The sink: columns `key`, `value`, `topic`, `partition`, `headers`, `timestamp`, as Kafka's, exactly once.
+"""Writes the columns `key`, `value`, `topic`, `partition`, `headers` and `timestamp`, as Kafka's sink, exactly once.
 
-A stream is one sink, named by its query id, so that a restart from its checkpoint goes on where it was. A batch write
-is a sink of its own: with a `writeId` it may be repeated, and is done once.
+A stream is one sink, named by its query id, so that a restart from its checkpoint continues it. A batch write is a sink
+of its own: with a `writeId`, it takes effect once, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llog.log.opening import writer_options
 from llog.spark.offsets import logger
 from llog.spark.options import WriteOptions
 from llog.spark.process import run, run_patiently
-from llog.spark.rows import RowGroups, ensure_topic
+from llog.spark.rows import RowGroups, get_or_create_topic
 from llog.spark.write_modes import APPEND_ONLY
 
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -34,8 +34,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Uploaded(WriterCommitMessage):  # type: ignore[misc]
-    """What one task has uploaded for which sink."""
+class UploadMessage(WriterCommitMessage):  # type: ignore[misc]
+    """The uploads of one task, and their sink."""
 
     def __init__(self, sink: str, uploads: tuple[Upload, ...]) -> None:
         self.sink = sink
@@ -53,27 +53,27 @@ class LlogWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._sink = f"write-{options.write_id}" if options.write_id else f"once-{uuid4()}"
         run(options.settings, lambda log: _prepare(log, options))
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> UploadMessage:
         return _upload(self._options, self._sink, iterator)
 
-    def commit(self, messages: Sequence[Uploaded | None]) -> None:
+    def commit(self, messages: Sequence[UploadMessage | None]) -> None:
         uploads = _uploads(messages)
         settings = self._options.settings
         if uploads or self._options.write_id:
             run_patiently(settings, lambda log: publish(log, self._sink, 0, uploads))
         if self._options.write_id is None:
-            # By itself: repeated together with the publication, it would let a finished write look like a stale one.
+            # In a call of its own: if it were repeated with the publication, a finished write would look stale.
             try:
                 run_patiently(settings, lambda log: forget_sink(log, self._sink))
             except LlogError as error:
                 logger.warning("llog could not forget the finished write %s: %s", self._sink, error)
 
-    def abort(self, messages: Sequence[Uploaded | None]) -> None:
-        """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
+    def abort(self, messages: Sequence[UploadMessage | None]) -> None:
+        """Leave the uploads to the collector: Spark also aborts after a commit that may have taken effect."""
 
 
 class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The writes of a stream. Tasks and commit run on different copies: only the messages connect them."""
+    """The writes of a stream. Tasks and commits run on different copies, which only the messages connect."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -82,26 +82,26 @@ class LlogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._options = options
         run(options.settings, lambda log: _prepare(log, options))
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> UploadMessage:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query:
-            raise InvalidArgument("this stream has no query id to write under")
+            raise InvalidArgument("this stream has no query id, which names its sink: start it with writeStream")
         return _upload(self._options, f"query-{query}", iterator)
 
-    def commit(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
+    def commit(self, messages: Sequence[UploadMessage | None], batchId: int) -> None:
         sinks = {message.sink for message in messages if message is not None}
         if len(sinks) != 1:
             raise InvalidArgument(f"batch {batchId} was written for {len(sinks)} queries instead of one")
         sink, uploads = sinks.pop(), _uploads(messages)
         run_patiently(self._options.settings, lambda log: publish(log, sink, batchId, uploads))
 
-    def abort(self, messages: Sequence[Uploaded | None], batchId: int) -> None:
-        """Leaves the uploads to the collector: Spark aborts also after a commit that may have happened."""
+    def abort(self, messages: Sequence[UploadMessage | None], batchId: int) -> None:
+        """Leave the uploads to the collector: Spark also aborts after a commit that may have taken effect."""
 
 
 def _check(options: WriteOptions, schema: StructType) -> None:
-    """Refuses what cannot be written, before any task starts."""
+    """Raise if the rows cannot be written, before any task starts."""
     written = [(field.name.lower(), field.dataType) for field in schema.fields if field.name.lower() in _KINDS]
     columns = dict(written)
     if len(columns) != len(written):
@@ -118,13 +118,13 @@ def _check(options: WriteOptions, schema: StructType) -> None:
 
 
 async def _prepare(log: Log, options: WriteOptions) -> None:
-    """Sees to it that the topic named by option exists."""
+    """Create the topic of the option `topic` if it does not exist and may be created."""
     if options.topic is not None:
-        await ensure_topic(log, options.topic, options.create_topic_partitions)
+        await get_or_create_topic(log, options.topic, options.create_topic_partitions)
 
 
-def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch]) -> Uploaded:
-    """Puts all rows of one task, in blobs of about `upload_bytes`."""
+def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch]) -> UploadMessage:
+    """Upload all rows of one task, in blobs of about `upload_bytes`."""
     groups, codec = RowGroups(options), writer_options(options.settings).codec
 
     async def flush(log: Log) -> Upload:
@@ -137,8 +137,8 @@ def _upload(options: WriteOptions, sink: str, batches: Iterator[pa.RecordBatch])
             uploads.append(run(options.settings, flush))
     if groups.size:
         uploads.append(run(options.settings, flush))
-    return Uploaded(sink, tuple(uploads))
+    return UploadMessage(sink, tuple(uploads))
 
 
-def _uploads(messages: Sequence[Uploaded | None]) -> list[Upload]:
+def _uploads(messages: Sequence[UploadMessage | None]) -> list[Upload]:
     return [upload for message in messages if message is not None for upload in message.uploads]

@@ -1,4 +1,4 @@
-"""The data source `llog`: what Spark calls. Options are checked and offsets resolved before any task starts."""
+"""The data source `llog`, as Spark calls it. Options are checked and offsets resolved before any task starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llog.log.records import Topic
 from llog.spark.broker_log import BrokerLog, broker_client
 from llog.spark.offsets import (
     remaining_topics,
-    resolve_position,
+    resolve_offsets,
     selected_partitions,
     selected_topics,
     within_bounds,
@@ -40,14 +40,14 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read|readStream|write|writeStream.format("llog")`, with the options and the schema of `kafka`."""
 
     settings: Settings | None = None
-    """Those of the driver, which `register` adds; without them, those of whatever process Spark calls this class in."""
+    """The settings of the driver, which `register` adds; or those of the process that uses the class."""
 
     @classmethod
     def name(cls) -> str:
         return "llog"
 
     def schema(self) -> StructType:
-        """Called by load(), unless the user names a schema: the place where mistakes show up first."""
+        """Return the schema. `load()` calls this unless the user names a schema: mistakes show up here first."""
         options = read_options(self.options, streaming=None, settings=self.settings)
         run_read(options, lambda log: _check_selection(log, options))
         return source_schema(include_headers=options.include_headers)
@@ -72,7 +72,7 @@ class LlogDataSource(DataSource):  # type: ignore[misc]
 
 
 class LlogReader(DataSourceReader):  # type: ignore[misc]
-    """A batch read: of a snapshot that is pinned when it is planned."""
+    """A batch read of a snapshot, which is pinned when the read is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -93,8 +93,8 @@ class LlogReader(DataSourceReader):  # type: ignore[misc]
     async def _ranges(self, log: SourceLog, topics: dict[str, Topic]) -> list[Range]:
         options = self._options
         bounds = await log.bounds(selected_partitions(options.selection, topics))
-        starts = await resolve_position(log, options.start, bounds, is_start=True)
-        ends = await resolve_position(log, options.end, bounds, is_start=False)
+        starts = await resolve_offsets(log, options.start, bounds, is_start=True)
+        ends = await resolve_offsets(log, options.end, bounds, is_start=False)
         return [
             within_bounds(Range(tp, starts[tp], ends[tp]), bounds[tp], fail_on_data_loss=options.fail_on_data_loss)
             for tp in bounds
@@ -118,6 +118,6 @@ def run_read(options: ReadOptions, use: Callable[[SourceLog], Coroutine[Any, Any
 
 
 async def _check_selection(log: SourceLog, options: ReadOptions) -> None:
-    """Raise if a named topic or partition does not exist, unless the read is to go on without it."""
+    """Raise if a named topic or partition does not exist, unless `failOnDataLoss` is false."""
     look_up = selected_topics if options.fail_on_data_loss else remaining_topics
     selected_partitions(options.selection, await look_up(log, options.selection))

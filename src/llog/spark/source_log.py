@@ -1,6 +1,6 @@
 """The port of a read: a log as Spark's driver sees it, from its stores (`stored_log.py`) or a broker (`broker_log.py`).
 
-Both plan tasks of their own kind, which carry to the executors all that they need to read.
+Each implementation plans tasks of its own kind, which carry everything that executors need to read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from llog.engines.port import Bounds
+from llog.log.engine import Bounds
 from llog.log.records import Topic
 from llog.model import TopicPartition
 from llog.spark.options import ReadOptions
@@ -25,7 +25,7 @@ class Range(NamedTuple):
 
 
 class SourceTask(Protocol):
-    """What one Spark task reads. Picklable, and an `InputPartition`."""
+    """The records that one Spark task reads. It is picklable, and an `InputPartition`."""
 
     def read(self, options: ReadOptions, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """Yield the task's records as Arrow batches, on an executor."""
@@ -34,17 +34,17 @@ class SourceTask(Protocol):
 
 class SourceLog(Protocol):
     async def topic(self, name: str) -> Topic:
-        """Return a topic; raise `TopicNotFound` if there is none of this name."""
+        """Return a topic; raise `TopicNotFound` if it does not exist."""
         ...
 
     async def topics(self) -> list[Topic]: ...
 
     def check_readable(self, topic: Topic) -> None:
-        """Raise `WrongEngine` if tasks could not get at the topic's records."""
+        """Raise `WrongEngine` if tasks cannot read the topic's records."""
         ...
 
     async def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all these partitions; raise if one is not there."""
+        """Return the bounds of these partitions; raise if one of them does not exist."""
         ...
 
     async def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int:
@@ -54,7 +54,7 @@ class SourceLog(Protocol):
     def now_ms(self) -> int: ...
 
     async def pin(self, owner: str) -> str | None:
-        """Keep all that is readable now until the pin is released or runs out; None if nothing needs to be kept."""
+        """Keep everything that is readable now until the pin is released or expires; None if nothing needs a pin."""
         ...
 
     async def release(self, pin: str | None) -> None: ...
@@ -64,7 +64,7 @@ class SourceLog(Protocol):
     ) -> Sequence[SourceTask]:
         """Return the tasks that read these ranges, one without records if there are none to read.
 
-        Raise `DataLoss` if one of the topics is not there any more.
+        Raise `DataLoss` if one of the topics was deleted.
         """
         ...
 

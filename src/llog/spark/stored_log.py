@@ -1,4 +1,4 @@
-"""Reads from the stores: tasks carry the byte ranges of blobs, which a pin keeps while they are read."""
+"""Reads from the stores: tasks carry byte ranges of blobs, which a pin protects from the collector."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from llog.engines.object.reader import Reader
-from llog.engines.port import Bounds
 from llog.errors import OffsetOutOfRange, PartitionNotInitialized, TopicNotFound, WrongEngine
 from llog.groups.groups import Groups
 from llog.log.catalog import OBJECT, Catalog
+from llog.log.engine import Bounds
 from llog.log.log import Log
 from llog.log.pins import pin, release
 from llog.log.records import Topic
 from llog.model import TopicPartition
-from llog.spark.fetcher import PIN_LEASE_MS, fetch_runs
+from llog.spark.fetcher import PIN_LEASE_MS, fetch_ranges
 from llog.spark.limits import cut_by_bytes
 from llog.spark.options import ReadOptions
 from llog.spark.planner import ReadTask, plan_tasks, read_bounds
@@ -30,15 +30,15 @@ class StoredTask(ReadTask):
     def read(self, options: ReadOptions, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         batches = iterate(
             options.settings,
-            lambda log: fetch_runs(log, self.runs, pin=self.pin, fail_on_data_loss=options.fail_on_data_loss),
+            lambda log: fetch_ranges(log, self.ranges, pin=self.pin, fail_on_data_loss=options.fail_on_data_loss),
             reads_only=True,
         )
-        for run, batch in batches:
-            yield to_arrow(batch, columns, run.topic.timestamp_type)
+        for located, batch in batches:
+            yield to_arrow(batch, columns, located.topic.timestamp_type)
 
 
 class StoredLog:
-    """See `SourceLog`. Topics of other engines than `object` have no blobs, and are read through a broker."""
+    """See `SourceLog`. Topics of engines other than `object` have no blobs; they are read through a broker."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -85,7 +85,7 @@ class StoredLog:
             min_tasks=options.min_partitions,
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        return [StoredTask(task.runs, task.pin) for task in tasks]
+        return [StoredTask(task.ranges, task.pin) for task in tasks]
 
     async def cut_by_bytes(
         self,
@@ -101,6 +101,6 @@ class StoredLog:
         groups = Groups(self._log)
         for tp, offset in offsets.items():
             try:
-                await groups.commit(group, tp, offset)
+                await (await groups.partition(group, tp)).commit(offset)
             except (TopicNotFound, PartitionNotInitialized, OffsetOutOfRange):
-                continue  # deleted since
+                continue  # the topic was deleted meanwhile

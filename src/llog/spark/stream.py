@@ -1,7 +1,8 @@
-"""A stream of micro-batches. An offset is `{"incarnations": {topic: n}, "offsets": {topic: {partition: next offset}}}`.
+"""Reads a stream in micro-batches.
 
-Spark compares offsets as JSON text, so their keys are sorted. The incarnation tells a topic that was deleted and
-created again from one whose records are gone by retention.
+Spark's offset is `{"incarnations": {topic: n}, "offsets": {topic: {partition: next offset}}}`. Spark compares offsets
+as JSON text, so their keys are sorted. The incarnation distinguishes a topic that was deleted and created again from
+one whose records retention has removed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from llog.config import Settings
-from llog.engines.port import Bounds
 from llog.errors import (
     InvalidArgument,
     LlogError,
     PartitionNotInitialized,
     TopicNotFound,
 )
+from llog.log.engine import Bounds
 from llog.log.records import Topic
 from llog.model import TopicPartition
 from llog.spark.limits import cut_by_records
@@ -39,7 +40,7 @@ from llog.spark.offsets import (
     logger,
     lose,
     remaining_topics,
-    resolve_position,
+    resolve_offsets,
     selected_partitions,
     selected_topics,
     within_bounds,
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """How far a stream has come: the next offset of every partition that it knows."""
+    """The position of a stream: the next offset of every partition that it knows."""
 
     offsets: dict[TopicPartition, int]
     incarnations: dict[str, int]
@@ -68,9 +69,8 @@ class StreamPosition(msgspec.Struct, frozen=True):
     def from_json(value: Mapping[str, Any]) -> StreamPosition:
         if value.keys() != {"incarnations", "offsets"}:
             raise InvalidArgument(
-                f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read "
-                "another source "
-                "needs a new checkpointLocation"
+                f"the checkpoint holds an offset that is not llog's ({str(value)[:200]}): a stream that read another "
+                "source needs a new checkpointLocation"
             )
         offsets = {
             TopicPartition(topic, int(partition)): int(offset)
@@ -81,16 +81,16 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Lives in one process for a whole run of a query; `read` runs on copies of it in the tasks."""
+    """The reader of one run of a query. It lives in one process; `read` runs on copies of it in the tasks."""
 
     def __init__(self, options: dict[str, str], schema: StructType, settings: Settings | None = None) -> None:
-        # Spark hides an error that is raised here behind one of its own: it is kept for the first call.
-        self._checked: ReadOptions | LlogError
+        # Spark would hide an error that is raised here behind its own; the first call raises it instead.
+        self._options_or_error: ReadOptions | LlogError
         try:
-            self._checked = read_options(options, streaming=True, settings=settings)
+            self._options_or_error = read_options(options, streaming=True, settings=settings)
             self._columns = chosen_columns(schema)
         except LlogError as error:
-            self._checked = error
+            self._options_or_error = error
         self._initial: StreamPosition | None = None
         self._target: dict[TopicPartition, int] | None = None
         self._last_advance = time.monotonic()
@@ -101,11 +101,11 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
     @property
     def _options(self) -> ReadOptions:
-        if isinstance(self._checked, LlogError):
-            raise self._checked
-        return self._checked
+        if isinstance(self._options_or_error, LlogError):
+            raise self._options_or_error
+        return self._options_or_error
 
-    # --- what Spark asks, in the query's own process
+    # --- called by Spark, in the query's own process
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
@@ -154,7 +154,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def read(self, partition: SourceTask) -> Iterator[pa.RecordBatch]:
         return partition.read(self._options, self._columns)
 
-    # --- how it is answered
+    # --- the implementation
 
     def _run(self, use: Callable[[SourceLog], Coroutine[Any, Any, T]]) -> T:
         return run_read(self._options, use, patiently=True)
@@ -163,7 +163,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         options = self._options
         topics = await selected_topics(log, options.selection)
         bounds = await log.bounds(selected_partitions(options.selection, topics))
-        starts = await resolve_position(log, options.start, bounds, is_start=True)
+        starts = await resolve_offsets(log, options.start, bounds, is_start=True)
         for tp, offset in starts.items():
             if offset > bounds[tp].next_offset:
                 raise InvalidArgument(
@@ -181,19 +181,19 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         starts, ends = {}, {}
         for tp, bounds in current.items():
             same = position.incarnations.get(tp.topic) in (None, topics[tp.topic].incarnation)
-            # A partition that is new to the stream is read from its beginning: its records came after the stream began.
+            # A partition that is new to the stream is read from its log start: its records came after the stream began.
             starts[tp] = position.offsets.get(tp, bounds.log_start_offset) if same else bounds.log_start_offset
             end = bounds.next_offset
             if starts[tp] > end:
                 self._lose(
-                    f"the stream has come to offset {starts[tp]} of {tp}, beyond its next offset {end}: was it "
-                    "restored?"
+                    f"the stream is at offset {starts[tp]} of {tp}, beyond its next offset {end}: was the metadata "
+                    "restored from a backup?"
                 )
             if self._target is not None:
                 end = min(end, self._target.get(tp, starts[tp]))
             ends[tp] = max(starts[tp], end)
         if limited:
-            ends = await self._limited(log, starts, ends)
+            ends = await self._apply_limits(log, starts, ends)
         if any(ends[tp] > starts[tp] for tp in ends):
             self._last_advance = time.monotonic()
         return StreamPosition(ends, _incarnations(topics))
@@ -215,7 +215,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                     raise
 
     async def _topics(self, log: SourceLog, position: StreamPosition) -> dict[str, Topic]:
-        """Return the topics that are read now. One that was deleted, or created again, since `position` is a loss."""
+        """Return the topics that are read now. A topic that was deleted or created again since `position` is a loss."""
         topics = await remaining_topics(log, self._options.selection)
         for name, incarnation in position.incarnations.items():
             if name not in topics:
@@ -227,7 +227,7 @@ class LlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def _lose(self, what: str) -> None:
         lose(what, fail=self._options.fail_on_data_loss)
 
-    async def _limited(
+    async def _apply_limits(
         self, log: SourceLog, starts: Mapping[TopicPartition, int], ends: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         options = self._options

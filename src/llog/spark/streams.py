@@ -1,6 +1,4 @@
-"""Streams that survive a busy start: Spark 4.3 gives the Python process of a source 10 s to start, which no setting
-changes.
-"""
+"""Runs streams that survive a busy start of Spark. The documented import of `run_stream`."""
 
 from __future__ import annotations
 
@@ -20,10 +18,11 @@ _LATE: Final = "Python worker failed to connect back"
 
 
 def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Start a query, wait for its end and return it. A query whose Python process came too late is started again.
+    """Start a query, wait for its end and return it. A query whose Python process started too late is started again.
 
-    Such a query has read nothing, and its checkpoint is as it was. Raise `SparkFailed` after `STARTS_MAX` starts, and
-    any other failure at once.
+    Spark 4.3 gives the Python process of a source 10 s to start, which no setting changes. A query that missed them has
+    read nothing, and its checkpoint is unchanged. Raise `SparkFailed` after `STARTS_MAX` starts, and any other failure
+    at once.
     """
     starts = 0
     while True:
@@ -37,9 +36,9 @@ def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:
                 raise
             if starts == STARTS_MAX:
                 raise SparkFailed(
-                    f"the Python process of a stream did not start within Spark's 10 s, {starts} times in a row: "
-                    "the machine is too "
-                    "busy. Start the stream again when it has less to do, or on more cores; the checkpoint is as it was"
+                    f"the Python process of a stream did not start within Spark's 10 s, {starts} times in a row: the "
+                    "machine is too busy. Start the stream again when it is less busy, or on more cores; the "
+                    "checkpoint is unchanged"
                 ) from error
             logger.warning(
                 "the Python process of a stream did not start within Spark's 10 s: starting the stream again"

@@ -1,7 +1,7 @@
-"""The modes of a write, taken and refused as Kafka's sink does, where the write is built.
+"""Accepts and refuses the modes of a write as Kafka's sink does, when the write is built.
 
-Spark 4.3 refuses the default mode for every data source in Python, and learns in the first batch only that a stream
-cannot be written in its output mode. It asks no source before: so `register` has PySpark's writers ask here.
+Spark 4.3 refuses the default mode for every data source in Python, and reports only in the first batch that a stream
+cannot be written in its output mode. It asks no source before, so `register` makes PySpark's writers ask here.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from llog.errors import ConfigurationError
 
 FORMAT: Final = "llog"
 APPEND_ONLY: Final = (
-    "llog is a log: a stream is appended to it, with outputMode('append'). To append what outputMode('update') "
-    "or 'complete' gives, "
-    "write each batch by foreachBatch, with a writeId that does it once: lambda rows, batch: rows.write.format('llog')"
-    ".option('topic', …).option('writeId', f'totals-{batch}').save()"
+    "llog is a log: a stream is appended to it, with outputMode('append'). To append the result of "
+    "outputMode('update') or 'complete', write each batch by foreachBatch, with a writeId that makes it happen once: "
+    "lambda rows, batch: rows.write.format('llog').option('topic', …).option('writeId', f'totals-{batch}').save()"
 )
 _is_watching = False
 
 
 def watch_writers() -> None:
-    """Has PySpark's writers ask here, from now on. Idempotent."""
+    """Make PySpark's writers ask here from now on. Idempotent."""
     global _is_watching
     if not _is_watching:
         _is_watching = True
@@ -57,7 +56,7 @@ def _append_by_default() -> None:
 
 
 def _refuse_early(setting: str) -> None:
-    """Has a stream's writer refuse what it was set to once it is known to be llog's."""
+    """Make a stream's writer of format `llog` refuse output modes other than append as soon as they are set."""
     method = getattr(DataStreamWriter, setting)
 
     @wraps(method)

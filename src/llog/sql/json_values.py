@@ -1,12 +1,12 @@
-"""Rows as JSON values and as text, the same for every surface. No I/O.
+"""Converts rows to JSON values and text, the same way for every interface. No I/O.
 
 | type | as JSON |
 | --- | --- |
-| BOOLEAN, integers | themselves: 64 bits, which some readers of JSON cannot tell apart beyond 2^53 |
-| HUGEINT and DECIMAL without a fraction | a number if 64 bits hold it, else text |
+| BOOLEAN, integers | the same; integers have 64 bits, and some JSON readers lose precision beyond 2^53 |
+| HUGEINT and DECIMAL without a fraction | a number if it fits into 64 bits, else text |
 | DECIMAL | text |
 | FLOAT, DOUBLE | a number; NaN and infinity are null |
-| DATE, TIME, TIMESTAMP | ISO 8601 text; with a time zone it is UTC and ends in `Z`; or `infinity`, `-infinity` |
+| DATE, TIME, TIMESTAMP | ISO 8601 text, in UTC with `Z` if the type has a time zone; or `infinity`, `-infinity` |
 | BLOB | text if it is UTF-8, else `{"base64": …}` |
 | lists, structs, maps | arrays and objects of these |
 | all others | text |
@@ -28,7 +28,7 @@ from llog.base.units import bytes_to_json
 
 _INT64: Final = 1 << 63
 _INT32: Final = 1 << 31
-_NAMES: Final[list[tuple[Callable[[Any], bool], str]]] = [
+_TYPE_NAMES: Final[list[tuple[Callable[[Any], bool], str]]] = [
     (pa.types.is_boolean, "BOOLEAN"),
     (pa.types.is_int8, "TINYINT"),
     (pa.types.is_int16, "SMALLINT"),
@@ -63,7 +63,7 @@ _PLAIN: Final = {
 
 
 def type_name(kind: pa.DataType) -> str:
-    """What SQL calls this type."""
+    """Return SQL's name of an Arrow type."""
     if pa.types.is_decimal(kind):
         return "HUGEINT" if (kind.precision, kind.scale) == (38, 0) else f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
@@ -78,7 +78,7 @@ def type_name(kind: pa.DataType) -> str:
         return f"{type_name(kind.value_type)}[]"
     if isinstance(kind, pa.BaseExtensionType):
         return "JSON" if kind.extension_name == "arrow.json" else type_name(kind.storage_type)
-    return next((name for fits, name in _NAMES if fits(kind)), str(kind).upper())
+    return next((name for fits, name in _TYPE_NAMES if fits(kind)), str(kind).upper())
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -86,7 +86,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def json_columns(table: pa.Table) -> list[list[Any]]:
-    """Each column as values that JSON has."""
+    """Return the JSON values of each column."""
     return [json_values(column) for column in table.columns]
 
 
@@ -117,21 +117,21 @@ def json_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _with_infinity(text: pa.ChunkedArray, numbers: pa.ChunkedArray, most: int) -> pa.ChunkedArray:
-    """The largest and the least number are DuckDB's infinities."""
+    """Replace DuckDB's infinities, which are the largest and the smallest number."""
     text = pc.if_else(pc.equal(numbers, most), "infinity", text)
     return pc.if_else(pc.equal(numbers, -most), "-infinity", text)
 
 
 def json_value(value: Any) -> Any:
-    """One value, however deep it is."""
+    """Return the JSON form of one value, however deeply it is nested."""
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return value if math.isfinite(value) else None
         case Decimal():
-            whole = value.is_finite() and value.as_tuple().exponent == 0 and -_INT64 <= value < _INT64
-            return int(value) if whole else str(value)
+            is_int64 = value.is_finite() and value.as_tuple().exponent == 0 and -_INT64 <= value < _INT64
+            return int(value) if is_int64 else str(value)
         case bytes():
             return bytes_to_json(value)
         case datetime():
@@ -143,11 +143,11 @@ def json_value(value: Any) -> Any:
         case timedelta():
             return str(value)
         case pa.MonthDayNano():
-            return _interval(value)
+            return _interval_text(value)
         case dict():
-            return {_key(key): json_value(each) for key, each in value.items()}
+            return {_key_text(key): json_value(each) for key, each in value.items()}
         case list() if value and all(type(each) is tuple and len(each) == 2 for each in value):  # a map
-            return {_key(key): json_value(each) for key, each in value}
+            return {_key_text(key): json_value(each) for key, each in value}
         case list() | tuple():
             return [json_value(each) for each in value]
         case _:
@@ -155,26 +155,26 @@ def json_value(value: Any) -> Any:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, those that were there before with a number: an object has each once."""
-    found: dict[str, None] = {}
+    """Return the names with a number after each repeated one, since a JSON object has every name once."""
+    taken: dict[str, None] = {}
     for name in names:
         unique, number = name, 1
-        while unique in found:
+        while unique in taken:
             unique, number = f"{name}_{number}", number + 1
-        found[unique] = None
-    return list(found)
+        taken[unique] = None
+    return list(taken)
 
 
 def text_of(value: Any) -> str:
-    """A JSON value as text on a line: text is itself, all else JSON."""
+    """Return text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _key(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return text_of(json_value(key))
 
 
-def _interval(value: Any) -> str:
+def _interval_text(value: Any) -> str:
     parts = [f"{value.months} months"] if value.months else []
     parts += [f"{value.days} days"] if value.days else []
     if value.nanoseconds or not parts:

@@ -1,4 +1,4 @@
-"""Opens a database, for code that must load without the extra `sql`."""
+"""Opens a database, for modules that must be importable without the extra `sql`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 async def open_database(log: Log, settings: Settings, *, stopping: asyncio.Event | None = None) -> Database:
-    """Starts a database on this log. Close it before the log; `MissingExtra` names a package that is not installed."""
+    """Start a database on this log; close it before the log. `MissingExtra` names a package that is not installed."""
     try:
         from llog.sql.database import Database
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "llog":
-            raise  # a part of this package: nothing that could be installed
+            raise  # a module of llog is missing, which installing packages cannot mend
         raise MissingExtra(f"SQL needs {error.name}: pip install 'leaderless-log[sql]'") from error
     database = Database(log, settings, stopping=stopping)
     try:

@@ -1,7 +1,7 @@
-"""SQL text to statements. No I/O.
+"""Parses SQL text into statements. No I/O.
 
-Every text gives statements or `SqlError`. Values of parameters never become SQL text: llog's own statements carry them
-as values, and DuckDB gets them beside the text.
+Every text yields statements or raises `SqlError`. Values of parameters never become SQL text: llog's own statements
+carry them as values, and DuckDB gets them apart from the text.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from llog.errors import SqlError
 from llog.sql.commands import insert_topic
 from llog.sql.commands.registry import FIRST_WORDS, next_command, second_words
 from llog.sql.parse.clauses import did_you_mean
-from llog.sql.parse.lexer import Kind, Token, tokens_of
+from llog.sql.parse.lexer import Kind, Token, tokenize
 from llog.sql.parse.statements import Statement
-from llog.sql.parse.table_statements import pointed_at
+from llog.sql.parse.table_statements import duckdb_error_start
 from llog.sql.parse.token_stream import TokenStream
 
 _CACHED_CHARACTERS_MAX: Final = 10_000
 
 
 def parse(sql: str) -> list[Statement]:
-    """The statements of the text, in order; none if it has only comments."""
-    return [_statement(stream) for stream in _streams(sql)]
+    """Return the statements of the text, in order; none if it has only comments."""
+    return [_parse_statement(stream) for stream in _token_streams(sql)]
 
 
 def prepare(sql: str) -> tuple[Statement, ...]:
-    """`parse`, remembered for the last short texts. Statements are not to be changed."""
+    """Return the statements of the text, as `parse` does, and remember those of recent short texts."""
     return _parse_cached(sql) if len(sql) < _CACHED_CHARACTERS_MAX else tuple(parse(sql))
 
 
 class ErrorPosition(NamedTuple):
-    """Where in a text the statement that failed begins, and where in it the error is, if that is known."""
+    """Where in a text the failed statement begins, and where the error is, if that is known."""
 
     statement: int
     error: int | None
 
 
 def lacks_position(error: SqlError) -> bool:
-    """Whether DuckDB raised the error, and it does not name a line of the text yet."""
+    """Whether the error comes from DuckDB and does not name a line of the text yet."""
     return not error.line and isinstance(error.__cause__, duckdb.Error)
 
 
 def error_position(sql: str, number: int, message: str) -> ErrorPosition:
-    """The position of DuckDB's error with this message in the statement of this number, counted from 0."""
-    stream = next(islice(_streams(sql), number, None))
+    """Return the position of DuckDB's error with this message in the statement of this number, counted from 0."""
+    stream = next(islice(_token_streams(sql), number, None))
     if next_command(stream) is insert_topic.INSERT_TOPIC:
         insert_topic.skip_to_query(stream)
-    return ErrorPosition(stream.tokens[0].start, pointed_at(stream, stream.at, message))
+    return ErrorPosition(stream.tokens[0].start, duckdb_error_start(stream, stream.at, message))
 
 
 def with_position(sql: str, position: ErrorPosition, error: SqlError) -> SqlError:
-    """The error with its line and column; those of the statement if DuckDB points at text that llog added."""
+    """Return the error with its line and column, or those of the statement if DuckDB points at text that llog added."""
     if position.error is None and not error.shown:
         return error
     at = position.statement if position.error is None else position.error
@@ -68,9 +68,9 @@ def _parse_cached(sql: str) -> tuple[Statement, ...]:
     return tuple(parse(sql))
 
 
-def _streams(sql: str) -> Iterator[TokenStream]:
-    """The tokens of each statement."""
-    tokens = tokens_of(sql)
+def _token_streams(sql: str) -> Iterator[TokenStream]:
+    """Yield the tokens of each statement."""
+    tokens = tokenize(sql)
     begin = 0
     for number, token in enumerate(tokens):
         if token.kind is Kind.END or (token.kind is Kind.SYMBOL and token.value == ";"):
@@ -80,11 +80,11 @@ def _streams(sql: str) -> Iterator[TokenStream]:
             begin = number + 1
 
 
-def _statement(stream: TokenStream) -> Statement:
+def _parse_statement(stream: TokenStream) -> Statement:
     try:
         command = next_command(stream)
         if command is None:
-            raise _unknown(stream)
+            raise _unknown_statement(stream)
         statement = command.parse(stream)
         stream.end()
         return statement
@@ -92,16 +92,16 @@ def _statement(stream: TokenStream) -> Statement:
         raise SqlError("nested too deeply", hint="use WITH for the inner parts") from None
 
 
-def _unknown(stream: TokenStream) -> SqlError:
+def _unknown_statement(stream: TokenStream) -> SqlError:
     first, second = stream.token, stream.ahead()
     known = second_words(first.upper)
     if known:
         what = f"{first.upper} {second.upper}".strip()
         hint = did_you_mean(second.upper, known) or f"write {' or '.join(f'{first.upper} {word}' for word in known)}"
         if what == "CREATE SCHEMA":
-            hint = "a schema is there with its first table: CREATE TABLE schema.name (…)"
+            hint = "a schema exists as soon as it has a table: CREATE TABLE schema.name (…)"
         return stream.error(f"{what[:80]} is not supported", hint, second)
     words = [word for word in FIRST_WORDS if word.isalpha()]
     hint = did_you_mean(first.upper, words) or f"statements begin with {', '.join(words)}"
     written = stream.sql[first.start : first.end][:40]
-    return stream.error(f"{written!r} begins no statement that is supported", hint, first)
+    return stream.error(f"{written!r} does not begin a supported statement", hint, first)

@@ -1,4 +1,4 @@
-"""A session runs statements, one at a time: on tables, on topics of every engine, on what is known of both."""
+"""Sessions, which run statements one at a time: on tables, and on topics of every engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from llog.errors import InvalidArgument, SqlError
 from llog.sql.commands.registry import command_of
 from llog.sql.commands.transactions import Begin, Commit, Rollback
-from llog.sql.parse.parameters import Params, bind, given_values, shares
+from llog.sql.parse.parameters import Params, bind, normalize_params, split_params
 from llog.sql.parse.renderer import with_schema
 from llog.sql.parse.statements import Statement, TableStatement
 from llog.sql.parser import error_position, lacks_position, prepare, with_position
 from llog.sql.result import Names, Result
 from llog.sql.tables.transactions import TableSession
-from llog.sql.threads import Use
+from llog.sql.workers.thread_pools import Pool
 
 if TYPE_CHECKING:
     from llog.sql.database import Database, OpenTables
@@ -27,13 +27,13 @@ R = TypeVar("R")
 
 _SMALL_CHARACTERS: Final = 4_096
 _SMALL_ROWS: Final = 256
-"""Texts and parameters up to here are parsed on the event loop: a thread costs more."""
+"""Texts and parameters up to these sizes are parsed on the event loop, where a thread would cost more."""
 
 
-class Session:
-    """Runs one statement at a time; a transaction belongs to its session. `close` rolls back an open transaction.
+class DatabaseSession:
+    """Runs one statement at a time, and has at most one transaction, which `close` rolls back.
 
-    `member` is the name that CONSUME and ACK go by in consumer groups, unless the statement names another.
+    `member` is the session's name in consumer groups, unless a CONSUME or ACK names another.
     """
 
     def __init__(self, database: Database, member: str) -> None:
@@ -47,19 +47,21 @@ class Session:
         return self._table_session is not None and self._table_session.in_transaction
 
     async def execute(self, text: str, params: Params = ()) -> list[Result]:
-        """Runs the statements one after the other, and stops at the first that fails.
+        """Run the statements one after the other, and stop at the first that fails.
 
-        Each statement takes its share of the parameters. A transaction that was begun here is rolled back if one of
-        them fails, or the caller goes away: nobody could know that it is open, and it would keep all others from
-        writing.
+        Each statement takes its share of the parameters. If a statement fails or the caller is cancelled, a transaction
+        that the text has begun is rolled back: the caller may not know that it is open, and it would block all other
+        writers.
         """
         statements = await self._prepare(text)
         async with self._lock:
             was_open = self.in_transaction
             results: list[Result] = []
             try:
-                for each, share in zip(statements, shares(statements, given_values(params)), strict=True):
-                    results.append(await self._run(bind(each, share), share))
+                for each, its_params in zip(
+                    statements, split_params(statements, normalize_params(params)), strict=True
+                ):
+                    results.append(await self._run(bind(each, its_params), its_params))
             except BaseException as error:
                 if self.in_transaction and not was_open:
                     await self._run(Rollback(), ())
@@ -69,16 +71,16 @@ class Session:
             return results
 
     async def execute_many(self, text: str, rows: Sequence[Params]) -> Result:
-        """Runs one statement once for each of `rows`.
+        """Run one statement once for each of `rows`.
 
-        A statement on tables is one change, and an INSERT of plain values is done at once.
+        A statement on tables is one transaction, and the rows of an INSERT of plain values are inserted together.
         """
         statements = await self._prepare(text)
         if len(statements) != 1:
-            raise InvalidArgument(f"one statement is run with many parameters, not {len(statements)}")
+            raise InvalidArgument(f"expected one statement to run with many rows of parameters, not {len(statements)}")
         [statement] = statements
         is_small = len(rows) <= _SMALL_ROWS
-        rows = await self._off_loop(is_small, lambda: [given_values(row) for row in rows])
+        rows = await self._off_loop(is_small, lambda: [normalize_params(row) for row in rows])
         bound = await self._off_loop(is_small, lambda: [bind(statement, row) for row in rows])
         async with self._lock:
             try:
@@ -98,7 +100,7 @@ class Session:
             await self._run(Begin(), ())
             result = await self._run_all(bound, rows)
         except BaseException:
-            if self.in_transaction:  # also if the caller went away while it was begun
+            if self.in_transaction:  # also if the caller was cancelled during BEGIN
                 await self._run(Rollback(), ())
             raise
         await self._run(Commit(), ())
@@ -109,7 +111,7 @@ class Session:
         return Result(results[-1].kind if results else "", changed=sum(each.changed for each in results))
 
     async def insert(self, table: str, data: pa.Table) -> Result:
-        """Inserts all rows or none, by the names of the columns. Without a schema, the table is in `main`."""
+        """Insert all rows or none, by the names of the columns. Without a schema, the table is in `main`."""
         async with self._lock:
             opened, table_session = await self.tables()
             changed = await self.change(lambda: opened.tables.insert(table_session, with_schema(table), data))
@@ -117,7 +119,7 @@ class Session:
             return Result("INSERT", changed=changed)
 
     async def names(self) -> Names:
-        """The tables, topics and groups that a statement may name."""
+        """Return the tables, topics and groups that a statement may name."""
         opened = self.database.open_tables
         definitions = {} if opened is None else opened.tables.definitions()
         return Names(
@@ -132,31 +134,34 @@ class Session:
             table_session.interrupt()
             async with self._lock:
                 if table_session.in_transaction:
-                    await self.database.threads.run(Use.TRANSACTION, table_session.close)
-                else:  # nothing to wait for, so it need not stand in line
+                    await self.database.threads.run(Pool.TRANSACTION, table_session.close)
+                else:  # closing waits for no lock, so it needs no thread of a pool
                     await asyncio.to_thread(table_session.close)
 
     async def tables(self) -> tuple[OpenTables, TableSession]:
-        """For commands: the tables, opened if need be, and this session on them."""
+        """Return the tables, opened if need be, and this session's part on them. For commands."""
         opened = await self.database.require_tables()
         if self._table_session is None:
             self._table_session = opened.tables.session(self.member or "without a name")
         return opened, self._table_session
 
     async def change(self, work: Callable[[], R]) -> R:
-        """For commands: calls what changes tables on a thread that may wait for the writer's lock, or has it."""
-        use = Use.TRANSACTION if self.in_transaction else Use.CHANGE
-        return await self.database.threads.run(use, work)
+        """Call a function that changes tables, on a thread that may wait for the writer's lock or holds it.
+
+        For commands.
+        """
+        pool = Pool.TRANSACTION if self.in_transaction else Pool.CHANGE
+        return await self.database.threads.run(pool, work)
 
     def change_member(self) -> None:
-        """For commands: goes on under a new name in consumer groups."""
+        """Continue under a new name in consumer groups. For commands."""
         self.member = self.database.new_member()
 
     async def _run(self, statement: Statement, params: Params) -> Result:
         command = command_of(statement)
         if self.in_transaction and not command.runs_in_transaction:
             raise SqlError(
-                "a transaction is about tables only", hint="COMMIT or ROLLBACK first, then run statements about topics"
+                "a transaction can only use tables", hint="COMMIT or ROLLBACK first, then run statements on topics"
             )
         return await command.run(self, statement, params)
 
@@ -174,5 +179,5 @@ class Session:
         return with_position(text, position, error)
 
     async def _off_loop(self, is_small: bool, work: Callable[[], R]) -> R:
-        """Calls what takes long on a thread, for others wait for the event loop; what is small, at once."""
-        return work() if is_small else await self.database.threads.run(Use.QUERY, work)
+        """Call `work` at once if it is small, else on a thread, so that it does not block the event loop."""
+        return work() if is_small else await self.database.threads.run(Pool.QUERY, work)

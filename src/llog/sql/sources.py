@@ -1,4 +1,4 @@
-"""The routes from tables to topics: which changes of which tables become events of which topics."""
+"""The sources of topics, as SQL calls the tables whose changes a route turns into events."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from llog.log.catalog import Catalog
 from llog.log.records import Topic
 from llog.sql.commands.sources import AddSource, DropSource
 from llog.sql.tables.tables import Tables
-from llog.sql.threads import Threads, Use
+from llog.sql.workers.thread_pools import Pool, ThreadPools
 
 
 class Sources:
-    """The routes from tables to topics, as statements change them."""
+    """Changes the routes from tables to topics, for statements."""
 
-    def __init__(self, tables: Tables, catalog: Catalog, threads: Threads) -> None:
+    def __init__(self, tables: Tables, catalog: Catalog, threads: ThreadPools) -> None:
         self.routes = tables.router.routes
         self._tables = tables
         self._catalog = catalog
         self._threads = threads
 
     async def add(self, statement: AddSource) -> None:
-        """Replaces routes of the same topic, table and op. Changes nothing if an expression does not fit the table."""
+        """Add routes, replacing those of the same topic, table and op. Raises `SqlError` for an unfit expression."""
         topic = await self._catalog.get(statement.topic)
 
         def work() -> None:
-            with self._tables.exclusively("ALTER TOPIC"):  # so that the table is not dropped meanwhile
+            with self._tables.lock_writes("ALTER TOPIC"):  # so that the table is not dropped meanwhile
                 table = self._tables.definition(statement.table).name
                 self._tables.check_route(table, statement.where, statement.partition_by)
                 routes = [
@@ -49,7 +49,7 @@ class Sources:
                 ]
                 self._change(lambda changes: self.routes.put(changes, routes))
 
-        await self._threads.run(Use.CHANGE, work)
+        await self._threads.run(Pool.CHANGE, work)
 
     async def drop(self, statement: DropSource) -> None:
         topic = await self._catalog.get(statement.topic)
@@ -57,30 +57,28 @@ class Sources:
         def work() -> None:
             table = self._tables.definition(statement.table).name
             dropped: list[Route] = []
-            with self._tables.exclusively("ALTER TOPIC"):
+            with self._tables.lock_writes("ALTER TOPIC"):
                 self._change(
                     lambda changes: dropped.extend(self.routes.drop(changes, topic.directory, table, statement.ops))
                 )
             if not dropped:
-                raise InvalidArgument(
-                    f"{table} is no source of topic {topic.name!r}: SHOW ROUTES lists those there are"
-                )
+                raise InvalidArgument(f"{table} is not a source of topic {topic.name!r}: SHOW ROUTES lists the sources")
 
-        await self._threads.run(Use.CHANGE, work)
+        await self._threads.run(Pool.CHANGE, work)
 
     async def forget(self, topic: Topic) -> None:
-        """Drops the routes to a topic that was deleted, and the events that wait for it."""
+        """Drop the routes to a deleted topic, and the events that wait for it in the outbox."""
 
         def work(changes: Changes) -> None:
             self.routes.drop_topic(changes, topic.directory)
             drop_topic(changes, topic.directory)
 
-        await self._threads.run(Use.CHANGE, lambda: self._change(work))
+        await self._threads.run(Pool.CHANGE, lambda: self._change(work))
 
     async def follow(self) -> None:
-        """Brings the routes in line with the catalog, whose topics may have gone or have more partitions now."""
+        """Update the routes from the catalog, whose topics may have been deleted or have more partitions now."""
         topics = await self._catalog.all_topics()
-        await self._threads.run(Use.CHANGE, lambda: self._change(lambda changes: self.routes.follow(changes, topics)))
+        await self._threads.run(Pool.CHANGE, lambda: self._change(lambda changes: self.routes.follow(changes, topics)))
 
     def _change(self, fill: Callable[[Changes], object]) -> None:
         store = self._tables.store

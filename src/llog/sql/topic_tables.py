@@ -1,115 +1,33 @@
-"""Topics and what is known of them as Arrow tables, for queries to read: `FROM TOPIC t`, and the tables of `system`."""
+"""Topics as Arrow tables, for `FROM TOPIC t` and the messages of CONSUME."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from llog.base.units import format_size
-from llog.cdc.events import MESSAGES, messages_of
-from llog.engines.port import LogReader
+from llog.cdc.events import MESSAGE_SCHEMA, messages_of
 from llog.engines.reading import iter_from
-from llog.errors import LlogError, RecordTooLarge
+from llog.errors import RecordTooLarge
 from llog.log.catalog import Catalog
+from llog.log.engine import LogReader
 from llog.log.log import Log
-from llog.log.records import Topic
 from llog.model import TopicPartition
 
 TOPIC_BYTES_MAX: Final = 256 << 20
-"""What a query may read of one topic: all of it is in memory while the query runs."""
+"""How much a query may read of one topic, all of which is in memory while the query runs."""
 
-_TIME: Final = pa.timestamp("ms", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
-
-SYSTEM: Final = {
-    "topics": pa.schema(
-        [
-            ("topic", pa.string()),
-            ("engine", pa.string()),
-            ("partitions", pa.int32()),
-            ("cleanup", pa.string()),
-            ("retention_seconds", pa.float64()),
-            ("retention_max_bytes", pa.int64()),
-            ("timestamp_type", pa.string()),
-            ("created_at", _TIME),
-        ]
-    ),
-    "partitions": pa.schema(
-        [
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("log_start_offset", pa.int64()),
-            ("next_offset", pa.int64()),
-            ("problem", pa.string()),
-        ]
-    ),
-    "topic_offsets": pa.schema(
-        [
-            ("topic", pa.string()),
-            ("group", pa.string()),
-            ("partition", pa.int32()),
-            ("last_acked_offset", pa.int64()),
-            ("outstanding", pa.int64()),
-            ("lag", pa.int64()),
-            ("mode", pa.string()),
-            ("members", pa.string()),
-        ]
-    ),
-    "routes": pa.schema(
-        [
-            ("topic", pa.string()),
-            ("source_table", pa.string()),
-            ("op", pa.string()),
-            ("payload", pa.string()),
-            ("filter", pa.string()),
-            ("partition_by", pa.string()),
-            ("problem", pa.string()),
-        ]
-    ),
-    "tables": pa.schema(
-        [("table", pa.string()), ("columns", pa.int32()), ("primary_key", pa.string()), ("definition", pa.string())]
-    ),
-}
-"""What can be shown, and, but for `tables`, queried as `system.<name>`."""
-
-
-def topic_rows(topics: Iterable[Topic]) -> Iterable[dict[str, Any]]:
-    for topic in topics:
-        yield {
-            "topic": topic.name,
-            "engine": topic.engine,
-            "partitions": topic.partitions,
-            "cleanup": topic.cleanup.value,
-            "retention_seconds": None if topic.retention_ms is None else topic.retention_ms / 1000,
-            "retention_max_bytes": topic.retention_bytes,
-            "timestamp_type": topic.timestamp_type.value,
-            "created_at": topic.created_ms,
-        }
-
-
-async def partition_rows(log: Log, reader: LogReader) -> list[dict[str, Any]]:
-    """Bounds of every partition; a `problem` instead where they are not to be had here."""
-    rows: list[dict[str, Any]] = []
-    for topic in await Catalog(log).topics():
-        for partition in range(topic.partitions):
-            row: dict[str, Any] = {"topic": topic.name, "partition": partition}
-            try:
-                row |= (await reader.bounds(TopicPartition(topic.name, partition)))._asdict()
-            except LlogError as error:
-                row["problem"] = str(error)
-            rows.append(row)
-    return rows
 
 
 async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
-    """All records of a topic, by partition and offset. `RecordTooLarge` beyond `TOPIC_BYTES_MAX`."""
+    """Return all records of a topic by partition and offset. Raises `RecordTooLarge` beyond `TOPIC_BYTES_MAX`."""
     topic = await Catalog(log).get(name)
-    found = [as_text(MESSAGES.empty_table())]
+    tables = [as_text(MESSAGE_SCHEMA.empty_table())]
     size = 0
     for partition in range(topic.partitions):
         tp = TopicPartition(name, partition)
@@ -118,18 +36,15 @@ async def topic_table(log: Log, reader: LogReader, name: str) -> pa.Table:
             size += messages.nbytes
             if size > TOPIC_BYTES_MAX:
                 raise RecordTooLarge(
-                    f"topic {name!r} has more than the {format_size(TOPIC_BYTES_MAX)} that a query reads at once: "
-                    "read parts of it by "
-                    "CONSUME … FROM OFFSET, or all of it by Spark"
+                    f"topic {name!r} has more than the {format_size(TOPIC_BYTES_MAX)} that a query can read: read "
+                    "parts of it with CONSUME … FROM OFFSET, or all of it with Spark"
                 )
-            found.append(as_text(messages))
-    return pa.concat_tables(found)
+            tables.append(as_text(messages))
+    return pa.concat_tables(tables)
 
 
 def as_text(messages: pa.Table) -> pa.Table:
-    """With keys, payloads and headers as text, so that SQL can look into them. Bytes that are no text are shown as
-    base64.
-    """
+    """Return the messages with keys, payloads and headers as text; bytes that are not UTF-8 become base64."""
     for name, convert in _TEXT.items():
         place = messages.schema.get_field_index(name)
         messages = messages.set_column(place, name, convert(messages.column(place)))
@@ -140,10 +55,10 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return pc.cast(column, pa.string())
     except pa.ArrowInvalid:
-        return pa.chunked_array([[_readable(each) for each in column.to_pylist()]], pa.string())
+        return pa.chunked_array([[_text_or_base64(each) for each in column.to_pylist()]], pa.string())
 
 
-def _readable(data: bytes | None) -> str | None:
+def _text_or_base64(data: bytes | None) -> str | None:
     if data is None:
         return None
     try:

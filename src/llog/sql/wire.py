@@ -1,13 +1,11 @@
-"""Statements and results between a broker and its clients: parameters as JSON, results as Arrow. No I/O.
+"""Parameters and results between a broker and its clients: parameters as JSON, results as Arrow. No I/O.
 
-A parameter is null, a boolean, a number, text, or an object with one field that says what its value is: `{"base64":
-…}`, `{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"interval":
-"P1DT2H"}`, `{"uuid": …}`, `{"integer": …}` for those of more than 64 bits, `{"float": "nan"}`, or `{"json": …}`, any
-JSON value as it is.
+A parameter is null, a boolean, a number, text, or an object whose one field names the type: `{"base64": …}`,
+`{"decimal": "1.50"}`, `{"timestamp": "2026-01-31T12:00:00Z"}`, `{"date": …}`, `{"time": …}`, `{"interval": "P1DT2H"}`,
+`{"uuid": …}`, `{"integer": …}` beyond 64 bits, `{"float": "nan"}`, or `{"json": …}` for any JSON value.
 
-Results are Arrow streams one after the other. The metadata of each schema says `llog.kind`, `llog.changed` and
-`llog.rows`, which is 0 for a statement that gives no rows; and, where there are any, `llog.warnings`, a JSON list, and
-`llog.member`.
+Results are consecutive Arrow streams. The metadata of each schema has `llog.kind`, `llog.changed` and `llog.rows`,
+which is 0 for a statement that returns no rows. It may also have `llog.warnings`, a JSON list, and `llog.member`.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from llog.errors import InvalidArgument
 from llog.sql.result import Result
 
 ALL_RESULTS: Final = "results=all"
-"""Parameter of the accepted media type: every result, not only the last one with rows."""
+"""Parameter of the accepted media type that asks for every result, not only the last one with rows."""
 _KIND, _CHANGED, _ROWS = b"llog.kind", b"llog.changed", b"llog.rows"
 _WARNINGS, _MEMBER = b"llog.warnings", b"llog.member"
-_READ: Final[dict[str, Callable[[Any], Any]]] = {
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "base64": lambda text: base64.b64decode(text, validate=True),
     "decimal": Decimal,
     "timestamp": datetime.fromisoformat,
@@ -58,7 +56,7 @@ def params_in(params: Sequence[Any] | Mapping[str, Any]) -> list[Any] | dict[str
 
 
 def param_out(value: Any) -> Any:
-    """As JSON that `param_in` makes the same value of."""
+    """Return the value as JSON that `param_in` converts back."""
     if value is None or isinstance(value, bool):
         return value
     match value:
@@ -87,16 +85,16 @@ def param_out(value: Any) -> Any:
         case _ if is_numpy(value):
             return param_out(from_numpy(value))
         case _:
-            raise InvalidArgument(f"a parameter is a {type(value).__name__}, which no statement takes")
+            raise InvalidArgument(f"a parameter is a {type(value).__name__}, which no statement accepts")
 
 
 def is_numpy(value: Any) -> bool:
-    """A scalar of numpy, which need not be installed."""
+    """Whether the value is a scalar of numpy, which need not be installed."""
     return hasattr(value, "dtype") and getattr(value, "ndim", None) == 0
 
 
 def from_numpy(value: Any) -> Any:
-    """As Python has it: times to the microsecond, for those of a nanosecond would be numbers."""
+    """Return the Python value. Times are cut to microseconds, since nanoseconds would become numbers."""
     return (value.astype(f"{value.dtype.kind}8[us]") if value.dtype.kind in "mM" else value).item()
 
 
@@ -107,20 +105,21 @@ def param_in(value: Any) -> Any:
         return value
     name, inner = next(iter(value.items())) if len(value) == 1 else ("", None)
     if name == "json":
-        # Text that stands for itself is JSON in quotes.
+        # A JSON string stays one only in quotes.
         return json.dumps(inner, ensure_ascii=False) if isinstance(inner, str) else inner
-    if name not in _READ or not isinstance(inner, str):
+    if name not in _DECODERS or not isinstance(inner, str):
         raise InvalidArgument(
-            f"a parameter is an object with the fields {', '.join(map(str, value))[:80]}: it must have one, with text: "
-            f"{', '.join(_READ)}; or json"
+            f"a parameter is an object with the fields {', '.join(map(str, value))[:80]}: it must have exactly one, "
+            f"either json or text in {', '.join(_DECODERS)}"
         )
     try:
-        return _READ[name](inner)
+        return _DECODERS[name](inner)
     except (ValueError, DecimalException, binascii.Error, msgspec.ValidationError):
-        raise InvalidArgument(f"a parameter is no {name}: {inner[:80]!r}") from None
+        raise InvalidArgument(f"a parameter is not a valid {name}: {inner[:80]!r}") from None
 
 
 def stream_of(results: Iterable[Result]) -> pa.Buffer:
+    """Return the results as Arrow streams."""
     sink = pa.BufferOutputStream()
     for result in results:
         table = pa.table({}) if result.table is None else result.table
@@ -135,9 +134,9 @@ def stream_of(results: Iterable[Result]) -> pa.Buffer:
 
 
 def results_from(body: bytes) -> list[Result]:
-    """What `stream_of` was given; `InvalidArgument` if it was not made by it."""
+    """Return the results in the output of `stream_of`. Raises `InvalidArgument` if the body is anything else."""
     source = pa.BufferReader(body)
-    found = []
+    results = []
     try:
         while source.tell() < len(body):
             with pa.ipc.open_stream(source) as reader:
@@ -146,7 +145,7 @@ def results_from(body: bytes) -> list[Result]:
             kind, changed, rows = (about.pop(each).decode() for each in (_KIND, _CHANGED, _ROWS))
             warnings = msgspec.json.decode(about.pop(_WARNINGS, b"[]"), type=tuple[str, ...])
             member = about.pop(_MEMBER, None)
-            found.append(
+            results.append(
                 Result(
                     kind=kind,
                     table=table.replace_schema_metadata(about or None) if rows == "1" else None,
@@ -156,5 +155,5 @@ def results_from(body: bytes) -> list[Result]:
                 )
             )
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise InvalidArgument(f"the answer is no Arrow stream of results: {str(error)[:200]}") from error
-    return found
+        raise InvalidArgument(f"the answer is not an Arrow stream of results: {str(error)[:200]}") from error
+    return results

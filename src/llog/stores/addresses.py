@@ -1,4 +1,4 @@
-"""Addresses of stores: what a URL consists of, and the rules that several adapters share."""
+"""Addresses of stores: the parts of a URL, and the rules that several adapters share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address as it is written everywhere: with an absolute path, and with defaults filled in."""
+        """The address in the one form that llog stores and shows: with an absolute path and all defaults."""
         if not self.authority:
             return f"{self.scheme}://{quote(self.path)}"
         query = f"?{self.query}" if self.query else ""
@@ -28,19 +28,19 @@ class Address(NamedTuple):
         )
 
     def below(self, prefix: str) -> Address:
-        """The address of the part of the store whose names begin with the prefix."""
+        """Return the address of the part of the store whose names begin with the prefix."""
         return self._replace(path=f"{self.path}/{prefix}" if self.path else prefix) if prefix else self
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """The scheme, the authority and the path of a URL, without checks."""
+    """Return the scheme, the authority and the path of a URL, without checks."""
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")
     return scheme, authority, path
 
 
-def shown(url: str) -> str:
-    """The URL without what may be secret in it: credentials before an '@', and parameters."""
+def redact(url: str) -> str:
+    """Return the URL without its possible secrets: credentials before an '@', and parameters."""
     scheme, separator, rest = url.partition("?")[0].partition("://")
     return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}{separator}{rest}"
 
@@ -48,20 +48,20 @@ def shown(url: str) -> str:
 def refuse_credentials(variable: str, url: str, remedy: str = "leave them out") -> None:
     """Raise `ConfigurationError` if the URL has credentials in it: addresses are shown in errors and logs."""
     if "@" in split_url(url)[1]:
-        raise ConfigurationError(f"{variable} is {shown(url)!r}, with credentials in it: {remedy}")
+        raise ConfigurationError(f"{variable} is {redact(url)!r} and contains credentials: {remedy}")
 
 
 def refuse_parameters(variable: str, url: str) -> None:
     """Raise `ConfigurationError` if the URL has parameters."""
     if "?" in url:
         raise ConfigurationError(
-            f"{variable} is {url.partition('?')[0]!r} with a '?' after it: an address has no parameters, and "
-            "credentials go into the store's own variables"
+            f"{variable} is {url.partition('?')[0]!r} with parameters after a '?': leave them out, and put credentials "
+            "into the store's own variables"
         )
 
 
 def parse_path(variable: str, url: str) -> Address:
-    """The address of a file or directory of this machine."""
+    """Return the address of a file or directory on this machine, or raise `ConfigurationError`."""
     scheme, authority, path = split_url(url)
     refuse_credentials(variable, url)
     if authority not in ("", ".") or not path.strip("/"):

@@ -1,4 +1,4 @@
-"""Counts the calls of a store: how many, how long they took, what they moved, how many failed."""
+"""Counts of a store's operations: how many there were, their time, their bytes and their failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class OperationCounts:
-    """What was asked of a store: plain attributes, exported by whoever wants them."""
+    """Totals by the name of the operation. The broker's metrics export them."""
 
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
@@ -21,24 +21,26 @@ class OperationCounts:
         self.errors: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
-    def add(self, operation: str, size: int, seconds: float, *, failed: bool = False) -> None:
-        self.count[operation] = self.count.get(operation, 0) + 1
+    def add(self, operation: str, size: int, seconds: float, *, calls: int = 1, failures: int = 0) -> None:
+        """Add `calls`, of which `failures` failed; all together they moved `size` bytes and took `seconds`."""
+        self.count[operation] = self.count.get(operation, 0) + calls
         self.bytes[operation] = self.bytes.get(operation, 0) + size
         self.seconds[operation] = self.seconds.get(operation, 0.0) + seconds
-        if failed:
-            self.errors[operation] = self.errors.get(operation, 0) + 1
+        if failures:
+            self.errors[operation] = self.errors.get(operation, 0) + failures
 
 
 class Call:
-    """One call under way; `size` is what it moved, told before it ends."""
+    """An operation under way. Set `size` to the bytes that it moved before it ends."""
 
     size = 0
 
 
 @contextmanager
-def counted(counts: OperationCounts, operation: str) -> Iterator[Call]:
-    """Counts the call when it ends. That a blob or a version is not the one that was expected is an answer and no
-    failure.
+def measure(counts: OperationCounts, operation: str) -> Iterator[Call]:
+    """Add the operation to the counts when it ends.
+
+    `BlobExists`, `BlobNotFound` and `VersionMismatch` are answers of the store and do not count as failures.
     """
     call = Call()
     start = time.perf_counter()
@@ -50,14 +52,14 @@ def counted(counts: OperationCounts, operation: str) -> Iterator[Call]:
         failed = False
         raise
     finally:
-        counts.add(operation, call.size, time.perf_counter() - start, failed=failed)
+        counts.add(operation, call.size, time.perf_counter() - start, failures=failed)
 
 
-async def counted_answer(
-    counts: OperationCounts, operation: str, asking: Awaitable[T], size_of: Callable[[T], int]
+async def measure_answer(
+    counts: OperationCounts, operation: str, request: Awaitable[T], size_of: Callable[[T], int]
 ) -> T:
-    """As `counted`, for a call whose size its answer tells."""
-    with counted(counts, operation) as call:
-        answer = await asking
+    """Return the answer of the request, and measure the operation, whose size follows from the answer."""
+    with measure(counts, operation) as call:
+        answer = await request
         call.size = size_of(answer)
         return answer

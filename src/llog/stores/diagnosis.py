@@ -1,4 +1,4 @@
-"""What a metadata store says about itself to `llog doctor`, beyond what every store must do."""
+"""What a metadata store reports about its server to `llog doctor`. A store without a server reports nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 SKEW_MS_MAX: Final = 60_000
-"""How far apart clocks may be before somebody should set one of them."""
+"""How far a server's clock may be from this machine's without a warning."""
 
 
 class Diagnosis(NamedTuple):
-    """One thing that was looked at. A warning is about a store that works, but promises less than it could."""
+    """The result of one check. A warning is about a store that works, but promises less than it could."""
 
     check: str
     detail: str
@@ -20,20 +20,16 @@ class Diagnosis(NamedTuple):
 @runtime_checkable
 class Diagnosable(Protocol):
     async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
-        """Look at the server: its version, its clock beside `now_ms`, and settings of it that llog's promises rest
-        on.
-        """
+        """Check the server's version, its clock against `now_ms`, and those of its settings that llog depends on."""
         ...
 
 
 async def diagnose(store: object, now_ms: Callable[[], int]) -> list[Diagnosis]:
-    """Return what a store of whatever kind says about itself; nothing, if it has no server that could be set up
-    wrongly.
-    """
+    """Return what the store reports about its server; nothing for a store that has none."""
     return await store.diagnose(now_ms) if isinstance(store, Diagnosable) else []
 
 
-def clock(skew_ms: float) -> Diagnosis:
+def judge_clock(skew_ms: float) -> Diagnosis:
     """Judge how far a server's clock is ahead of this machine's."""
     verdict: Literal["ok", "warning"] = "ok" if abs(skew_ms) <= SKEW_MS_MAX else "warning"
     advice = "" if verdict == "ok" else ": set the clock of this machine or of the server"

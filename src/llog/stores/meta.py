@@ -1,19 +1,25 @@
-"""The port to a linearizable, versioned, ordered key-value store.
+"""The port to the metadata store: a linearizable, versioned and ordered key-value store.
 
-Semantics every adapter keeps, proved by one conformance suite:
+Every adapter keeps these promises, and one conformance suite (`tests/conformance/test_meta.py`) asks each adapter for
+them:
 
-- A store may spread its keys over shards. The keys of one partition, those with the same `partition_prefix`, share a
-  shard; any other key stands alone.
-- Every successful put gives its key a version that is higher than all before it and is not reused after a delete. No
-  other key of the same partition ever gets that version; a key elsewhere may.
-- Keys are compared as UTF-8 bytes. Portable ranges stay within one directory with zero-padded numbers, or below one
-  prefix ending in "/".
-- A write that returned is durable, and every conditional write after it, of any process, meets it. So does every read,
-  except that a server that lost its charge while it was paused may answer old reads for a moment after it wakes. A
-  decision that rests on *not* having seen something must confirm its reads first (`begin_reads`).
-- A write that raised `StoreUnavailable` did not happen; one that raised `OutcomeUnknown` may have happened, or may yet.
-- An ephemeral key belongs to the session of the store object that put it. It is gone when that store is closed, or the
-  session timeout after its process died.
+- **Shards.** A store may spread its keys over shards. All keys of one partition, which are those with the same
+  `partition_prefix`, share a shard. A key outside any partition may be on any shard, apart from its neighbours.
+- **Versions.** Each successful put gives its key a version that is higher than every version the key had before, also
+  after a delete. Within a partition, no two puts ever get the same version; puts of different partitions may.
+- **Order.** Keys sort by their UTF-8 bytes. A portable range stays within one directory of zero-padded numbers, or
+  below one prefix that ends in "/".
+- **Durability.** When a write returns, it is durable, and every later conditional write of any process is checked
+  against it. Every later read sees it, too, with one exception: a server that was replaced while it was paused may
+  answer reads from an old state for a moment after it wakes. A caller that acts on *not* having seen a key must
+  therefore confirm its reads first (`begin_reads`).
+- **Failure.** A write that raises `StoreUnavailable` did not happen and never will. A write that raises
+  `OutcomeUnknown` may have happened, or may still happen. A write whose caller was cancelled may do either.
+- **Order of calls.** Writes to one partition that one event loop starts one after another, without waiting in between,
+  are applied in that order. Ephemeral puts are not ordered with other writes.
+- **Sessions.** An ephemeral key belongs to the session of the store object that put it. It disappears when that object
+  is closed, or one session timeout after its process died.
+- **Closing.** After `close`, every call and every watch raises `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from llog.errors import InvalidArgument, LlogError, VersionMismatch
 T = TypeVar("T")
 
 ABSENT: Final = -1
-"""Expected version of a key that must not exist."""
+"""The version to expect of a key that must not exist."""
 
 KEY_BYTES_MAX: Final = 2048
 VALUE_BYTES_MAX: Final = 4 << 20
@@ -37,14 +43,16 @@ VALUE_BYTES_MAX: Final = 4 << 20
 _PARTITION: Final = re.compile(r".*?/partitions/[0-9]+/")
 
 
-class Entry(NamedTuple):
+class MetaEntry(NamedTuple):
+    """A key with its value, and the version of the put that wrote it."""
+
     key: str
     value: bytes
     version: int
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """A conditional put: `expected` is a version, ABSENT, or None for unconditional."""
+    """One put of a `put_many`: `expected` is a version, ABSENT, or None for any."""
 
     key: str
     value: bytes
@@ -59,10 +67,10 @@ class Watch(Protocol):
     async def __anext__(self) -> None: ...
 
     async def confirm(self) -> None:
-        """Returns once every change that was committed before the call, by any process, is delivered.
+        """Return once every change that any process committed before this call has been delivered.
 
         A wait for the next item that was under way has then ended, and the next call of `anext` returns at once, unless
-        the item was taken already. Raises `StoreUnavailable` if the store cannot tell.
+        the item was taken already. Raises `StoreUnavailable` if the store cannot find out.
         """
         ...
 
@@ -71,15 +79,16 @@ class Reads(Protocol):
     """The reads that a store object has answered since `MetaStore.begin_reads`."""
 
     async def confirm(self) -> None:
-        """Raises `StaleReads` unless each of these reads saw every write that had returned when the read began.
+        """Return if each of these reads saw every write that had returned when the read began.
 
-        Any other `StoreUnavailable` says that the store cannot tell now.
+        Raises `StaleReads` if some read may have come from an old state: discard what was read and read again. Any
+        other `StoreUnavailable` means that the store cannot find out now.
         """
         ...
 
 
 class FreshReads:
-    """The `Reads` of a store that answers no read from an old state."""
+    """The `Reads` of a store that never answers from an old state, so that only a closed store fails to confirm."""
 
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
@@ -89,82 +98,105 @@ class FreshReads:
 
 
 class MetaStore(Protocol):
-    async def get(self, key: str) -> Entry | None: ...
+    """A client of a metadata store. The module's docstring has the promises that hold for all operations.
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        """What `get` returns for each key, in their order, in few round trips. Not one moment's: others may write
-        meanwhile.
+    Every operation raises `StoreUnavailable` if the store cannot be reached in time, and `InvalidArgument` for a key or
+    value that is too large or not valid Unicode. An object may belong to the process and the event loop that first use
+    it.
+    """
+
+    async def get(self, key: str) -> MetaEntry | None:
+        """Return the entry of this key, or None."""
+        ...
+
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        """Return what `get` returns for each key, in the order of the keys, in few round trips.
+
+        The entries are not a snapshot: other processes may write between two of them.
         """
         ...
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        """The new version; raises `VersionMismatch` and changes nothing if `expected` does not hold."""
+        """Put the value and return the key's new version.
+
+        Raises `VersionMismatch` and changes nothing if the key does not have the version `expected` (a version, ABSENT,
+        or None for any). The newest put of a key decides whether the key is ephemeral, and to whose session it belongs.
+        """
         ...
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        """Independent conditional puts; one result each. Those of one partition are applied in this order and durable
-        together.
+        """Apply independent conditional puts, and return the new version or the mismatch of each, in their order.
 
-        Not atomic as a whole: one that does not match changes nothing and stops none of the others. After
-        `OutcomeUnknown`, each partition may have any number of its puts applied, from the first one on.
+        The puts of one partition are applied in their order and become durable together. The whole is not atomic: a
+        put that does not match changes nothing and stops no other put. After `OutcomeUnknown`, each partition may have
+        any number of its puts applied, beginning with the first.
         """
         ...
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        """Whether there was such a key; raises `VersionMismatch` if it had another version than expected."""
-        ...
+        """Delete the key, and return whether it existed.
 
-    async def delete_range(self, start: str, end: str) -> None:
-        """Deletes every key in [start, end)."""
-        ...
-
-    async def floor(self, key: str) -> Entry | None:
-        """The entry with the highest key <= `key`: check that it is one of yours.
-
-        Over the whole store, or, if `key` belongs to a partition, over what shares a shard with it.
+        Raises `VersionMismatch` and changes nothing if the key exists with a version other than `expected`.
         """
         ...
 
-    async def ceiling(self, key: str) -> Entry | None:
-        """The entry with the lowest key >= `key`, as `floor` finds it: check that it is one of yours."""
+    async def delete_range(self, start: str, end: str) -> None:
+        """Delete every key in [start, end).
+
+        Atomic within a partition only: after `OutcomeUnknown`, the keys of some partitions may be deleted and those of
+        others not.
+        """
         ...
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        """At most `limit` entries of [start, end), in order. Page on from the last key + "\\x00".
+    async def floor(self, key: str) -> MetaEntry | None:
+        """Return the entry with the highest key <= `key`, or None.
 
-        The entries of one partition are one moment's; those of several may be of different moments.
+        If `key` belongs to a partition, the store looks among the keys of its shard, otherwise among all keys. Both
+        include keys outside the partition or directory: check that the entry has the prefix that you expect.
+        """
+        ...
+
+    async def ceiling(self, key: str) -> MetaEntry | None:
+        """Return the entry with the lowest key >= `key`, or None; look at its prefix, as with `floor`."""
+        ...
+
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
+        """Return the first entries of [start, end) in order, at most `limit`. Continue from the last key + "\\x00".
+
+        The entries of one partition are a snapshot; those of different partitions may be of different moments.
         """
         ...
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
-        """As `range`, without the values."""
+        """Return the keys of the entries that `range` returns."""
         ...
 
     async def begin_reads(self) -> Reads:
-        """Begins to note which servers answer this object's reads, so that `Reads.confirm` can vouch for them."""
+        """Begin to record which servers answer the reads of this object, so that `Reads.confirm` can vouch for them."""
         ...
 
     def watch(self, prefix: str) -> Watch:
-        """Yields after keys below `prefix` changed, from any process; several changes may come as one.
+        """Return an iterator that yields after any process changed keys below `prefix`.
 
-        It may also yield without a change: look, do not count. Cancelling the wait for an item leaves the watch usable.
-        The first item comes at once, so that what happened before the watch began is not missed.
+        The first item comes at once, so that no change before the watch is missed. One item may stand for several
+        changes, and an item may come without a change: read what you watch, do not count items. Cancelling the wait for
+        an item leaves the watch usable.
         """
         ...
 
     async def check(self) -> None:
-        """`StoreUnavailable` if the store cannot be reached, or a write would fail as far as can be told without
-        one.
+        """Raise `StoreUnavailable` if the store cannot be reached, or if a write would fail as far as the store can
+        find out without writing a key.
         """
         ...
 
     async def close(self) -> None:
-        """Ends the session: its ephemeral keys vanish. Idempotent."""
+        """End the session, so that its ephemeral keys disappear, and let go of all connections. Idempotent."""
         ...
 
 
-def check(key: str, value: bytes = b"") -> None:
-    """Refuses what no adapter may store: `InvalidArgument`."""
+def check_size(key: str, value: bytes = b"") -> None:
+    """Raise `InvalidArgument` for a key or a value that no adapter may store."""
     if len(key) * 4 > KEY_BYTES_MAX or not key.isascii():
         size = _utf8_size(key)
         if size > KEY_BYTES_MAX:
@@ -173,21 +205,24 @@ def check(key: str, value: bytes = b"") -> None:
         raise InvalidArgument(f"the value of {key!r} has {len(value)} bytes: at most {VALUE_BYTES_MAX} are allowed")
 
 
-def checked_size(puts: Sequence[Put]) -> int:
-    """The bytes of all these values; `InvalidArgument` if one of the puts is not to be stored."""
+def check_puts(puts: Sequence[Put]) -> int:
+    """Check every put as `check_size` does, and return the size of all values in bytes."""
     size = 0
     for put in puts:
-        check(put.key, put.value)
+        check_size(put.key, put.value)
         size += len(put.value)
     return size
 
 
 def check_bounds(start: str, end: str = "", limit: int = 1) -> None:
-    """Bounds may be longer than a key: paging goes on from a key + "\\x00"."""
+    """Raise `InvalidArgument` for invalid bounds or limits of a range.
+
+    A bound may be longer than a key: paging continues from a key + "\\x00".
+    """
     _utf8_size(start)
     _utf8_size(end)
     if limit < 1:
-        raise InvalidArgument(f"limit {limit} asks for nothing: it must be 1 or more")
+        raise InvalidArgument(f"limit is {limit}: it must be 1 or more")
 
 
 def _utf8_size(key: str) -> int:
@@ -197,9 +232,20 @@ def _utf8_size(key: str) -> int:
         raise InvalidArgument(f"key {key[:64]!r} is not valid Unicode: it holds a lone surrogate") from error
 
 
-def mismatch(key: str, expected: int, found: int | None) -> VersionMismatch:
-    """The error of a conditional write, worded alike by every adapter; `found` may be ABSENT, or None if the store does
-    not say.
+def entry_size(entry: MetaEntry | None) -> int:
+    """Return the bytes of the entry's value; 0 for None."""
+    return 0 if entry is None else len(entry.value)
+
+
+def entries_size(entries: Sequence[MetaEntry | None]) -> int:
+    """Return the bytes of all values."""
+    return sum(len(entry.value) for entry in entries if entry is not None)
+
+
+def version_mismatch(key: str, expected: int, found: int | None) -> VersionMismatch:
+    """Return the error of a conditional write, which every adapter words alike.
+
+    `found` is the key's version, ABSENT, or None if the store does not report it.
     """
     state = "does not exist" if found == ABSENT else f"has version {found}"
     if found is None:
@@ -209,50 +255,51 @@ def mismatch(key: str, expected: int, found: int | None) -> VersionMismatch:
 
 
 def partition_prefix(key: str) -> str | None:
-    """The prefix up to `/partitions/{number}/` that the keys of one partition share; None for a key of no partition."""
+    """Return the prefix up to `/partitions/{number}/` that all keys of one partition share; None for other keys."""
     found = _PARTITION.match(key)
     return None if found is None else found.group()
 
 
-def after(prefix: str) -> str:
-    """The lowest key above every key that starts with `prefix`, which ends in "/"."""
+def prefix_end(prefix: str) -> str:
+    """Return the exclusive end of the range of all keys that start with `prefix`, which ends in "/"."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
-async def confirmed(store: MetaStore, read: Callable[[], Awaitable[T]]) -> T:
-    """The result of `read`, of whose reads none was stale; raises `StaleReads` otherwise."""
+async def read_confirmed(store: MetaStore, read: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `read` if none of its reads was stale; raise `StaleReads` otherwise."""
     reads = await store.begin_reads()
     result = await read()
     await reads.confirm()
     return result
 
 
-async def certain(store: MetaStore, read: Callable[[], Awaitable[T]], *refusals: type[LlogError]) -> T:
-    """The result of `read`, which may be old. A refusal is not: it is raised after a second look, if no read of that
-    one was stale.
+async def read_confirming_errors(store: MetaStore, read: Callable[[], Awaitable[T]], *errors: type[LlogError]) -> T:
+    """Return the result of `read`, which may come from an old state, but raise one of `errors` only on fresh reads.
+
+    If `read` raises one of them, it is called again, and its second error counts if none of its reads was stale.
     """
     try:
         return await read()
-    except refusals:
+    except errors:
         reads = await store.begin_reads()
     try:
         return await read()
-    except refusals:
+    except errors:
         await reads.confirm()
         raise
 
 
-async def all_confirmed(store: MetaStore, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The items; if a read behind them was stale, the iteration ends with `StaleReads` and none of them counts."""
+async def iterate_confirmed(store: MetaStore, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield the items, and raise `StaleReads` in the end if a read behind any of them was stale: then none counts."""
     reads = await store.begin_reads()
     async for item in items:
         yield item
     await reads.confirm()
 
 
-async def scan(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[Entry]:
-    """All entries below `prefix` in order, one page in memory at a time."""
-    start, end = prefix, after(prefix)
+async def scan(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[MetaEntry]:
+    """Yield all entries below `prefix` in order, with one page in memory at a time."""
+    start, end = prefix, prefix_end(prefix)
     while True:
         entries = await store.range(start, end, page)
         for entry in entries:
@@ -263,8 +310,8 @@ async def scan(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncItera
 
 
 async def scan_keys(store: MetaStore, prefix: str, *, page: int = 5000) -> AsyncIterator[str]:
-    """All keys below `prefix` in order, one page in memory at a time."""
-    start, end = prefix, after(prefix)
+    """Yield all keys below `prefix` in order, with one page in memory at a time."""
+    start, end = prefix, prefix_end(prefix)
     while True:
         keys = await store.keys(start, end, page)
         for key in keys:
@@ -275,9 +322,9 @@ async def scan_keys(store: MetaStore, prefix: str, *, page: int = 5000) -> Async
 
 
 async def scan_names(store: MetaStore, prefix: str) -> AsyncIterator[str]:
-    """What comes right below `prefix` and has keys below it: one lookup each, however many those are."""
-    start, end = prefix, after(prefix)
-    while found := await store.keys(start, end, 1):
-        name = found[0].removeprefix(prefix).split("/", 1)[0]
+    """Yield the names of the directories right below `prefix`, with one lookup each, however many keys they hold."""
+    start, end = prefix, prefix_end(prefix)
+    while first := await store.keys(start, end, 1):
+        name = first[0].removeprefix(prefix).split("/", 1)[0]
         yield name
-        start = after(f"{prefix}{name}/")
+        start = prefix_end(f"{prefix}{name}/")

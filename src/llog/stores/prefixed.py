@@ -1,4 +1,4 @@
-"""A metadata store below a prefix of another one: its users see no key but their own."""
+"""A metadata store below a prefix of another one, so that several logs can share a store."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from llog.errors import VersionMismatch
 from llog.stores.counting import OperationCounts
 from llog.stores.diagnosis import Diagnosis, diagnose
-from llog.stores.meta import Entry, MetaStore, Put, Reads, Watch
+from llog.stores.meta import MetaEntry, MetaStore, Put, Reads, Watch
 
 
 class PrefixedMetaStore:
-    """Every key of `store` that begins with `prefix`, without it. The order of keys stays, and so does the shard of a
-    partition.
+    """Shows the keys of `store` that begin with `prefix`, without that prefix.
 
-    `prefix` ends in "/" and has no part named `partitions`.
+    The order of keys and the shards of partitions stay the same. `prefix` ends in "/" and has no part named
+    `partitions`.
     """
 
     def __init__(self, store: MetaStore, prefix: str) -> None:
@@ -22,11 +22,11 @@ class PrefixedMetaStore:
         self._store = store
         self._prefix = prefix
 
-    async def get(self, key: str) -> Entry | None:
-        return self._own(await self._store.get(self._prefix + key))
+    async def get(self, key: str) -> MetaEntry | None:
+        return self._strip(await self._store.get(self._prefix + key))
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        return [self._own(entry) for entry in await self._store.get_many([self._prefix + key for key in keys])]
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        return [self._strip(entry) for entry in await self._store.get_many([self._prefix + key for key in keys])]
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
         return await self._store.put(self._prefix + key, value, expected=expected, ephemeral=ephemeral)
@@ -40,19 +40,19 @@ class PrefixedMetaStore:
     async def delete_range(self, start: str, end: str) -> None:
         await self._store.delete_range(self._prefix + start, self._prefix + end)
 
-    async def floor(self, key: str) -> Entry | None:
-        return self._own(await self._store.floor(self._prefix + key))
+    async def floor(self, key: str) -> MetaEntry | None:
+        return self._strip(await self._store.floor(self._prefix + key))
 
-    async def ceiling(self, key: str) -> Entry | None:
-        return self._own(await self._store.ceiling(self._prefix + key))
+    async def ceiling(self, key: str) -> MetaEntry | None:
+        return self._strip(await self._store.ceiling(self._prefix + key))
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        found = await self._store.range(self._prefix + start, self._prefix + end, limit)
-        return [Entry(entry.key[len(self._prefix) :], entry.value, entry.version) for entry in found]
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
+        entries = await self._store.range(self._prefix + start, self._prefix + end, limit)
+        return [MetaEntry(entry.key[len(self._prefix) :], entry.value, entry.version) for entry in entries]
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
-        found = await self._store.keys(self._prefix + start, self._prefix + end, limit)
-        return [key[len(self._prefix) :] for key in found]
+        keys = await self._store.keys(self._prefix + start, self._prefix + end, limit)
+        return [key[len(self._prefix) :] for key in keys]
 
     async def begin_reads(self) -> Reads:
         return await self._store.begin_reads()
@@ -69,10 +69,8 @@ class PrefixedMetaStore:
     async def close(self) -> None:
         await self._store.close()
 
-    def _own(self, entry: Entry | None) -> Entry | None:
-        """The entry under its key here; None if it belongs to somebody else, as a neighbour of the first and last key
-        may.
-        """
+    def _strip(self, entry: MetaEntry | None) -> MetaEntry | None:
+        """Return the entry under its key without the prefix; None if `floor` or `ceiling` found a key outside it."""
         if entry is None or not entry.key.startswith(self._prefix):
             return None
-        return Entry(entry.key[len(self._prefix) :], entry.value, entry.version)
+        return MetaEntry(entry.key[len(self._prefix) :], entry.value, entry.version)

@@ -1,7 +1,7 @@
-"""The stores that llog can use, by the scheme of their address. A new one is a folder beside this file and a line here.
+"""The stores that llog can use, by address scheme. A new store is a folder beside this file and a line in this file.
 
-An adapter's module is imported when an address of its scheme is met. It must not import optional packages at once: it
-also checks addresses, for which they are not needed.
+An adapter's module is imported with the first address of its scheme. It imports optional packages only to open a store:
+checking an address must work without them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llog.errors import ConfigurationError
-from llog.stores.addresses import Address, shown
+from llog.stores.addresses import Address, redact
 from llog.stores.blobs import BlobStore
 from llog.stores.meta import MetaStore
 
@@ -34,37 +34,37 @@ BLOBS: Final[Mapping[str, str]] = {
 _ALIASES: Final = {"postgres": "postgresql"}
 
 ParseAddress = Callable[[str, str], Address]
-"""Takes the name of the setting and its URL; raises `ConfigurationError`, which names the setting."""
+"""Takes the name of the setting and its URL; raises a `ConfigurationError` that names the setting."""
 
 
 class MetaAdapter(NamedTuple):
-    """A metadata store's door: the object `META_ADAPTER` of its module.
+    """How llog finds and opens one kind of metadata store: the object `META_ADAPTER` of the adapter's module.
 
-    `open` and `has_key` take the log's settings, of which each adapter declares those it reads.
+    `open` and `has_key` take the log's settings; each adapter declares a protocol with those that it reads.
     """
 
     parse: ParseAddress
     open: Callable[[Address, Any], Awaitable[MetaStore]]
-    """Opens the store, which may create it."""
+    """Open the store, and create it if it does not exist."""
     has_key: Callable[[Address, Any, str], bool]
-    """Whether the store exists and has the key. Creates no store on a server; may block for a moment."""
+    """Return whether the store exists and has the key. Creates no store on a server; may block for a moment."""
     is_local: bool = False
-    """Whether the metadata is on this machine, so that blobs are, too, unless a setting says otherwise."""
+    """Whether the metadata is on this machine: then blobs are here, too, unless a setting says otherwise."""
     exists: Callable[[Address], bool] = lambda _: True
-    """Whether a local store exists."""
+    """Return whether a local store exists."""
     directory: Callable[[Address], Path | None] = lambda _: None
-    """The directory of this machine that the store is in, where the other engines then have theirs."""
+    """Return the store's directory on this machine, in which the `disk` and `rocksdb` engines put theirs by default."""
     settings_prefix: str | None = None
-    """What the names of the settings begin with that only this store reads."""
+    """The beginning of the names of the settings that only this store reads."""
 
 
 class BlobAdapter(NamedTuple):
-    """A blob store's door: the object `BLOB_ADAPTER` of its module."""
+    """How llog finds and opens one kind of blob store: the object `BLOB_ADAPTER` of the adapter's module."""
 
     parse: ParseAddress
     open: Callable[[Address, Any], BlobStore]
     in_bucket: bool = False
-    """Whether every process can reach the store by the address that metadata names, with credentials of its own."""
+    """Whether any process with credentials can reach the store by the address that the metadata has."""
 
 
 def meta_adapter(scheme: str) -> MetaAdapter:
@@ -78,43 +78,44 @@ def blob_adapter(scheme: str) -> BlobAdapter:
 
 
 def settings_prefixes() -> set[str]:
-    """What the names of the settings begin with that only one metadata store reads, of all metadata stores."""
+    """Return the `settings_prefix` of every metadata store that has one."""
     return {prefix for scheme in META if (prefix := meta_adapter(scheme).settings_prefix) is not None}
 
 
 def parse_meta(variable: str, url: str) -> Address:
-    scheme, url = _scheme_of(variable, url, META)
+    """Return the address of a metadata store, or raise `ConfigurationError`."""
+    scheme, url = _resolve_scheme(variable, url, META)
     return meta_adapter(scheme).parse(variable, url)
 
 
 def parse_blobs(variable: str, url: str, schemes: Mapping[str, str] = BLOBS) -> Address:
-    """The address of a blob store, of one of the schemes given."""
-    scheme, url = _scheme_of(variable, url, schemes)
+    """Return the address of a blob store with one of these schemes, or raise `ConfigurationError`."""
+    scheme, url = _resolve_scheme(variable, url, schemes)
     return blob_adapter(scheme).parse(variable, url)
 
 
-def _scheme_of(variable: str, url: str, schemes: Mapping[str, str]) -> tuple[str, str]:
-    """The scheme of the URL, and the URL with that scheme instead of an alias."""
+def _resolve_scheme(variable: str, url: str, schemes: Mapping[str, str]) -> tuple[str, str]:
+    """Return the scheme of the URL, and the URL with that scheme in place of an alias."""
     written, separator, rest = url.partition("://")
     scheme = _ALIASES.get(written, written)
     if not separator or scheme not in schemes:
         raise ConfigurationError(
-            f"{variable} is {shown(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
+            f"{variable} is {redact(url)!r}: it must start with {' or '.join(f'{each}://' for each in schemes)}"
         )
     return scheme, f"{scheme}://{rest}"
 
 
 @contextmanager
-def needing_extra(name: str, extra: str) -> Iterator[None]:
-    """Raise `ConfigurationError`, which says what to install, if an import fails."""
+def require_extra(name: str, extra: str) -> Iterator[None]:
+    """Turn a failed import into a `ConfigurationError` that says what to install."""
     try:
         yield
     except ImportError as error:
         raise ConfigurationError(f"{name} needs {error.name}: pip install 'leaderless-log[{extra}]'") from error
 
 
-def run_apart(call: Coroutine[Any, Any, bool]) -> bool:
-    """Run the coroutine on an event loop of its own, in a thread: the caller may be running another one."""
+def run_in_own_loop(call: Coroutine[Any, Any, bool]) -> bool:
+    """Run the coroutine on a new event loop in a thread, since the caller's thread may run one already."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -123,7 +124,7 @@ def run_apart(call: Coroutine[Any, Any, bool]) -> bool:
 
 
 async def has_key(opening: Awaitable[MetaStore], key: str) -> bool:
-    """Whether the store that is being opened has the key. The store is closed again."""
+    """Open the store, return whether it has the key, and close the store."""
     store = await opening
     try:
         return await store.get(key) is not None

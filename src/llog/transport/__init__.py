@@ -1,6 +1,6 @@
 """The one HTTP client of a broker, for `client/`, `cli/` and `spark/`.
 
-`protocol.py` holds what a request and its answer mean, without any I/O; `client.py` sends requests and blocks.
+`protocol.py` holds the rules of requests and answers, without any I/O; `client.py` sends requests and blocks.
 """
 
 from __future__ import annotations

@@ -24,20 +24,20 @@ T = TypeVar("T")
 ATTEMPTS: Final = 4
 TIMEOUT_S: Final = 60.0
 _IDLE_S: Final = 30.0
-"""A connection that was unused for this long is not used again: the broker may be closing it just now."""
+"""How long a connection may be idle before it is replaced: the broker may be closing it."""
 
 
 class BrokerClient:
-    """Sends requests to one broker. Any thread may; `close` ends the connections of all of them.
+    """Sends requests to one broker, from any thread; `close` ends the connections of all threads.
 
-    Every call raises the error that a refusal names, `StoreUnavailable` if the broker did not get the request, and
-    `OutcomeUnknown` if it may have got one that must not be sent twice.
+    Every call raises the error that the broker's refusal names, `StoreUnavailable` if the broker did not get the
+    request, and `OutcomeUnknown` if it may have got a request that must not be sent twice.
     """
 
     def __init__(
         self, url: str, *, client_name: str | None = None, timeout_s: float = TIMEOUT_S, attempts: int = ATTEMPTS
     ) -> None:
-        """`client_name` is that of this process unless given."""
+        """`client_name` is the one of this process's settings unless given."""
         self.url = url.rstrip("/")
         self._address = parse_url(url)
         self._user_agent = client_name or load_client_name()
@@ -62,7 +62,7 @@ class BrokerClient:
         accept: str = JSON,
         wait_s: float = 0.0,
     ) -> Answer:
-        """`wait_s` is how long the broker may wait before it answers, besides the timeout."""
+        """`wait_s` is how long the broker may wait before it answers; it is added to the timeout."""
         headers = {"content-type": content_type, "accept": accept}
         return self._send("POST", path, body, headers, repeatable=repeatable, wait_s=wait_s)
 
@@ -77,7 +77,7 @@ class BrokerClient:
         return StoreUnavailable(f"{self.url} did not answer as a broker does: {str(error)[:200]}")
 
     def close(self) -> None:
-        """Idempotent. Calls after it are refused."""
+        """Close all connections and refuse further calls. Idempotent."""
         with self._mutex:
             self._is_closed = True
             connections, self._open = self._open, set()
@@ -123,7 +123,7 @@ class BrokerClient:
                     ) from error
                 continue
             except BaseException:
-                self._disconnect()  # interrupted: what comes over this connection would answer another request
+                self._disconnect()  # interrupted: a late answer must not be taken for that of the next request
                 raise
             if answer.status == OK:
                 return answer
@@ -138,9 +138,9 @@ class BrokerClient:
         raise failure
 
     def _connect(self, wait_s: float) -> http.client.HTTPConnection:
-        """Return this thread's connection, which is a new one if it has none that is fresh."""
+        """Return this thread's connection; open a new one if it has none, or an idle one."""
         if self._is_closed:
-            raise StoreUnavailable("this object is closed: make another one")
+            raise StoreUnavailable("this client is closed: make another one")
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is not None and time.monotonic() - self._local.used_at > _IDLE_S:
             self._disconnect()

@@ -1,7 +1,7 @@
-"""What requests to a broker and their answers mean, without any I/O, so that an async client could share all of it.
+"""The rules of requests to a broker and of their answers, without any I/O, so that an async client could share them.
 
-A broker refuses a request with a status and a problem, which names the error that it was made of. After an answer, a
-request is repeated only if its status is one that passes and the request may be sent twice.
+A broker refuses a request with a status and a problem document, which names the error. An answered request is repeated
+only if its status is a transient one and the request may be sent twice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 OK: Final = 200
 _OVERLOADED: Final = 429
-"""The broker turned the request away before it did any of it."""
-_PASSING: Final = (_OVERLOADED, 502, 503, 504)
+"""The broker refused the request before it did any of it."""
+_TRANSIENT: Final = (_OVERLOADED, 502, 503, 504)
 _RETRY_DELAY_S: Final = 0.2
 
 
@@ -50,7 +50,7 @@ class _Problem(msgspec.Struct):
 
 
 def parse_url(url: str) -> Address:
-    """Return the parts of a broker's address; raise `ConfigurationError`, without its secrets, if it is none."""
+    """Return the parts of a broker's address; raise `ConfigurationError`, without its secrets, if it is not one."""
     parts = urlsplit(url)
     try:
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -70,16 +70,16 @@ def check_url(url: str) -> str:
 
 def may_retry(status: int, *, repeatable: bool) -> bool:
     """Return whether a request that was answered with this status may be sent again."""
-    return status in _PASSING if repeatable else status == _OVERLOADED
+    return status in _TRANSIENT if repeatable else status == _OVERLOADED
 
 
-def retry_delay_s(attempt: int) -> float:
-    """Return how long to wait before an attempt, counted from 1 for the first repetition."""
-    return _RETRY_DELAY_S * 2.0 ** (attempt - 1)
+def retry_delay_s(retry: int) -> float:
+    """Return how long to wait before a retry, counted from 1."""
+    return _RETRY_DELAY_S * 2.0 ** (retry - 1)
 
 
 def refusal(where: str, status: int, body: bytes) -> LlogError:
-    """Return the error that a broker's problem was made of, or `StoreUnavailable` if the body is no problem."""
+    """Return the error that a broker's problem names, or `StoreUnavailable` if the body is not a problem."""
     try:
         problem = json_decoder(_Problem).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -28,8 +28,8 @@ from llog import (
     TopicNotFound,
 )
 from llog.api import portal
-from llog.engines.port import AppendResult
 from llog.errors import ConfigurationError, InvalidArgument, LogOwned, WrongEngine
+from llog.log.engine import AppendResult
 from llog.log.producers import Producer
 
 EXAMPLE = """
@@ -245,7 +245,7 @@ def test_a_blocking_call_on_the_background_loop_is_refused_instead_of_hanging() 
     async def nested() -> None:
         portal.run(nothing())
 
-    with pytest.raises(InvalidArgument, match="for ever"):
+    with pytest.raises(InvalidArgument, match="forever"):
         portal.run(nested())
 
 

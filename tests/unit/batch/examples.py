@@ -18,7 +18,7 @@ from llog.batch.columns import (
     encode_headers,
     records_of,
     slice_columns,
-    stamped,
+    stamp,
 )
 from llog.model import Header, Record
 
@@ -50,7 +50,7 @@ def record_lists(draw: st.DrawFn, *, min_size: int = 0) -> list[Record]:
 @st.composite
 def stamped_columns(draw: st.DrawFn) -> Columns:
     """Non-empty columns of one or more appends; some are slices, so that their arrays begin within their buffers."""
-    parts = [stamped(columns_of(draw(record_lists(min_size=1))), draw(millis)) for _ in range(draw(st.integers(1, 3)))]
+    parts = [stamp(columns_of(draw(record_lists(min_size=1))), draw(millis)) for _ in range(draw(st.integers(1, 3)))]
     columns = concat(parts)
     start = draw(st.integers(0, columns.count - 1))
     return slice_columns(columns, start, draw(st.integers(start + 1, columns.count)))

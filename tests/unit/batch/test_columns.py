@@ -17,6 +17,7 @@ from llog.batch.columns import (
     byte_size,
     columns_of,
     concat,
+    count_fitting,
     cut_columns,
     decode_headers,
     effective_timestamps,
@@ -25,7 +26,7 @@ from llog.batch.columns import (
     headers_to_arrow,
     records_of,
     slice_columns,
-    stamped,
+    stamp,
     timestamp_bounds,
 )
 from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
@@ -44,7 +45,7 @@ from tests.unit.batch.examples import (
 def test_records_come_back_with_offsets_and_the_append_time_where_they_had_none(
     records: list[Record], append_ms: int
 ) -> None:
-    columns = stamped(columns_of(records), append_ms)
+    columns = stamp(columns_of(records), append_ms)
     assert columns.count == len(records)
     assert records_of(columns, 7) == appended(records, [append_ms] * len(records), 7)
 
@@ -62,7 +63,7 @@ def test_an_empty_key_is_not_an_absent_key() -> None:
 
 
 def test_stamping_leaves_create_times_and_fills_the_others() -> None:
-    columns = stamped(columns_of([Record(payload=b"", timestamp=5), Record(payload=b"")]), 9)
+    columns = stamp(columns_of([Record(payload=b"", timestamp=5), Record(payload=b"")]), 9)
     assert columns.timestamps is not None
     assert columns.timestamps.to_pylist() == [5, 9]
     assert columns.append_runs == ((2, 9),)
@@ -70,7 +71,7 @@ def test_stamping_leaves_create_times_and_fills_the_others() -> None:
 
 def test_stamping_drops_timestamps_that_are_all_null() -> None:
     columns = columns_of([Record(payload=b"")])._replace(timestamps=pa.nulls(1, pa.int64()))
-    assert stamped(columns, 9).timestamps is None
+    assert stamp(columns, 9).timestamps is None
 
 
 @pytest.mark.parametrize(
@@ -97,18 +98,18 @@ def test_a_record_of_wrong_types_is_refused_by_what_is_wrong(field: str, value: 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_timestamp_that_microseconds_cannot_hold_is_refused(sign: int) -> None:
     last = sign * TIMESTAMP_MS_MAX
-    columns = stamped(columns_of([Record(payload=b"", timestamp=last), Record(payload=b"")]), 9)
+    columns = stamp(columns_of([Record(payload=b"", timestamp=last), Record(payload=b"")]), 9)
     assert pa.scalar(effective_timestamps(columns)[0].as_py() * 1000, pa.timestamp("us")).value == last * 1000
     with pytest.raises(InvalidArgument, match=f"a timestamp is {last + sign}: "):
         columns_of([Record(payload=b"", timestamp=last + sign)])
     given = columns_of([Record(payload=b""), Record(payload=b"")])
     with pytest.raises(InvalidArgument, match=f"a timestamp is {last + sign}: "):
-        stamped(given._replace(timestamps=pa.array([last + sign, None], pa.int64())), 9)
+        stamp(given._replace(timestamps=pa.array([last + sign, None], pa.int64())), 9)
 
 
 @given(st.lists(st.tuples(record_lists(), millis), max_size=4))
 def test_joined_columns_hold_the_records_of_all_parts_in_order(parts: list[tuple[list[Record], int]]) -> None:
-    columns = concat([stamped(columns_of(records), append_ms) for records, append_ms in parts])
+    columns = concat([stamp(columns_of(records), append_ms) for records, append_ms in parts])
     records = [record for part, _ in parts for record in part]
     times = [append_ms for part, append_ms in parts for _ in part]
     assert records_of(columns, 1) == appended(records, times, 1)
@@ -118,15 +119,15 @@ def test_joined_columns_hold_the_records_of_all_parts_in_order(parts: list[tuple
 
 @given(st.lists(record_lists(), max_size=4), millis)
 def test_joining_before_stamping_is_the_same_as_after(parts: list[list[Record]], append_ms: int) -> None:
-    before = stamped(concat([columns_of(part) for part in parts]), append_ms)
-    after = concat([stamped(columns_of(part), append_ms) for part in parts])
+    before = stamp(concat([columns_of(part) for part in parts]), append_ms)
+    after = concat([stamp(columns_of(part), append_ms) for part in parts])
     assert records_of(before, 1) == records_of(after, 1)
     assert before.append_runs == after.append_runs
 
 
 def test_joining_adds_an_optional_column_only_where_some_part_has_it() -> None:
-    plain = stamped(columns_of([Record(payload=b"a")]), 1)
-    keyed = stamped(columns_of([Record(payload=b"b", key=b"k")]), 2)
+    plain = stamp(columns_of([Record(payload=b"a")]), 1)
+    keyed = stamp(columns_of([Record(payload=b"b", key=b"k")]), 2)
     joined = concat([plain, keyed])
     assert joined.keys is not None
     assert joined.keys.to_pylist() == [None, b"k"]
@@ -137,7 +138,7 @@ def test_joining_adds_an_optional_column_only_where_some_part_has_it() -> None:
 def test_stamped_and_unstamped_columns_are_not_joined() -> None:
     columns = columns_of([Record(payload=b"a")])
     with pytest.raises(InvalidArgument, match="stamped"):
-        concat([columns, stamped(columns, 1)])
+        concat([columns, stamp(columns, 1)])
 
 
 def test_joining_more_than_one_array_can_hold_is_refused_before_memory_is_taken() -> None:
@@ -182,6 +183,14 @@ def test_sizes_and_times_agree_with_the_records(columns: Columns) -> None:
     assert effective_timestamps(columns).to_pylist() == times
     assert timestamp_bounds(columns) == (min(t for t in times if t is not None), max(t for t in times if t is not None))
     assert byte_size(columns) == payload_bytes(columns)
+
+
+@given(stamped_columns(), st.integers(0, 120), st.integers(0, 9))
+def test_as_many_of_the_first_records_fit_as_their_bytes_allow(columns: Columns, max_bytes: int, overhead: int) -> None:
+    count, size = count_fitting(columns, max_bytes, record_overhead=overhead)
+    sizes = [byte_size(slice_columns(columns, 0, n)) + overhead * n for n in range(columns.count + 1)]
+    assert count == max(n for n, total in enumerate(sizes) if total <= max_bytes)
+    assert size == sizes[max(count, 1)]
 
 
 def test_bytes_hidden_under_nulls_do_not_count() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llog.batch import codecs, format
-from llog.batch.columns import Columns, columns_of, concat, records_of, slice_columns, stamped
+from llog.batch import encodings, format
+from llog.batch.columns import Columns, columns_of, concat, records_of, slice_columns, stamp
 from llog.batch.format import Codec, decode, encode, encode_joined, peek
 from llog.errors import CorruptBatch, InvalidArgument, RecordTooLarge
 from llog.model import Record
@@ -27,8 +27,8 @@ from tests.unit.batch.examples import (
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())["batches"]
 EVERY_FLAG = concat(
     [
-        stamped(columns_of([Record(payload=b"ab", key=b"", timestamp=5, headers=(("h", None),))]), 7),
-        stamped(columns_of([Record(payload=None, key=b"k"), Record(payload=b"")]), 8),
+        stamp(columns_of([Record(payload=b"ab", key=b"", timestamp=5, headers=(("h", None),))]), 7),
+        stamp(columns_of([Record(payload=None, key=b"k"), Record(payload=b"")]), 8),
     ]
 )
 codec_choice = st.sampled_from(list(Codec))
@@ -46,7 +46,7 @@ def columns_of_vector(vector: dict[str, Any]) -> Columns:
     ]
     parts = []
     for count, append_ms in vector["append_runs"]:
-        parts.append(stamped(columns_of(records[:count]), append_ms))
+        parts.append(stamp(columns_of(records[:count]), append_ms))
         records = records[count:]
     return concat(parts)
 
@@ -107,7 +107,7 @@ def test_a_batch_decodes_from_memory_of_any_alignment(columns: Columns, shift: i
 
 
 def test_decoding_copies_nothing_that_is_not_compressed() -> None:
-    columns = stamped(columns_of([Record(payload=b"v" * 100, key=b"k" * 10, timestamp=3)] * 1000), 1)
+    columns = stamp(columns_of([Record(payload=b"v" * 100, key=b"k" * 10, timestamp=3)] * 1000), 1)
     batch = joined(encode(columns))
     memory = pa.py_buffer(batch)
     decoded = decode(batch)
@@ -119,16 +119,16 @@ def test_decoding_copies_nothing_that_is_not_compressed() -> None:
 
 
 def test_a_large_batch_is_encoded_without_copying_its_payload() -> None:
-    columns = stamped(columns_of([Record(payload=b"v" * 100)] * 1000), 1)
+    columns = stamp(columns_of([Record(payload=b"v" * 100)] * 1000), 1)
     addresses = [pa.py_buffer(part).address for part in encode(columns)]
     assert columns.values.buffers()[2].address in addresses
     assert records_of(decode(joined(encode(columns))), 1) == records_of(columns, 1)
 
 
 def test_a_large_slice_is_encoded_without_the_rest_of_its_buffers() -> None:
-    whole = stamped(columns_of([Record(payload=b"%05d" % i * 20, key=b"%d" % i) for i in range(3000)]), 1)
+    whole = stamp(columns_of([Record(payload=b"%05d" % i * 20, key=b"%d" % i) for i in range(3000)]), 1)
     part = slice_columns(whole, 1001, 2002)
-    fresh = stamped(columns_of([Record(payload=b"%05d" % i * 20, key=b"%d" % i) for i in range(1001, 2002)]), 1)
+    fresh = stamp(columns_of([Record(payload=b"%05d" % i * 20, key=b"%d" % i) for i in range(1001, 2002)]), 1)
     assert joined(encode(part)) == joined(encode(fresh))
 
 
@@ -288,12 +288,12 @@ def test_compressed_bytes_beyond_the_length_they_state_are_corrupt(codec: str, n
 
 def test_each_encoding_is_found_by_its_name() -> None:
     batch = joined(encode(EVERY_FLAG))
-    assert records_of(codecs.decoder("bytes-batch-v1")(batch), 1) == records_of(EVERY_FLAG, 1)
+    assert records_of(encodings.decoder("bytes-batch-v1")(batch), 1) == records_of(EVERY_FLAG, 1)
 
 
 def test_an_unknown_encoding_is_named() -> None:
     with pytest.raises(CorruptBatch, match="kafka-v2"):
-        codecs.decoder("kafka-v2")
+        encodings.decoder("kafka-v2")
 
 
 def _decodes_to_itself_or_is_corrupt(data: bytes) -> None:

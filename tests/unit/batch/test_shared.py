@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.batch import shared
-from llog.batch.codecs import decoder
-from llog.batch.columns import Columns, columns_of, records_of, stamped, timestamp_bounds
+from llog.batch.columns import Columns, columns_of, records_of, stamp, timestamp_bounds
+from llog.batch.encodings import decoder
 from llog.batch.format import Codec
-from llog.batch.joined import encode_run
-from llog.batch.shared import Body, header_length, pack, pack_one, unpack_header
+from llog.batch.multi_batch import encode_run
+from llog.batch.shared import Body, body_parts, header_length, pack, pack_one, unpack_header
 from llog.errors import CorruptBatch, RecordTooLarge
 from llog.model import Record, TopicPartition
 from tests.unit.batch.examples import joined, millis, stamped_columns, text
@@ -22,11 +22,11 @@ from tests.unit.batch.examples import joined, millis, stamped_columns, text
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 VECTOR = VECTORS["shared_blob"]
 GROUPS = [
-    (TopicPartition("orders", 0), "orders", stamped(columns_of([Record(payload=b"a")]), 1000)),
+    (TopicPartition("orders", 0), "orders", stamp(columns_of([Record(payload=b"a")]), 1000)),
     (
         TopicPartition("clicks", 12),
         "clicks~2",
-        stamped(columns_of([Record(payload=b"bcd", key=b"k", timestamp=5)]), 1001),
+        stamp(columns_of([Record(payload=b"bcd", key=b"k", timestamp=5)]), 1001),
     ),
 ]
 
@@ -105,10 +105,12 @@ def test_every_body_is_where_the_header_says(
         decoded = decoder(body.encoding)(blob[body.body_offset : body.body_offset + body.body_length])
         assert records_of(decoded, 1) == records_of(columns, 1)
     assert len(blob) % 8 == 0
+    for body, own in zip(bodies, body_parts(parts, bodies), strict=True):
+        assert joined(own) == blob[body.body_offset :][: body.body_length]
 
 
 def test_offsets_settle_for_every_length_of_header() -> None:
-    columns = stamped(columns_of([Record(payload=b"x" * 900)]), 1)
+    columns = stamp(columns_of([Record(payload=b"x" * 900)]), 1)
     for length in range(200):
         group = (TopicPartition("t", 0), "t", columns)
         parts, bodies = pack([group] * 50, writer="w" * length, created_at_ms=1)

@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llog.batch.columns import Buffer, columns_of, stamped
+from llog.batch.columns import Buffer, columns_of, stamp
 from llog.batch.format import encode
 from llog.broker.cache import shared_tail
-from llog.broker.cache.shared_tail import Place, TailReader, TailWriter, prepare
+from llog.broker.cache.shared_tail import TailKey, TailReader, TailWriter, prepare
 from llog.engines.disk.format.files import write_at
 from llog.model import Record
 
 MAX = 1 << 20
-T: Place = ("t", 0)
+T: TailKey = ("t", 0)
 
 
 def stored(*payloads: bytes) -> bytes:
-    return b"".join(encode(stamped(columns_of([Record(payload=each) for each in payloads]), 5)))
+    return b"".join(encode(stamp(columns_of([Record(payload=each) for each in payloads]), 5)))
 
 
 def files(root: Path) -> list[Path]:
@@ -156,7 +156,7 @@ def test_a_reader_forgets_what_was_removed(tmp_path: Path) -> None:
 def test_a_reader_that_knows_as_much_as_it_may_forgets_what_it_learnt_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_tail, "ENTRIES_MAX", 10)
+    monkeypatch.setattr(shared_tail, "LOCATIONS_MAX", 10)
     writer, reader = TailWriter(tmp_path, "w", MAX), TailReader(tmp_path)
     batch = stored(b"a")
     for n in range(1, 101):
@@ -218,7 +218,7 @@ def test_a_full_disk_costs_the_batch_that_met_it_and_no_other(tmp_path: Path, mo
 
 def test_a_writer_that_cannot_make_room_just_now_puts_nothing(tmp_path: Path) -> None:
     writer = TailWriter(tmp_path, "w", MAX)
-    with shared_tail._locked(tmp_path) as alone:
+    with shared_tail._lock_root(tmp_path) as alone:
         assert alone
         assert not writer.put(T, 1, stored(b"a"))
     assert writer.put(T, 1, stored(b"a"))
@@ -299,7 +299,7 @@ def test_a_writer_killed_while_it_writes_leaves_nothing_torn_to_see_and_is_clean
     process.stdout.close()
     batch = stored(b"x" * 50_000)
     reader.find(T, 1 << 60, 1)
-    known = sorted(start for _, start in reader._entries)
+    known = sorted(start for _, start in reader._locations)
     assert known
     assert all(reader.find(T, start, 1) == [(start, batch)] for start in known)
     TailWriter(tmp_path, "next", MAX).put(T, 1, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from llog.cdc.outbox import Cut, Entry
+from llog.cdc.outbox import Cut, OutboxEntry
 
 _Partition = tuple[str, int]
 
@@ -15,13 +15,13 @@ class MemoryOutbox:
     def __init__(self) -> None:
         self._last: dict[_Partition, int] = {}
         self._cuts: dict[_Partition, Cut] = {}
-        self.waiting: dict[_Partition, list[Entry]] = {}
+        self.waiting: dict[_Partition, list[OutboxEntry]] = {}
 
     def add(
         self, directory: str, partition: int, *, timestamp_ms: int, key: bytes, headers: bytes, payload: bytes
     ) -> None:
         sequence = self._last[directory, partition] = self._last.get((directory, partition), 0) + 1
-        entry = Entry(sequence, timestamp_ms, key, headers, payload)
+        entry = OutboxEntry(sequence, timestamp_ms, key, headers, payload)
         self.waiting.setdefault((directory, partition), []).append(entry)
 
     async def name(self) -> str:
@@ -30,11 +30,13 @@ class MemoryOutbox:
     async def partitions(self) -> list[_Partition]:
         return sorted(self.waiting)
 
-    async def entries(self, directory: str, partition: int, after: int, limit: int, max_bytes: int) -> list[Entry]:
+    async def entries(
+        self, directory: str, partition: int, after: int, limit: int, max_bytes: int
+    ) -> list[OutboxEntry]:
         waiting = self.waiting.get((directory, partition), [])
         return [entry for entry in waiting if entry.sequence > after][:limit]
 
-    async def batch(self, directory: str, partition: int, cut: Cut) -> list[Entry]:
+    async def batch(self, directory: str, partition: int, cut: Cut) -> list[OutboxEntry]:
         waiting = self.waiting.get((directory, partition), [])
         return [entry for entry in waiting if cut.after < entry.sequence <= cut.through]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from llog.batch.columns import Columns, decode_headers, encode_headers, headers_in, slice_columns
+from llog.batch.columns import Columns, decode_arrow_headers, decode_headers, encode_headers, slice_columns
 from llog.batch.event_headers import HEADER
-from llog.cdc.events import MESSAGES, Event, Op, PayloadMode, event_in, headers_of, messages_of
-from llog.engines.port import Batch
+from llog.cdc.events import MESSAGE_SCHEMA, Event, Op, PayloadMode, decode_event, encode_event_headers, messages_of
+from llog.log.engine import Batch
 from llog.model import TopicPartition
 
 FIRST_ID = 1 << 60
@@ -35,7 +35,7 @@ def parts(table: pa.Table) -> list[tuple[Any, ...]]:
 
 def test_records_without_headers_are_messages_that_tell_of_no_change() -> None:
     table = messages_of(batch(None, start=7))
-    assert table.schema == MESSAGES
+    assert table.schema == MESSAGE_SCHEMA
     assert table.column("topic").to_pylist() == ["app.t"] * 3
     assert table.column("partition").to_pylist() == [2] * 3
     assert table.column("offset").to_pylist() == [7, 8, 9]
@@ -48,7 +48,7 @@ def test_records_without_headers_are_messages_that_tell_of_no_change() -> None:
 def test_events_of_one_table_are_told_apart_from_each_other(start: int) -> None:
     ops, modes = [*Op, Op.DELETE, Op.INSERT], [PayloadMode.KEY, PayloadMode.FULL, PayloadMode.DIFF, *PayloadMode][:5]
     headers = [
-        headers_of(op, mode, "chat.mëssages", range(FIRST_ID + n, FIRST_ID + n + 1))[0]
+        encode_event_headers(op, mode, "chat.mëssages", range(FIRST_ID + n, FIRST_ID + n + 1))[0]
         for n, (op, mode) in enumerate(zip(ops, modes, strict=True))
     ]
     whole = batch(headers)
@@ -58,14 +58,14 @@ def test_events_of_one_table_are_told_apart_from_each_other(start: int) -> None:
         for n, (op, mode) in enumerate(zip(ops, modes, strict=True))
     ]
     assert parts(messages_of(cut)) == expected[start:]
-    assert [event_in(each) for each in headers] == [
+    assert [decode_event(each) for each in headers] == [
         Event(op, mode, FIRST_ID + n, "chat.mëssages") for n, (op, mode) in enumerate(zip(ops, modes, strict=True))
     ]
 
 
 def test_events_of_several_tables_and_plain_records_may_be_mixed() -> None:
-    (one,) = headers_of(Op.INSERT, PayloadMode.KEY, "a.aaa", range(1, 2))
-    (other,) = headers_of(Op.DELETE, PayloadMode.FULL, "b.bbb", range(2, 3))
+    (one,) = encode_event_headers(Op.INSERT, PayloadMode.KEY, "a.aaa", range(1, 2))
+    (other,) = encode_event_headers(Op.DELETE, PayloadMode.FULL, "b.bbb", range(2, 3))
     assert len(one) == len(other)
     two = encode_headers([("trace", b"x")]) + one
     assert parts(messages_of(batch([one, other]))) == [(1, "a.aaa", "INSERT", "key"), (2, "b.bbb", "DELETE", "full")]
@@ -77,14 +77,14 @@ def test_events_of_several_tables_and_plain_records_may_be_mixed() -> None:
 
 
 def test_messages_have_the_headers_of_their_records() -> None:
-    events = headers_of(Op.INSERT, PayloadMode.KEY, "a.aaa", range(1, 5))
+    events = encode_event_headers(Op.INSERT, PayloadMode.KEY, "a.aaa", range(1, 5))
     traced = encode_headers([("trace", b"x"), ("trace", None), ("", b"\xff")])
     for encoded in (events, [traced, b"", *events[:2]]):
         whole = messages_of(batch(encoded))
-        assert headers_in(whole.column("headers")) == [decode_headers(each) for each in encoded]
+        assert decode_arrow_headers(whole.column("headers")) == [decode_headers(each) for each in encoded]
         cut = pa.concat_tables([whole.slice(1, 2), whole.slice(0, 1), whole.slice(4)])
-        assert headers_in(cut.column("headers")) == [decode_headers(encoded[n]) for n in (1, 2, 0)]
-    assert headers_in(messages_of(batch(None)).column("headers")) == [(), (), ()]
+        assert decode_arrow_headers(cut.column("headers")) == [decode_headers(encoded[n]) for n in (1, 2, 0)]
+    assert decode_arrow_headers(messages_of(batch(None)).column("headers")) == [(), (), ()]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -102,5 +102,5 @@ def test_messages_have_the_headers_of_their_records() -> None:
 )
 def test_a_header_of_that_name_that_is_no_events_is_passed_over(value: bytes | None, count: int) -> None:
     encoded = encode_headers([(HEADER, value)])
-    assert event_in(encoded) is None
+    assert decode_event(encoded) is None
     assert parts(messages_of(batch([encoded] * count))) == [(None,) * 4] * count

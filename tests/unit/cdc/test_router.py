@@ -20,11 +20,11 @@ from llog.cdc.message_ids import EPOCH_MS
 from llog.cdc.outbox import RocksOutbox, drop_topic
 from llog.cdc.router import Router
 from llog.cdc.routes import Route
-from llog.engines.port import Batch
 from llog.engines.rocksdb.keys import META, OUTBOX, OUTBOX_PREFIX, meta_key
 from llog.engines.rocksdb.logs import RocksLogs
 from llog.engines.rocksdb.store import RocksStore
 from llog.errors import InvalidArgument, PartitionNotInitialized, TopicNotFound
+from llog.log.engine import Batch
 from llog.log.records import Topic
 from llog.model import TopicPartition, partition_for_key
 from tests.unit.world import START_MS, ManualRuntime
@@ -86,7 +86,7 @@ class Bench:
         return route
 
     def change(self, *changes: Change) -> bool:
-        with self.logs.staged() as staged:
+        with self.logs.stage() as staged:
             relayed = self.router.add(staged, changes)
             staged.commit(sync=False)
             return relayed
@@ -232,7 +232,7 @@ def test_sequences_of_the_outbox_grow_after_changes_that_were_given_up_and_a_res
     bench: Bench, tmp_path: Path
 ) -> None:
     bench.route(topic="far", directory="far", engine="object")
-    with bench.logs.staged() as staged:
+    with bench.logs.stage() as staged:
         bench.router.add(staged, [inserted((1, "a", "b"))])
     bench.change(inserted((2, "a", "b")))
     bench.router = Router(bench.store, bench.runtime, bench.evaluator)
@@ -244,7 +244,7 @@ def test_changes_without_a_route_or_rows_cost_no_id(bench: Bench) -> None:
     bench.route(op="DELETE")
     assert bench.router.has_routes(SHAPE.name, Op.DELETE)
     assert not bench.router.has_routes(SHAPE.name, Op.INSERT)
-    with bench.logs.staged() as staged:
+    with bench.logs.stage() as staged:
         bench.router.add(staged, [inserted((1, "a", "b")), Change(SHAPE, Op.DELETE, table())])
         assert len(staged.changes) == 0
 

@@ -125,11 +125,11 @@ def test_bytes_that_are_no_text_are_shown_as_base64(llog: Llog) -> None:
     assert json.loads(llog("consume", "t", "--format", "json").stdout)["value"] == {"base64": "//4="}
 
 
-def test_consuming_starts_at_a_time(llog: Llog) -> None:
+def test_dispatcher_starts_at_a_time(llog: Llog) -> None:
     llog("produce", "t", stdin="x\n")
     assert llog("consume", "t", "--from", "2001-01-01").stdout == "x\n"
     assert llog("consume", "t", "--from", "2999-01-01T00:00:00+02:00").stdout == ""
-    assert "is no place to start" in llog("consume", "t", "--from", "yesterday", code=2).stderr
+    assert "is not a position" in llog("consume", "t", "--from", "yesterday", code=2).stderr
 
 
 def test_an_offset_out_of_bounds_is_bad_input(llog: Llog) -> None:
@@ -370,7 +370,7 @@ def test_a_clock_that_was_far_ahead_is_repaired_and_blobs_are_collected_again(
     assert "nothing was changed" in shown.stderr
     assert _json(llog("repair", "clock", "--json"))["applied"] is False
     assert "repaired" in llog("repair", "clock", "--apply").stderr
-    assert "no clock has left anything to repair" in llog("repair", "clock").stdout
+    assert "there is nothing to repair" in llog("repair", "clock").stdout
     assert _json(llog("collect", "--grace", "0s", "--json"))["deleted"] > 0
     assert llog("consume", "t").stdout == "x\n" * 6
 

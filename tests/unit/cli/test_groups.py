@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 from llog.cli.main import main
 from llog.config.loading import load_settings
-from llog.engines.port import Group
 from llog.engines.rocksdb.engine import rocksdb_of
 from llog.engines.rocksdb.topics import require_rocks
 from llog.engines.routing import EngineAppender
 from llog.groups.groups import Groups
 from llog.groups.records import GroupMode
+from llog.log.engine import AppendGroup
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.model import Record, TopicPartition
@@ -77,10 +77,10 @@ def test_a_group_is_listed_over_all_engines(llog: Llog) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_claims_and_their_holders_are_shown_and_keep_a_group_from_being_deleted(llog: Llog, engine: str) -> None:
     async def claim(log: Log) -> None:
-        groups, tp = Groups(log), TopicPartition(engine, 0)
-        await groups.begin("g", tp, 1)
-        await groups.claim("g", tp, "worker-1", limit=2, visibility_ms=600_000)
-        await groups.claim("g", tp, "", limit=1, visibility_ms=0)
+        group = await Groups(log).partition("g", TopicPartition(engine, 0))
+        await group.begin(1)
+        await group.claim("worker-1", limit=2, visibility_ms=600_000)
+        await group.claim("", limit=1, visibility_ms=0)
 
     _in_log(claim)
     [share] = _json(llog("groups", "describe", "g", "--json"))
@@ -89,7 +89,7 @@ def test_claims_and_their_holders_are_shown_and_keep_a_group_from_being_deleted(
     assert "(no name), worker-1" in llog("groups", "describe", "g").stdout
     assert _json(llog("groups", "list", "--json"))[0]["members"] == ["", "worker-1"]
     assert llog("consume", engine, "--group", "g").stdout == "3\n", "what worker-1 holds is printed, too"
-    assert "is one whose" in llog("consume", engine, "--group", "g", "--mode", "assigned", code=2).stderr
+    assert "has the mode claimed" in llog("consume", engine, "--group", "g", "--mode", "assigned", code=2).stderr
 
     assert "needs --yes" in llog("groups", "delete", "g", code=2).stderr
     assert "in use by 'worker-1'" in llog("groups", "delete", "g", "--yes", code=2).stderr
@@ -103,13 +103,13 @@ def test_a_member_that_prints_shares_a_topic_as_its_group_does(llog: Llog, engin
     assert llog("consume", engine, "--group", "a", "--mode", "assigned", "--max", "1").stdout == "1\n"
     assert _json(llog("groups", "describe", "a", "--json"))[0]["mode"] == "assigned"
     assert llog("consume", engine, "--group", "a", "--max", "1").stdout == "2\n"
-    assert "is one whose" in llog("consume", engine, "--group", "a", "--mode", "claimed", code=2).stderr
+    assert "has the mode assigned" in llog("consume", engine, "--group", "a", "--mode", "claimed", code=2).stderr
     assert llog("consume", engine, "--group", "a", "--format", "kv").stdout == "\t3\n"
     assert _json(llog("groups", "list", "--json"))[0]["members"] == [], "one that has ended has not left"
     assert llog("consume", engine, "--group", "late", "--from", "3").stdout == "3\n"
     assert llog("consume", engine, "--group", "later", "--from", "latest").stdout == ""
     record = Record(payload=b"4", headers=(("trace", b"x"),))
-    _in_log(lambda log: EngineAppender(log).append([Group(topic=engine, partition=0, records=[record])]))
+    _in_log(lambda log: EngineAppender(log).append([AppendGroup(topic=engine, partition=0, records=[record])]))
     shown = llog("consume", engine, "--group", "later", "--from", "earliest", "--format", "json").stdout
     assert (json.loads(shown)["value"], json.loads(shown)["headers"]) == ("4", [["trace", "x"]])
     assert "name it with --group" in llog("consume", engine, "--mode", "assigned", code=2).stderr
@@ -141,7 +141,7 @@ def test_what_another_process_owns_is_told_and_the_other_groups_are_listed(llog:
         llog("consume", engine, "--group", f"of-{engine}")
 
     async def owned(log: Log) -> None:
-        await (await require_rocks(log, rocksdb_of(log).rocks, "this")).opened()
+        await (await require_rocks(log, rocksdb_of(log).rocks, "this")).open()
         listed = await asyncio.to_thread(llog, "groups", "list", "--json")
         assert [each["group"] for each in _json(listed)] == ["of-disk", "of-object"]
         assert "not shown: the tables and the topics of engine 'rocksdb' in" in listed.stderr

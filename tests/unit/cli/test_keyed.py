@@ -128,7 +128,7 @@ def test_the_option_goes_before_the_variable(llog: Llog, tmp_path: Path) -> None
         (["append", "--key-separator", "", "k"], "--key-separator is empty"),
         (["append", "--format", "json", '{"key": 1}'], "is not {"),
         (["scan", "k", "--url", "http://x"], "must start with file:// or s3:// or memory://"),
-        (["scan", "k", "--url", "s3://user:secret@bucket/x"], "with credentials in it"),
+        (["scan", "k", "--url", "s3://user:secret@bucket/x"], "contains credentials"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_change_nothing(llog: Llog, arguments: list[str], named: str) -> None:

@@ -51,9 +51,7 @@ def short_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", [("topics", "list"), ("topics", "create", "t"), ("doctor",)])
 def test_a_server_that_is_not_oxia(http_server: str, command: tuple[str, ...]) -> None:
     line = refused(f"oxia://{http_server}/default", *command)
-    assert line.startswith(
-        f"llog: LLOG_META is oxia://{http_server}/default: what listens at {http_server} is not Oxia"
-    )
+    assert line.startswith(f"llog: LLOG_META is oxia://{http_server}/default: the server at {http_server} is not Oxia")
     assert line.endswith("name the public address of Oxia")
 
 
@@ -67,5 +65,7 @@ def test_a_server_that_does_not_answer(nobody: str, command: tuple[str, ...]) ->
 def test_an_address_that_is_none() -> None:
     assert "write host:port" in refused("oxia://nowhere/default", "topics", "list")
     assert "write host:port" in refused("oxia://host:6648,:1/default", "topics", "list")
-    assert "an address has no parameters" in refused("oxia://host:6648/default?token=x", "topics", "list")
+    assert "with parameters after a '?': leave them out" in refused(
+        "oxia://host:6648/default?token=x", "topics", "list"
+    )
     assert "leave them out" in refused("oxia://me:secret@host:6648/default", "topics", "list")

@@ -24,13 +24,13 @@ from llog.cli.main import main
 from llog.cli.sql import output as sql_output
 from llog.cli.sql import shell as sql_shell
 from llog.cli.sql.output import Format, Output
-from llog.cli.sql.script import ScriptStatement, split, transactions
+from llog.cli.sql.script import ScriptStatement, join_transactions, split
 from llog.client import embedded
 from llog.client.sessions import open_session
 from llog.config import Settings
 from llog.errors import InvalidArgument, LogOwned, SqlError
 from llog.log.log import Log
-from llog.sql.parse.lexer import Kind, tokens_of
+from llog.sql.parse.lexer import Kind, tokenize
 from llog.sql.result import Names
 from tests.sql_stand_in import StandIn, StandInSession, standing_in
 
@@ -221,7 +221,7 @@ def test_text_is_split_where_the_grammar_splits_it(parts: list[str]) -> None:
     """What the grammar's tokens cannot be made of is not compared."""
     text = "".join(parts)
     try:
-        tokens = tokens_of(text)
+        tokens = tokenize(text)
     except SqlError:
         return
     expected: list[int] = []
@@ -250,7 +250,7 @@ def test_every_statement_knows_its_place() -> None:
 
 def test_a_transaction_is_joined_with_its_lines_kept() -> None:
     script = split("a;\nbegin;\n\nb\nc;\ncommit; d; BEGIN; e;")
-    joined, held = transactions(script.statements)
+    joined, held = join_transactions(script.statements)
     assert [(each.sql, each.line) for each in joined] == [("a", 1), ("begin; \n\nb\nc; \ncommit;", 2), ("d", 6)]
     assert [each.sql for each in held] == ["BEGIN", "e"]
 
@@ -431,7 +431,7 @@ def test_without_a_place_for_history_the_shell_works(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     assert not isinstance(sql_shell.history(), FileHistory)
-    assert "without history" in capsys.readouterr().err
+    assert "the history is not saved" in capsys.readouterr().err
 
 
 def test_a_transaction_for_a_broker_is_sent_when_it_is_whole() -> None:

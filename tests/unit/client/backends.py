@@ -15,7 +15,7 @@ from llog.config import Settings
 _numbers = itertools.count()
 
 
-class Place:
+class Harness:
     """A log in memory, with one backend on it."""
 
     def __init__(self, settings: Settings, backend: Backend, url: str = "") -> None:
@@ -34,13 +34,14 @@ class Place:
         self.writer.append_shared([SharedAppendGroup(topic=topic, partition=partition, payloads=payloads)])
 
     def committed(self, group: str = "g", topic: str = "t", partition: int = 0) -> int | None:
-        from llog.api.portal import Connection
+        from llog.api.portal import LogPortal
         from llog.groups.groups import Groups
         from llog.model import TopicPartition
 
-        connection = Connection(self.settings, Groups)
+        connection = LogPortal(self.settings, Groups)
         try:
-            return connection.call(lambda groups: groups.position(group, TopicPartition(topic, partition)))
+            found = connection.call(lambda groups: groups.partition(group, TopicPartition(topic, partition)))
+            return connection.call(lambda _: found.position())
         finally:
             connection.close()
 
@@ -51,19 +52,19 @@ def new_settings() -> Settings:
 
 
 @contextmanager
-def embedded() -> Iterator[Place]:
+def embedded() -> Iterator[Harness]:
     settings = new_settings()
     session = EmbeddedSession(settings)
-    place = Place(settings, session.backend)
+    harness = Harness(settings, session.backend)
     try:
-        yield place
+        yield harness
     finally:
-        place.writer.close()
+        harness.writer.close()
         session.close()
 
 
 @contextmanager
-def remote() -> Iterator[Place]:
+def remote() -> Iterator[Harness]:
     """Through a broker that listens, on a loop in a thread of its own."""
     import asyncio
 
@@ -72,12 +73,12 @@ def remote() -> Iterator[Place]:
     from starlette.types import Receive, Scope, Send
 
     from llog.broker.app import Broker
-    from llog.broker.server import listening
+    from llog.broker.server import listen
     from llog.client.remote.backend import RemoteBackend
     from llog.log.opening import opened_log
 
     settings = new_settings()
-    listener = listening("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     user_agents: list[str | None] = []
     stop: list[uvicorn.Server] = []
     ready = threading.Event()
@@ -103,12 +104,12 @@ def remote() -> Iterator[Place]:
     assert ready.wait(30)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     backend = RemoteBackend(url)
-    place = Place(settings, backend, url)
-    place.user_agents = user_agents
+    harness = Harness(settings, backend, url)
+    harness.user_agents = user_agents
     try:
-        yield place
+        yield harness
     finally:
-        place.writer.close()
+        harness.writer.close()
         backend.close()
         stop[0].should_exit = True
         thread.join(30)

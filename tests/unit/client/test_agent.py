@@ -13,14 +13,14 @@ from llog.client.agent import Backoff, run_agent
 from llog.client.backend import Backend
 from llog.client.consumer import Message
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, Overloaded, StoreUnavailable, TopicNotFound
-from llog.groups.consumption import ConsumeCall
-from tests.unit.client.backends import Place, embedded
+from llog.groups.options import ConsumeOptions
+from tests.unit.client.backends import Harness, embedded
 
 FAST = Backoff(first_s=0.01, most_s=0.05)
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def harness() -> Iterator[Harness]:
     with embedded() as found:
         yield found
 
@@ -41,19 +41,19 @@ class Handled:
                 self.stop.set()
 
 
-def test_every_message_is_handled_in_order_and_acknowledged(place: Place) -> None:
-    place.create()
-    place.append(*map(str, range(5)))
+def test_every_message_is_handled_in_order_and_acknowledged(harness: Harness) -> None:
+    harness.create()
+    harness.append(*map(str, range(5)))
     handled = Handled(5)
-    result = run_agent(place.backend, "t", "g", handled, stop=handled.stop)
+    result = run_agent(harness.backend, "t", "g", handled, stop=handled.stop)
     assert handled.offsets == [1, 2, 3, 4, 5]
     assert (result.handled, result.failed) == (5, 0)
-    assert place.committed() == 6
+    assert harness.committed() == 6
 
 
-def test_a_message_whose_handler_raises_is_tried_again_and_no_other_ack_takes_it_along(place: Place) -> None:
-    place.create()
-    place.append("1", "2", "3")
+def test_a_message_whose_handler_raises_is_tried_again_and_no_other_ack_takes_it_along(harness: Harness) -> None:
+    harness.create()
+    harness.append("1", "2", "3")
     handled = Handled(3)
     errors: list[tuple[int, str]] = []
     attempts: list[int] = []
@@ -66,7 +66,7 @@ def test_a_message_whose_handler_raises_is_tried_again_and_no_other_ack_takes_it
         handled(message)
 
     result = run_agent(
-        place.backend,
+        harness.backend,
         "t",
         "g",
         handler,
@@ -78,12 +78,12 @@ def test_a_message_whose_handler_raises_is_tried_again_and_no_other_ack_takes_it
     assert attempts == [1, 2, 3]
     assert errors == [(2, "not yet")] * 2
     assert (result.handled, result.failed) == (3, 2)
-    assert place.committed() == 4
+    assert harness.committed() == 4
 
 
-def test_a_message_that_never_succeeds_becomes_a_dead_letter_and_the_rest_goes_on(place: Place) -> None:
-    place.create()
-    place.append("bad", "good")
+def test_a_message_that_never_succeeds_becomes_a_dead_letter_and_the_rest_goes_on(harness: Harness) -> None:
+    harness.create()
+    harness.append("bad", "good")
     tried = Counter[int]()
     stop = threading.Event()
 
@@ -94,28 +94,28 @@ def test_a_message_that_never_succeeds_becomes_a_dead_letter_and_the_rest_goes_o
 
     agent = threading.Thread(
         target=run_agent,
-        args=(place.backend, "t", "g", handler),
+        args=(harness.backend, "t", "g", handler),
         kwargs={"max_attempts": 3, "backoff": FAST, "dead_letter": "graves", "stop": stop},
     )
     agent.start()
     for _ in range(600):
-        if place.committed() == 3:
+        if harness.committed() == 3:
             break
         stop.wait(0.05)
     stop.set()
     agent.join(30)
     assert tried == {1: 3, 2: 1}
-    (letter,) = place.backend.consume(ConsumeCall(topic="graves")).column("payload").to_pylist()
+    (letter,) = harness.backend.consume(ConsumeOptions(topic="graves")).column("payload").to_pylist()
     assert letter == b"bad"
 
 
-def test_several_agents_share_the_work(place: Place) -> None:
-    place.create(partitions=2)
+def test_several_agents_share_the_work(harness: Harness) -> None:
+    harness.create(partitions=2)
     for partition in range(2):
-        place.append(*map(str, range(20)), partition=partition)
+        harness.append(*map(str, range(20)), partition=partition)
     handled = Handled(40)
     agents = [
-        threading.Thread(target=run_agent, args=(place.backend, "t", "g", handled), kwargs={"stop": handled.stop})
+        threading.Thread(target=run_agent, args=(harness.backend, "t", "g", handled), kwargs={"stop": handled.stop})
         for _ in range(3)
     ]
     for agent in agents:
@@ -123,37 +123,37 @@ def test_several_agents_share_the_work(place: Place) -> None:
     for agent in agents:
         agent.join(60)
     assert Counter(handled.offsets) == dict.fromkeys(range(1, 21), 2)
-    assert (place.committed(), place.committed(partition=1)) == (21, 21)
+    assert (harness.committed(), harness.committed(partition=1)) == (21, 21)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, Overloaded, OutcomeUnknown])
 def test_an_agent_waits_for_what_is_away_also_if_it_went_while_it_was_asked(
-    place: Place, error: type[LlogError]
+    harness: Harness, error: type[LlogError]
 ) -> None:
-    place.create()
-    place.append("1")
+    harness.create()
+    harness.append("1")
     handled = Handled(1)
-    flaky = _Flaky(place.backend, failures=2, error=error)
+    flaky = _Flaky(harness.backend, failures=2, error=error)
     run_agent(flaky, "t", "g", handled, stop=handled.stop, backoff=FAST)
     assert handled.offsets == [1]
-    assert place.committed() == 2
+    assert harness.committed() == 2
 
 
-def test_an_agent_raises_what_will_not_pass(place: Place) -> None:
-    place.create()
+def test_an_agent_raises_what_will_not_pass(harness: Harness) -> None:
+    harness.create()
     handled = Handled(1)
     with pytest.raises(TopicNotFound):
-        run_agent(place.backend, "none", "g", handled)
+        run_agent(harness.backend, "none", "g", handled)
     with pytest.raises(InvalidArgument):
-        run_agent(place.backend, "t", "g", handled, max_attempts=0)
+        run_agent(harness.backend, "t", "g", handled, max_attempts=0)
 
 
-def test_whatever_has_a_backend_is_a_client(place: Place) -> None:
+def test_whatever_has_a_backend_is_a_client(harness: Harness) -> None:
     class Client:
-        backend = place.backend
+        backend = harness.backend
 
-    place.create()
-    place.append("1")
+    harness.create()
+    harness.append("1")
     handled = Handled(1)
     run_agent(Client(), "t", "g", handled, stop=handled.stop)
     assert handled.offsets == [1]

@@ -21,43 +21,43 @@ from llog.broker.metrics import Metrics
 from llog.client.remote.groups import RemoteGroups
 from llog.config import Settings
 from llog.errors import ConfigurationError, LogOwned
-from llog.groups.requests import ConsumeCall
+from llog.groups.options import ConsumeOptions
 from llog.spark.options import read_options
 from llog.spark.source import run_read
-from tests.unit.client.backends import Place, remote
+from tests.unit.client.backends import Harness, remote
 
 NAME = "worker-7"
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     monkeypatch.setenv("LLOG_CLIENT_IDENTIFIER", NAME)
     with remote() as found:
         found.create()
         yield found
 
 
-def test_consumers_sql_and_groups_carry_the_name_of_the_process(place: Place) -> None:
-    place.backend.consume(ConsumeCall(topic="t"))
-    with llog.connect(place.url) as connection:
+def test_consumers_sql_and_groups_carry_the_name_of_the_process(harness: Harness) -> None:
+    harness.backend.consume(ConsumeOptions(topic="t"))
+    with llog.connect(harness.url) as connection:
         connection.execute("SELECT 1")
-    RemoteGroups(place.url).list()
-    assert place.user_agents == [NAME] * 3
+    RemoteGroups(harness.url).list()
+    assert harness.user_agents == [NAME] * 3
 
 
-def test_spark_carries_the_name_that_its_settings_have(place: Place) -> None:
+def test_spark_carries_the_name_that_its_settings_have(harness: Harness) -> None:
     settings = Settings(client_identifier="job-1")
-    options = read_options({"broker": place.url, "subscribe": "t"}, streaming=False, settings=settings)
+    options = read_options({"broker": harness.url, "subscribe": "t"}, streaming=False, settings=settings)
     run_read(options, lambda log: log.topics())
-    assert place.user_agents == ["job-1"]
+    assert harness.user_agents == ["job-1"]
 
 
 def test_without_a_setting_the_name_is_that_of_host_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLOG_CLIENT_IDENTIFIER", raising=False)
-    with remote() as place:
-        place.create()
-        place.backend.consume(ConsumeCall(topic="t"))
-        assert place.user_agents == [f"llog-{socket.gethostname()}-{os.getpid()}"]
+    with remote() as harness:
+        harness.create()
+        harness.backend.consume(ConsumeOptions(topic="t"))
+        assert harness.user_agents == [f"llog-{socket.gethostname()}-{os.getpid()}"]
 
 
 def test_a_name_that_is_no_header_is_refused_and_no_other_setting_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,21 +70,21 @@ def test_a_name_that_is_no_header_is_refused_and_no_other_setting_matters(monkey
         RemoteGroups("http://127.0.0.1:1").list()
 
 
-async def test_a_broker_that_forwards_puts_its_name_before_that_of_the_client(place: Place) -> None:
+async def test_a_broker_that_forwards_puts_its_name_before_that_of_the_client(harness: Harness) -> None:
     settings = Settings(meta="memory://forwarding", blobs="memory://forwarding", client_identifier="broker-1")
     metrics = Metrics()
     forwarding = Forwarding(settings, Bodies(settings, metrics), metrics, asyncio.Event())
 
     async def owned(_: Request) -> Response:
         error = LogOwned("another broker owns it")
-        error.address = place.url
+        error.address = harness.url
         raise error
 
-    app = Starlette(routes=[Route("/topics/{name}", forwarding.or_owner(owned))])
+    app = Starlette(routes=[Route("/topics/{name}", forwarding.on_refusal(owned))])
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for theirs in ("curl/8.5.0", ""):
             answer = await client.get("/topics/t", headers={"user-agent": theirs})
             assert answer.status_code == 200, answer.text
     await forwarding.close()
-    assert place.user_agents == ["broker-1 curl/8.5.0", "broker-1"]
+    assert harness.user_agents == ["broker-1 curl/8.5.0", "broker-1"]

@@ -22,7 +22,7 @@ import llog
 import llog.client as dbapi
 from llog import errors
 from llog.client.connection import Connection
-from llog.client.exceptions import exception_of
+from llog.client.exceptions import to_dbapi_exception
 from llog.sql.wire import param_in, param_out
 from tests.sql_stand_in import StandIn, standing_in
 
@@ -130,7 +130,7 @@ def test_several_statements_have_several_results(connection: Connection) -> None
     cursor = connection.execute("SELECT 1 AS a; BEGIN; COMMIT; SELECT 2 AS b")
     assert cursor.fetchall() == [(1,)]
     assert cursor.nextset()
-    with pytest.raises(dbapi.InterfaceError, match="BEGIN gives no rows"):
+    with pytest.raises(dbapi.InterfaceError, match="BEGIN returns no rows"):
         cursor.fetchone()
     assert cursor.nextset()
     assert cursor.nextset()
@@ -231,13 +231,13 @@ def test_an_error_of_llog_is_the_cause_of_the_one_that_is_raised(connection: Con
     ],
 )
 def test_errors_have_their_place_in_the_hierarchy(error: errors.LlogError, kind: type[Exception]) -> None:
-    found = exception_of(error)
+    found = to_dbapi_exception(error)
     assert type(found) is kind
     assert found.code == error.code
 
 
 def test_the_place_and_the_hint_of_an_error_in_sql_are_kept() -> None:
-    found = exception_of(errors.SqlError("no such thing", line=3, column=7, hint="do this"))
+    found = to_dbapi_exception(errors.SqlError("no such thing", line=3, column=7, hint="do this"))
     assert type(found) is dbapi.ProgrammingError
     assert (found.line, found.column, found.hint) == (3, 7, "do this")
 

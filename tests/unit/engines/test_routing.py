@@ -11,19 +11,18 @@ import pytest
 
 from llog.base.lockfile import DIRECTORY_ID
 from llog.config import Settings
-from llog.engines.disk import open_segments as segments
+from llog.engines.disk import segment_pool as segments
 from llog.engines.disk import topics
 from llog.engines.disk.directories import remove_directories
-from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.disk.segment_pool import SegmentPool
+from llog.engines.fifo_gate import FifoGate
 from llog.engines.object import fencing
-from llog.engines.object.compaction.compactor import lagging
+from llog.engines.object.compaction.compactor import lagging_partitions
 from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.port import AppendResult, Group
 from llog.engines.registry import all_engines
 from llog.engines.routing import EngineAppender, EngineReader
-from llog.engines.turnstile import Line
 from llog.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -37,6 +36,7 @@ from llog.errors import (
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.log.catalog import DISK, OBJECT, Catalog
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
@@ -59,8 +59,8 @@ async def log(tmp_path: Path) -> AsyncIterator[Log]:
         yield opened
 
 
-def _group(tp: TopicPartition, *payloads: str) -> Group:
-    return Group(
+def _group(tp: TopicPartition, *payloads: str) -> AppendGroup:
+    return AppendGroup(
         topic=tp.topic, partition=tp.partition, records=[Record(payload=payload.encode()) for payload in payloads]
     )
 
@@ -123,14 +123,14 @@ async def test_a_topic_that_changes_its_engine_is_followed_both_ways(log: Log) -
     for engine in (DISK, OBJECT, DISK):
         await appender.append([_group(IN_BLOBS, "old"), _group(IN_BLOBS, "old")])
         assert await reader.bounds(IN_BLOBS) == (1, 3)
-        before = (await reader.look(IN_BLOBS)).directory
+        before = (await reader.view(IN_BLOBS)).directory
         await catalog.delete(IN_BLOBS.topic)
         with pytest.raises(TopicNotFound):
             await reader.bounds(IN_BLOBS)
         await catalog.create(IN_BLOBS.topic, 2, engine=engine)
         assert _offsets(await appender.append([_group(IN_BLOBS, "new"), _group(ON_DISK, "x")]))[0] == 1
         assert (await reader.read_offset(IN_BLOBS, 1)).payload == b"new"
-        directory, bounds = await reader.look(IN_BLOBS)
+        directory, bounds = await reader.view(IN_BLOBS)
         assert directory != before
         assert bounds == (1, 2)
         await catalog.delete(IN_BLOBS.topic)
@@ -141,9 +141,9 @@ async def test_a_producer_of_a_topic_created_again_is_not_judged_by_the_old_one(
     tp = TopicPartition("renewed", 0)
     catalog, appender = Catalog(log), EngineAppender(log)
 
-    def group(name: str, since: int) -> Group:
+    def group(name: str, since: int) -> AppendGroup:
         producer = Producer(id=name, sequence=0, since=since)
-        return Group(topic=tp.topic, partition=0, records=[Record(payload=b"x")], producer=producer)
+        return AppendGroup(topic=tp.topic, partition=0, records=[Record(payload=b"x")], producer=producer)
 
     await catalog.create(tp.topic)
     await appender.append([group("before", 1)])
@@ -151,7 +151,7 @@ async def test_a_producer_of_a_topic_created_again_is_not_judged_by_the_old_one(
     await catalog.create(tp.topic)
     others = EngineAppender(log)
     for _ in range(9):
-        await others.append([Group(topic=tp.topic, partition=0, records=[Record(payload=b"y")])])
+        await others.append([AppendGroup(topic=tp.topic, partition=0, records=[Record(payload=b"y")])])
     [result] = await appender.append([group("after", 10)])
     assert isinstance(result, AppendResult)
     assert (result.start_offset, result.repeated) == (10, False)
@@ -167,14 +167,17 @@ async def test_what_works_on_object_topics_only_says_so(log: Log) -> None:
     for call in refused:
         with pytest.raises(WrongEngine, match="broker"):
             await call()
-    assert [each.tp async for each in lagging(log, min_offsets=0)] == [IN_BLOBS, TopicPartition("in-blobs", 1)]
+    assert [each.tp async for each in lagging_partitions(log, min_offsets=0)] == [
+        IN_BLOBS,
+        TopicPartition("in-blobs", 1),
+    ]
 
 
 async def test_a_group_has_a_position_in_topics_of_both_engines(log: Log) -> None:
     await EngineAppender(log).append([_group(tp, "a", "b", "c") for tp in (ON_DISK, IN_BLOBS)])
     reader = EngineReader(log)
     for tp in (ON_DISK, IN_BLOBS):
-        await Groups(log, reader).commit("g", tp, 2)
+        await (await Groups(log, reader).partition("g", tp)).commit(2)
     lags = await GroupListing(Groups(log, reader)).lag("g")
     assert [(each.topic, each.lag) for each in lags] == [("in-blobs", 2), ("on-disk", 2)]
     assert [each.topic for each in await GroupListing(Groups(log, Reader(log))).lag("g")] == ["in-blobs"]
@@ -207,20 +210,20 @@ async def test_an_owner_looks_at_the_catalog_again_though_the_directory_is_there
     await appender.append([_group(ON_DISK, "a")])
     monkeypatch.setattr("llog.engines.disk.engine.remove_directories", lambda _: None)
     await Catalog(log).delete(ON_DISK.topic)
-    monkeypatch.setattr(topics, "LOOK_AGAIN_MS", 0)
+    monkeypatch.setattr(topics, "CACHED_MS", 0)
     assert isinstance(await _refused(appender.append([_group(ON_DISK, "b")])), TopicNotFound)
 
 
 async def test_a_topic_that_is_deleted_while_it_is_opened_does_not_come_back(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opening = OpenSegments._open
+    opening = SegmentPool._open
 
-    async def late(self: OpenSegments, path: Path, tp: TopicPartition) -> object:
+    async def late(self: SegmentPool, path: Path, tp: TopicPartition) -> object:
         await Catalog(log).delete(tp.topic)
         return await opening(self, path, tp)
 
-    monkeypatch.setattr(OpenSegments, "_open", late)
+    monkeypatch.setattr(SegmentPool, "_open", late)
     refused = await _refused(EngineAppender(log).append([_group(ON_DISK, "a")]))
     assert isinstance(refused, TopicNotFound | PartitionNotInitialized)
     assert [each.name for each in (tmp_path / "segments").iterdir()] == [DIRECTORY_ID]
@@ -260,7 +263,7 @@ async def test_without_a_directory_there_are_no_disk_topics() -> None:
 
 async def test_a_topic_whose_files_are_gone_is_told_as_such(log: Log, tmp_path: Path) -> None:
     (tmp_path / "segments" / ON_DISK.topic).rename(tmp_path / "elsewhere")
-    for call in (EngineReader(log).look(ON_DISK), EngineAppender(log).append([_group(ON_DISK, "a")])):
+    for call in (EngineReader(log).view(ON_DISK), EngineAppender(log).append([_group(ON_DISK, "a")])):
         error = await _refused(call)
         assert isinstance(error, TopicElsewhere)
         assert "LLOG_SEGMENTS_DIR" in str(error)
@@ -300,22 +303,22 @@ async def test_a_closed_log_has_let_go_of_its_topics(tmp_path: Path) -> None:
 
 
 async def test_nobody_overtakes_those_who_wait_in_line() -> None:
-    line, gate = Line(), asyncio.Event()
+    gate, is_prepared = FifoGate(), asyncio.Event()
     known: list[str] = []
     order: list[int] = []
 
     async def prepared() -> str:
-        await gate.wait()
+        await is_prepared.wait()
         known.append("ready")
         return "ready"
 
     async def come(number: int) -> None:
-        assert await line.through(lambda: known[0] if known else None, prepared) == "ready"
+        assert await gate.enter(lambda: known[0] if known else None, prepared) == "ready"
         order.append(number)
 
     early = [asyncio.create_task(come(number)) for number in range(3)]
     await asyncio.sleep(0)
-    gate.set()
+    is_prepared.set()
     late = []
     for number in range(3, 8):
         late.append(asyncio.create_task(come(number)))

@@ -13,8 +13,7 @@ from llog.batch.columns import records_of
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
 from llog.engines.disk.engine import DiskEngine
-from llog.engines.disk.open_segments import OpenSegments, _Owned
-from llog.engines.port import Group, WriterOptions
+from llog.engines.disk.segment_pool import SegmentPool, _SharedWriter
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import (
     InvalidArgument,
@@ -26,6 +25,7 @@ from llog.errors import (
     StoreUnavailable,
 )
 from llog.log.catalog import DISK, Catalog
+from llog.log.engine import AppendGroup, WriterOptions
 from llog.log.keys import topic_key
 from llog.log.log import Log
 from llog.log.opening import opened_log
@@ -56,7 +56,7 @@ async def _fill(log: Log) -> None:
     appender = EngineAppender(log)
     for turn in range(30):
         records = [Record(payload=b"%d " % turn + b"x" * 40, key=b"k%d" % key) for key in range(5)]
-        groups = [Group(topic=tp.topic, partition=0, records=records) for tp in (SHORT, STATE)]
+        groups = [AppendGroup(topic=tp.topic, partition=0, records=records) for tp in (SHORT, STATE)]
         assert not any(isinstance(result, LlogError) for result in await appender.append(groups))
 
 
@@ -128,14 +128,14 @@ async def test_upkeep_closes_the_files_of_deleted_topics_that_nobody_asks_for(lo
     assert isinstance(engine, DiskEngine)
     assert engine.segments is not None
     path = engine.segments.directory / SHORT.topic / "0"
-    held = engine.segments.held(path)
-    assert held is not None
+    kept_writer = engine.segments.kept_writer(path)
+    assert kept_writer is not None
     await Catalog(log).delete(SHORT.topic)
     reports: list[str] = []
     await Maintenance(log, settings, reports.append).clean()
-    assert engine.segments.held(path) is None
+    assert engine.segments.kept_writer(path) is None
     with pytest.raises(StoreUnavailable, match="closed"):
-        await held.sync()
+        await kept_writer.sync()
     assert not reports
 
 
@@ -145,10 +145,10 @@ async def test_upkeep_does_not_bring_a_topic_back_that_is_deleted_meanwhile(
     async with opened_log(settings) as other:
         await Catalog(other).create("brief", engine=DISK, cleanup=Cleanup.COMPACT)
         appender, tp = other.engines[DISK].appender(other, WriterOptions()), TopicPartition("brief", 0)
-        real = OpenSegments._owned
+        real = SegmentPool._get_or_open
 
-        async def deleted_first(self: OpenSegments, path: Path, tp: TopicPartition) -> _Owned:
-            monkeypatch.setattr(OpenSegments, "_owned", real)
+        async def deleted_first(self: SegmentPool, path: Path, tp: TopicPartition) -> _SharedWriter:
+            monkeypatch.setattr(SegmentPool, "_get_or_open", real)
             await Catalog(log).delete("brief")
             return await real(self, path, tp)
 
@@ -157,7 +157,7 @@ async def test_upkeep_does_not_bring_a_topic_back_that_is_deleted_meanwhile(
             lambda: appender.trim(tp, 1),
             lambda: other.engines[DISK].clean(other, tp),
         ):
-            monkeypatch.setattr(OpenSegments, "_owned", deleted_first)
+            monkeypatch.setattr(SegmentPool, "_get_or_open", deleted_first)
             with pytest.raises(PartitionNotInitialized):
                 await upkeep()
             assert not [path for path in Path(str(settings.segments_dir)).iterdir() if path.name.startswith("brief")]

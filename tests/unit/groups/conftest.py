@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llog.engines.rocksdb.store import RocksStore
-from llog.groups.store import MetaGroups, RocksGroups
+from llog.groups.store import MetaGroupStore, RocksGroupStore
 from tests.unit.groups.groups_room import Room
 from tests.unit.world import TP, World
 
@@ -18,8 +18,8 @@ async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     world = World()
     await world.catalog.create(TP.topic, 4)
     if request.param == "meta":
-        yield Room(world, MetaGroups(world.meta))
+        yield Room(world, MetaGroupStore(world.meta))
         return
     store = RocksStore.open(tmp_path)
-    yield Room(world, RocksGroups(store, world.runtime))
+    yield Room(world, RocksGroupStore(store, world.runtime))
     store.close()

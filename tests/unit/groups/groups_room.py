@@ -7,10 +7,11 @@ import random
 from collections.abc import Iterable
 
 from llog.errors import LlogError, OutcomeUnknown
+from llog.groups.group_partition import GroupPartition
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.groups.records import GroupRecord
-from llog.groups.store import GroupKey, GroupStore, Stored
+from llog.groups.store import GroupKey, GroupStore, VersionedRecord
 from llog.log.log import Log
 from llog.model import TopicPartition
 from tests.unit.world import TP, World
@@ -30,7 +31,7 @@ class Disturbed:
         self.durable: list[bool] = []
         self._random = None if seed is None else random.Random(seed)
 
-    async def get(self, key: GroupKey) -> Stored | None:
+    async def get(self, key: GroupKey) -> VersionedRecord | None:
         await self._others()
         return await self.inner.get(key)
 
@@ -73,16 +74,22 @@ class Room:
     def over(self, store: GroupStore, log: Log | None = None) -> Groups:
         return Groups(log or self.world.log, self.world.reader, {"object": store})
 
-    def disturbed(self, *failures: tuple[LlogError, bool]) -> tuple[Groups, Disturbed]:
+    async def group(
+        self, name: str = "g", tp: TopicPartition = TP, *, store: GroupStore | None = None
+    ) -> GroupPartition:
+        """A group in one partition, as kept in `store`, if that is given."""
+        return await (self.groups if store is None else self.over(store)).partition(name, tp)
+
+    async def disturbed(self, *failures: tuple[LlogError, bool]) -> tuple[GroupPartition, Disturbed]:
         store = Disturbed(self.store, *failures)
-        return self.over(store), store
+        return await self.group(store=store), store
 
     async def fill(self, count: int, tp: TopicPartition = TP) -> None:
         await self.world.append(*map(str, range(count)), tp=tp)
 
-    async def claim(self, member: str, limit: int, groups: Groups | None = None) -> list[tuple[int, int, int]]:
+    async def claim(self, member: str, limit: int, group: GroupPartition | None = None) -> list[tuple[int, int, int]]:
         """Start, end and attempt of what was claimed."""
-        given = await (groups or self.groups).claim("g", TP, member, limit=limit, visibility_ms=VISIBILITY_MS)
+        given = await (group or await self.group()).claim(member, limit=limit, visibility_ms=VISIBILITY_MS)
         assert given is not None
         assert {each.member for each in given} <= {member}
         return [(each.start, each.end, each.attempt) for each in given]

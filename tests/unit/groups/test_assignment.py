@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llog.errors import InvalidArgument, OutcomeUnknown, StaleMember
 from llog.groups import assignment
-from llog.groups.assignment import Assignments, holder, share
+from llog.groups.assignment import Assignments, member_partitions, partition_holder
 from llog.log.keys import members_key
 from llog.log.records import Topic
 from tests.unit.world import TP, Faults, Interleaved, LostAnswers, World
@@ -20,14 +20,14 @@ SESSION_MS = 9000
 
 @given(st.sets(st.text(max_size=3), min_size=1, max_size=8), st.integers(1, 30))
 def test_every_partition_has_one_member_and_shares_differ_by_one_at_most(members: set[str], partitions: int) -> None:
-    shares = {member: list(share(members, member, partitions)) for member in members}
+    shares = {member: list(member_partitions(members, member, partitions)) for member in members}
     assert sorted(p for each in shares.values() for p in each) == list(range(partitions))
     assert max(map(len, shares.values())) - min(map(len, shares.values())) <= 1
-    assert all(holder(members, p) == member for member, each in shares.items() for p in each)
+    assert all(partition_holder(members, p) == member for member, each in shares.items() for p in each)
 
 
 def test_without_members_nobody_has_a_partition() -> None:
-    assert holder((), 0) is None
+    assert partition_holder((), 0) is None
 
 
 class Group:

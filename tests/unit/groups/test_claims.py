@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from llog.engines.port import Bounds
 from llog.errors import InvalidArgument, TooManyClaims
 from llog.groups import claims
 from llog.groups.records import (
@@ -22,6 +21,7 @@ from llog.groups.records import (
     GroupRecord,
     check_member_name,
 )
+from llog.log.engine import Bounds
 from llog.log.records import decode, encode
 from llog.stores.meta import VALUE_BYTES_MAX
 
@@ -165,7 +165,7 @@ class EveryOffset(RuleBasedStateMachine):
         assert expanded == self.held
         assert self.record.offset == self.offset
         assert self.record.committed == min(self.held, default=self.offset)
-        assert claims.outstanding(self.record, 1) == len(self.held)
+        assert claims.count_outstanding(self.record, 1) == len(self.held)
 
     @invariant()
     def claims_are_in_order_and_apart(self) -> None:

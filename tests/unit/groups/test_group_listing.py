@@ -11,10 +11,10 @@ import pytest
 from llog.config import Settings
 from llog.engines.object.retention import trim
 from llog.engines.registry import all_engines
-from llog.engines.rocksdb.open_rocks import OpenRocks
+from llog.engines.rocksdb.handle import RocksHandle
 from llog.errors import GroupConflict, VersionMismatch
 from llog.groups.groups import Groups
-from llog.groups.listing import GroupLag, GroupListing, GroupShare
+from llog.groups.listing import GroupLag, GroupListing, GroupProgress
 from llog.groups.records import GroupMode, GroupRecord
 from llog.log.catalog import ROCKSDB, Catalog
 from llog.log.log import Log
@@ -28,9 +28,9 @@ from tests.unit.world import TP
 async def test_all_groups_are_listed_once(room: Room) -> None:
     await room.fill(1)
     await room.fill(1, OTHER)
-    for group in ("b", "a", "a.b", "a-b"):
-        await room.groups.commit(group, TP, 2)
-        await room.groups.commit(group, OTHER, 1)
+    for name in ("b", "a", "a.b", "a-b"):
+        await (await room.group(name)).commit(2)
+        await (await room.group(name, OTHER)).commit(1)
     await room.groups.join("members-only", TP.topic, "m", session_ms=1000)
     assert await room.listing.names() == ["a", "a-b", "a.b", "b", "members-only"]
     assert await room.listing.unreachable() is None
@@ -39,9 +39,9 @@ async def test_all_groups_are_listed_once(room: Room) -> None:
 async def test_lag_counts_what_is_still_there_to_read(room: Room) -> None:
     await room.fill(4)
     await room.fill(1, OTHER)
-    await room.groups.commit("g", TP, 2)
-    await room.groups.commit("g", OTHER, 2)
-    await room.groups.commit("h", TP, 1)
+    await (await room.group()).commit(2)
+    await (await room.group(tp=OTHER)).commit(2)
+    await (await room.group("h")).commit(1)
     await trim(room.world.log, TP, 4)
     assert await room.listing.lag("g") == [
         GroupLag(topic=TP.topic, partition=0, offset=2, next_offset=5, lag=1),
@@ -50,15 +50,16 @@ async def test_lag_counts_what_is_still_there_to_read(room: Room) -> None:
 
 
 async def test_lag_counts_what_is_delivered_but_not_what_is_acknowledged_out_of_order(room: Room) -> None:
+    group = await room.group()
     await room.fill(10)
-    await room.groups.begin("g", TP, 1)
+    await group.begin(1)
     await room.claim("a", 3)
     await room.claim("b", 3)
-    await room.groups.ack("g", TP, "b", 6)
+    await group.ack("b", 6)
     room.world.runtime.now += VISIBILITY_MS
     assert await room.claim("c", 2) == [(1, 2, 2)]
     [share] = await room.listing.describe("g")
-    assert share == GroupShare(
+    assert share == GroupProgress(
         topic=TP.topic,
         partition=0,
         mode="claimed",
@@ -75,7 +76,7 @@ async def test_partitions_with_a_member_and_no_position_are_described(room: Room
     await room.fill(2)
     await room.groups.join("g", TP.topic, "a", session_ms=1000)
     await room.groups.join("g", TP.topic, "b", session_ms=1000)
-    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await (await room.group()).begin(1, mode=GroupMode.ASSIGNED)
     shares = await room.listing.describe("g")
     assert [(each.partition, each.offset, each.lag, each.assigned_to) for each in shares] == [
         (0, 1, 2, "a"),
@@ -87,19 +88,20 @@ async def test_partitions_with_a_member_and_no_position_are_described(room: Room
 
 
 async def test_a_group_is_deleted_once_nobody_is_at_work(room: Room) -> None:
+    group = await room.group()
     await room.fill(2)
-    await room.groups.begin("g", TP, 1)
-    await room.groups.begin("h", TP, 1)
+    await group.begin(1)
+    await (await room.group("h")).begin(1)
     await room.claim("a", 1)
     with pytest.raises(GroupConflict, match="'a'"):
         await room.listing.delete("g")
     room.world.runtime.now += VISIBILITY_MS
     assert await room.listing.delete("g") == 1
     assert await room.listing.names() == ["h"]
-    assert await room.groups.position("g", TP) is None
+    assert await group.position() is None
 
     await room.groups.join("g", TP.topic, "a", session_ms=1000)
-    await room.groups.begin("g", TP, 1, mode=GroupMode.ASSIGNED)
+    await group.begin(1, mode=GroupMode.ASSIGNED)
     with pytest.raises(GroupConflict, match="'a'"):
         await room.listing.delete("g", TP.topic)
     assert await room.listing.delete("g", TP.topic, force=True) == 1
@@ -126,14 +128,14 @@ async def test_topics_that_lie_elsewhere_hide_no_groups_of_those_that_are_here(t
     @asynccontextmanager
     async def opened(name: str) -> AsyncIterator[Log]:
         async with opened_log(Settings(data_dir=str(tmp_path))) as log:
-            rocks = OpenRocks(tmp_path / name, log.runtime)
+            rocks = RocksHandle(tmp_path / name, log.runtime)
             yield log._replace(engines=all_engines(rocks=rocks), owners=None)
             await rocks.close()
 
     for name, topic in (("elsewhere", "a"), ("here", "b"), ("elsewhere", "c")):
         async with opened(name) as log:
             await Catalog(log).create(topic, engine=ROCKSDB)
-            await Groups(log).commit("g", TopicPartition(topic, 0), 1)
+            await (await Groups(log).partition("g", TopicPartition(topic, 0))).commit(1)
     async with opened("here") as log:
         listing = GroupListing(Groups(log))
         assert await listing.names() == ["g"]

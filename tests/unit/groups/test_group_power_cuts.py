@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llog.engines.rocksdb.store import Changes, RocksStore
-from llog.groups.store import RocksGroups
+from llog.groups.store import RocksGroupStore
 from tests.unit.groups.groups_room import VISIBILITY_MS, Room
 from tests.unit.world import TP, World
 
@@ -62,53 +62,60 @@ def cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cuts:
 
 async def test_an_ack_drops_no_claim_of_others_that_a_power_cut_has_undone(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
+        room = Room(world, RocksGroupStore(store, world.runtime))
+        group = await room.group()
         await room.fill(20)
-        await room.groups.begin("g", TP, 1)
+        await group.begin(1)
         assert await room.claim("first", 1) == [(1, 1, 1)]
-        assert (await room.groups.ack("g", TP, "first", 1)).committed == 2
+        assert (await group.ack("first", 1)).committed == 2
         assert await room.claim("a", 3) == [(2, 4, 1)]
         assert await room.claim("b", 3) == [(5, 7, 1)]
     positions = []
     for left in cuts.states():
-        room = Room(world, RocksGroups(left, world.runtime))
-        positions.append((await room.groups.ack("g", TP, "b", 7)).committed)
+        room = Room(world, RocksGroupStore(left, world.runtime))
+        group = await room.group()
+        positions.append((await group.ack("b", 7)).committed)
         world.runtime.now += VISIBILITY_MS
         (first, *_) = await room.claim("c", 100)
         assert first[:2] in [(2, 4), (2, 7), (2, 20)]
-        assert (await room.groups.ack("g", TP, "c", 20)).committed == 21
+        assert (await group.ack("c", 20)).committed == 21
     assert positions == [2] * 3
 
 
 async def test_what_was_not_handed_out_is_not_its_members_again_after_a_power_cut(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
+        room = Room(world, RocksGroupStore(store, world.runtime))
+        group = await room.group()
         await room.fill(9)
-        await room.groups.begin("g", TP, 1)
+        await group.begin(1)
         assert await room.claim("a", 6) == [(1, 6, 1)]
-        await room.groups.give_back("g", TP, "a", [(4, 6)])
+        await group.give_back("a", [(4, 6)])
     for left in cuts.states():
-        room = Room(world, RocksGroups(left, world.runtime))
+        room = Room(world, RocksGroupStore(left, world.runtime))
         assert await room.claim("a", 100) == [(4, 9, 1)]
 
 
 async def test_a_group_that_is_restarted_without_a_power_cut_knows_what_it_knew(world: World, tmp_path: Path) -> None:
     with closing(RocksStore.open(tmp_path)) as store:
-        room = Room(world, RocksGroups(store, world.runtime))
+        room = Room(world, RocksGroupStore(store, world.runtime))
+        group = await room.group()
         await room.fill(9)
-        await room.groups.begin("g", TP, 1)
+        await group.begin(1)
         assert await room.claim("a", 3) == [(1, 3, 1)]
         assert await room.claim("b", 2) == [(4, 5, 1)]
     with closing(RocksStore.open(tmp_path)) as store:
-        room = Room(world, RocksGroups(store, world.runtime))
-        assert (await room.groups.ack("g", TP, "b", 7)).committed == 1
-        assert (await room.groups.ack("g", TP, "a", 3)).committed == 8, "an ACK may skip what nobody was given"
+        room = Room(world, RocksGroupStore(store, world.runtime))
+        group = await room.group()
+        assert (await group.ack("b", 7)).committed == 1
+        assert (await group.ack("a", 3)).committed == 8, "an ACK may skip what nobody was given"
 
 
 async def test_positions_that_are_only_acknowledged_go_on_after_a_power_cut(world: World, cuts: Cuts) -> None:
     with cuts.opened() as store:
-        room = Room(world, RocksGroups(store, world.runtime))
+        room = Room(world, RocksGroupStore(store, world.runtime))
+        group = await room.group()
         await room.fill(9)
-        await room.groups.ack("g", TP, "a", 3)
+        await group.ack("a", 3)
     for left in cuts.states():
-        assert (await Room(world, RocksGroups(left, world.runtime)).groups.ack("g", TP, "a", 7)).committed == 8
+        group = await Room(world, RocksGroupStore(left, world.runtime)).group()
+        assert (await group.ack("a", 7)).committed == 8

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from llog.batch.columns import slice_columns
-from llog.batch.joined import encode_run
+from llog.batch.multi_batch import encode_run
 from llog.broker.app import Broker
 from llog.config import Settings
 from llog.config.loading import load_settings
@@ -27,8 +27,7 @@ from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Batch, Group
-from llog.engines.reading import with_times_of
+from llog.engines.reading import apply_timestamp_type
 from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, StoreUnavailable
 from llog.history.checker import check_history
 from llog.history.recorded import RecordedAppender, RecordedReader
@@ -36,10 +35,10 @@ from llog.history.recorded_http import RecordedAsyncBroker
 from llog.history.recorder import HistoryRecorder
 from llog.history.report import HistoryReport
 from llog.log.catalog import Catalog
-from llog.log.keys import PartitionKeys
+from llog.log.engine import AppendGroup, AppendResult, Batch
 from llog.log.log import Log
 from llog.log.opening import opened_log
-from llog.log.producers import Appended, Producer
+from llog.log.producers import Producer, RememberedAppend
 from llog.log.records import Control, Topic
 from llog.model import Record, TopicPartition
 from llog.sim.mutations import MUTATIONS
@@ -61,7 +60,7 @@ class Lossy:
         self._chance = chance
         self.trim, self.retain = self._writer.trim, self._writer.retain
 
-    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]:
         results = await self._writer.append(groups)
         if self._chance.random() < 0.3:
             raise OutcomeUnknown("the answer was lost")
@@ -118,7 +117,7 @@ async def machines(directory: Path, chance: random.Random) -> AsyncIterator[list
 async def write_in_process(name: str, both: Sequence[Machine]) -> None:
     """An idempotent producer: an append whose answer was lost is repeated, on the other machine."""
     for number in range(APPENDS):
-        group = Group(
+        group = AppendGroup(
             topic="t",
             partition=0,
             records=[Record(payload=b"%s %d %d" % (name.encode(), number, each)) for each in range(1 + number % 3)],
@@ -225,7 +224,7 @@ def acknowledge_without_a_commit(patch: Patch) -> None:
         for append in appends:
             if is_due():
                 append.control = append.lane.last
-                append.outcome = writer._result(append.lane, self._advanced(append)[1])
+                append.outcome = writer._result(append.lane, self._advance(append)[1])
         await shipped(self, [append for append in appends if append.outcome is None])
 
     patch.setattr(writer.Writer, "_commit", commit)
@@ -246,15 +245,15 @@ def say_that_nothing_was_appended(patch: Patch) -> None:
 
 def serve_an_old_tail(patch: Patch) -> None:
     """A stale read: most looks at a control record are answered with what an earlier one found."""
-    shipped, is_due = reader.Reader._looked_up, every(7)
-    known: dict[int, tuple[Topic, PartitionKeys, Control]] = {}
+    shipped, is_due = reader.Reader._look_up, every(7)
+    known: dict[int, Any] = {}
 
-    async def looked_up(self: Reader, tp: TopicPartition) -> tuple[Topic, PartitionKeys, Control]:
+    async def looked_up(self: Reader, tp: TopicPartition) -> Any:
         if id(self) not in known or is_due():
             known[id(self)] = await shipped(self, tp)
         return known[id(self)]
 
-    patch.setattr(reader.Reader, "_looked_up", looked_up)
+    patch.setattr(reader.Reader, "_look_up", looked_up)
 
 
 def commit_unconditionally(patch: Patch) -> None:
@@ -276,26 +275,26 @@ def read_past_a_record(patch: Patch) -> None:
     is_due = every(5)
 
     def without_first(topic: Topic, batch: Batch) -> Batch:
-        found = with_times_of(topic, batch)
+        found = apply_timestamp_type(topic, batch)
         if found.columns.count < 2 or not is_due():
             return found
         columns = slice_columns(found.columns, 1, found.columns.count)
         return found._replace(start_offset=found.start_offset + 1, columns=columns)
 
-    patch.setattr(reader, "with_times_of", without_first)
+    patch.setattr(reader, "apply_timestamp_type", without_first)
 
 
 def leave_out_an_offset(patch: Patch) -> None:
     """A gap: the counter jumps over an offset that no record has."""
-    shipped, is_due = writer.Writer._advanced, every(10)
+    shipped, is_due = writer.Writer._advance, every(10)
 
-    def advanced(self: Writer, append: writer._Append) -> tuple[Control, Appended]:
+    def advanced(self: Writer, append: writer._Append) -> tuple[Control, RememberedAppend]:
         if is_due():
-            skipped = append.control.sequence_counter + 1
-            append.control = msgspec.structs.replace(append.control, sequence_counter=skipped)
+            skipped = append.control.next_offset + 1
+            append.control = msgspec.structs.replace(append.control, next_offset=skipped)
         return shipped(self, append)
 
-    patch.setattr(writer.Writer, "_advanced", advanced)
+    patch.setattr(writer.Writer, "_advance", advanced)
 
 
 class Fault(NamedTuple):

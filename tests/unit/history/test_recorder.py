@@ -19,7 +19,6 @@ from llog.api.leaderless import LeaderlessLogReader, LeaderlessLogWriter, Shared
 from llog.config.loading import load_settings
 from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group, LogAppender, RetentionResult
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, StoreUnavailable, TopicNotFound
 from llog.history.checker import check_history
 from llog.history.lines import Append, Bounds, End, Line, Outcome, Read, Trim, decoder
@@ -27,6 +26,7 @@ from llog.history.recorded import RecordedAppender, RecordedLogReader, RecordedL
 from llog.history.recorded_http import RecordedAsyncBroker, RecordedBroker
 from llog.history.recorder import HistoryRecorder
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup, AppendResult, LogAppender, RetentionResult
 from llog.log.log import Log
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
@@ -52,8 +52,8 @@ def lines(path: Path) -> list[Line]:
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
 
-def group(*payloads: bytes, producer: Producer | None = None, topic: str = "t") -> Group:
-    return Group(topic=topic, partition=0, records=[Record(payload=each) for each in payloads], producer=producer)
+def group(*payloads: bytes, producer: Producer | None = None, topic: str = "t") -> AppendGroup:
+    return AppendGroup(topic=topic, partition=0, records=[Record(payload=each) for each in payloads], producer=producer)
 
 
 async def test_appends_reads_and_trims_of_a_real_log_are_recorded_and_accepted(

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from llog.errors import CorruptBatch, WrongStore
 from llog.keyed import encoding
 from llog.keyed.encoding import (
-    Meta,
-    State,
-    Totals,
+    LogState,
+    SegmentMeta,
+    SegmentTotals,
     after_prefix,
     entry_parts,
     entry_prefix,
-    escaped,
+    escape,
     filter_length,
     listed_key,
     listing_key,
     segment_key,
     segment_of,
     sequence_suffix,
-    unescaped,
+    unescape,
 )
 
 VECTORS: Any = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -58,14 +58,14 @@ def test_entry_keys_sort_by_segment_then_key_then_sequence(
 def test_an_entry_key_is_taken_apart_into_what_it_was_made_of(segment_id: int, key: bytes, sequence: int) -> None:
     made = entry(segment_id, key, sequence)
     found, last = entry_parts(made)
-    assert (segment_of(made), unescaped(found), last) == (segment_id, key, sequence)
+    assert (segment_of(made), unescape(found), last) == (segment_id, key, sequence)
 
 
 @given(KEYS, KEYS, NUMBERS)
 def test_the_range_of_a_prefix_holds_exactly_the_keys_that_begin_with_it(
     prefix: bytes, key: bytes, sequence: int
 ) -> None:
-    first = segment_key(encoding.ENTRY, 7) + escaped(prefix)
+    first = segment_key(encoding.ENTRY, 7) + escape(prefix)
     assert (first <= entry(7, key, sequence) < after_prefix(first)) == key.startswith(prefix)
     first = listing_key(7, prefix)
     assert (first <= listing_key(7, key) < after_prefix(first)) == key.startswith(prefix)
@@ -83,7 +83,7 @@ def test_the_filter_sees_one_prefix_for_all_entries_of_a_key_in_a_segment(
 @given(KEYS)
 def test_the_filter_knows_nothing_of_other_keys_and_of_prefixes_that_are_cut(key: bytes) -> None:
     assert filter_length(listing_key(3, key)) == 0
-    assert filter_length(segment_key(encoding.ENTRY, 3) + escaped(key)) == 0
+    assert filter_length(segment_key(encoding.ENTRY, 3) + escape(key)) == 0
 
 
 @given(KEYS, NUMBERS)
@@ -94,12 +94,12 @@ def test_a_listing_entry_carries_the_key_as_it_is(key: bytes, segment_id: int) -
 @pytest.mark.parametrize("damaged", [b"\x01", b"\x01\x03", b"a\x00b", b"\x01\x02\x01"])
 def test_escaped_bytes_that_no_key_becomes_are_damage(damaged: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        unescaped(damaged)
+        unescape(damaged)
 
 
 @given(NUMBERS, st.integers(-(2**63), 2**63 - 1), st.one_of(st.none(), st.binary(min_size=1, max_size=20)))
 def test_segment_meta_keeps_its_fields(start_seq: int, start_time_ms: int, user_meta: bytes | None) -> None:
-    meta = Meta(start_seq, start_time_ms, user_meta)
+    meta = SegmentMeta(start_seq, start_time_ms, user_meta)
     assert encoding.decode_meta(encoding.meta_value(meta)) == meta
 
 
@@ -130,16 +130,16 @@ def test_other_keys_and_values_are_those_of_the_test_vectors() -> None:
         "sequence_block": [encoding.SEQUENCE_BLOCK_KEY.hex(), encoding.block_value(4096, 4096).hex()],
         "segment_meta": [
             segment_key(encoding.SEGMENT_META, 1).hex(),
-            encoding.meta_value(Meta(10, 1_700_000_000_000, b"end of day")).hex(),
+            encoding.meta_value(SegmentMeta(10, 1_700_000_000_000, b"end of day")).hex(),
         ],
         "listing": [listing_key(1, b"a\x00b").hex(), ""],
         "log_state": [
             encoding.STATE_KEY.hex(),
-            encoding.state_value(State(3, 7, Totals(20, 10, 1000, 1_700_000_000_500))).hex(),
+            encoding.state_value(LogState(3, 7, SegmentTotals(20, 10, 1000, 1_700_000_000_500))).hex(),
         ],
         "segment_totals": [
             segment_key(encoding.SEGMENT_TOTALS, 1).hex(),
-            encoding.totals_value(Totals(20, 10, 1000, 1_700_000_000_500)).hex(),
+            encoding.totals_value(SegmentTotals(20, 10, 1000, 1_700_000_000_500)).hex(),
         ],
         "deletion_mark": [segment_key(encoding.DELETION_MARK, 1).hex(), ""],
         "log_id": [encoding.LOG_ID_KEY.hex(), b"018bcfe5-6800-7000-8000-000000000001".hex()],

@@ -65,21 +65,22 @@ async def test_a_log_may_be_opened_with_and_without_the_filter_in_turns(opener: 
 
 
 def test_questions_about_keys_are_answered_directly_with_the_locked_version() -> None:
-    assert fast_filter.install(slate._LogKeys(), filter_length)
+    assert fast_filter.install(slate._LogKeyExtractor(), filter_length)
 
 
 def test_the_direct_answers_are_left_out_where_they_differ_or_the_version_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fast_filter, "_installed", None)
-    assert not fast_filter.install(slate._LogKeys(), lambda key: filter_length(key) + 1)
+    assert not fast_filter.install(slate._LogKeyExtractor(), lambda key: filter_length(key) + 1)
     monkeypatch.setattr(fast_filter, "_installed", None)
     monkeypatch.setattr(fast_bytes, "install", lambda: False)
-    assert not fast_filter.install(slate._LogKeys(), filter_length)
+    assert not fast_filter.install(slate._LogKeyExtractor(), filter_length)
 
 
 async def test_the_filter_works_with_the_stock_callback_as_well(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slate, "_LogKeys", type("Other", (slate._LogKeys,), {}))  # which is not answered for directly
+    other_class = type("Other", (slate._LogKeyExtractor,), {})  # which is not answered for directly
+    monkeypatch.setattr(slate, "_LogKeyExtractor", other_class)
     await test_a_scan_of_a_sparse_key_skips_the_tables_without_it_only_where_there_is_a_filter(opener, True)

@@ -251,7 +251,7 @@ async def test_an_append_that_is_cancelled_while_it_waits_for_durability_does_no
 ) -> None:
     log = await opener(Config(storage=StorageConfig(flush_interval=timedelta(milliseconds=300))))
     appending = asyncio.ensure_future(log.append([(b"k", b"1")]))
-    while not log._undurable:
+    while not log._writes_in_flight:
         await asyncio.sleep(0.001)
     appending.cancel()
     with pytest.raises(asyncio.CancelledError):

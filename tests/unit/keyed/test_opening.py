@@ -21,7 +21,7 @@ async def put(url: str, key: bytes, value: bytes) -> None:
     database = await open_database(locate(url, None), StorageConfig())
     batch = new_batch()
     batch.put(key, value)
-    await database.durable(await database.write(batch))
+    await database.await_durable(await database.write(batch))
     await database.close()
 
 
@@ -49,10 +49,10 @@ async def test_a_reader_on_nothing_is_told_so_and_makes_nothing(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_reader_on_a_database_whose_log_is_not_begun_is_told_so(url: str) -> None:
+async def test_a_reader_on_a_database_whose_log_is_not_complete_is_told_so(url: str) -> None:
     database = await open_database(locate(url, None), StorageConfig())
     await database.close()
-    with pytest.raises(KeyedLogNotFound, match="not begun"):
+    with pytest.raises(KeyedLogNotFound, match="not complete yet"):
         await KeyedLogReader.open(url)
     async with await KeyedLog.open(url) as log:
         assert await log.append([(b"k", b"v")]) == 0
@@ -82,7 +82,7 @@ async def test_a_log_of_a_newer_version_is_refused_and_its_writer_not_fenced(
     writer = await open_database(locate(url, None), StorageConfig())
     with pytest.raises(WrongStore, match="newer version of llog"):
         await kind.open(url)
-    await writer.durable(await writer.write(_one(b"\x01still", b"mine")))
+    await writer.await_durable(await writer.write(_one(b"\x01still", b"mine")))
     await writer.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llog.errors import CorruptBatch
 from llog.keyed import runs
 from llog.keyed.model import columns_of
-from llog.keyed.runs import decode, encode, group, peek, runs_of, sequences_of
+from llog.keyed.runs import decode, decode_head, encode, group_by_key, iter_runs, sequences_of
 
 VECTORS: Any = json.loads((Path(__file__).parent / "vectors.json").read_text())
 PAIRS = st.lists(
@@ -26,7 +26,7 @@ Pair = tuple[bytes, bytes]
 def packed(pairs: list[Pair], base: int = 0) -> tuple[list[bytes], list[bytes]]:
     """Keys and values of the entries of one append into an empty log."""
     keys, values, totals = [], [], dict[bytes, int]()
-    for run in runs_of(group(*columns_of(pairs))):
+    for run in iter_runs(group_by_key(*columns_of(pairs))):
         totals[run.key] = totals.get(run.key, 0) + run.records
         keys.append(run.key)
         values.append(encode(run, base, totals[run.key], 1234))
@@ -53,7 +53,7 @@ def test_a_run_says_its_first_sequence_its_records_and_the_total_before_it_is_de
     assert len(keys) == len({key for key, _ in pairs})
     for key, value in zip(keys, values, strict=True):
         numbers = [100 + place for place, pair in enumerate(pairs) if pair[0] == key]
-        assert peek(value) == (len(numbers), numbers[0], len(numbers), 1234)
+        assert decode_head(value) == (len(numbers), numbers[0], len(numbers), 1234)
         assert sequences_of(value).tolist() == numbers
 
 
@@ -73,14 +73,14 @@ def test_a_run_is_cut_where_it_becomes_too_long_and_no_record_is_lost(monkeypatc
     monkeypatch.setattr(runs, "RUN_RECORDS_MAX", 3)
     pairs = [(b"a", b"x" * size) for size in (4, 4, 4, 30, 0, 0, 0, 0, 1)] + [(b"b", b"")]
     keys, values = packed(pairs)
-    assert [peek(value).records for value in values] == [2, 1, 1, 3, 2, 1]
-    assert [peek(value).total for value in values] == [2, 3, 4, 7, 9, 1]
+    assert [decode_head(value).records for value in values] == [2, 1, 1, 3, 2, 1]
+    assert [decode_head(value).total for value in values] == [2, 3, 4, 7, 9, 1]
     assert decode(keys, values).column("value").to_pylist() == [value for _, value in pairs]
 
 
 def test_a_long_key_makes_runs_short_so_that_a_column_can_repeat_it() -> None:
     key = b"k" * (64 << 10)
-    records = [run.records for run in runs_of(group(*columns_of([(key, b"")] * 2000)))]
+    records = [run.records for run in iter_runs(group_by_key(*columns_of([(key, b"")] * 2000)))]
     assert records == [1024, 976]
 
 
@@ -101,6 +101,6 @@ def test_runs_are_those_of_the_test_vectors(vector: Any) -> None:
     pairs = [(bytes.fromhex(key), bytes.fromhex(value)) for key, value in vector["append"]]
     made = [
         (run.key.hex(), encode(run, vector["base"], vector["total"], vector["append_ms"]).hex())
-        for run in runs_of(group(*columns_of(pairs)))
+        for run in iter_runs(group_by_key(*columns_of(pairs)))
     ]
     assert made == [(entry["log_key"], entry["value"]) for entry in vector["entries"]]

@@ -26,8 +26,8 @@ from llog.keyed.encoding import (
     ENTRY,
     LISTING,
     SEGMENT_TOTALS,
-    Meta,
-    Totals,
+    SegmentMeta,
+    SegmentTotals,
     after_prefix,
     entry_prefix,
     segment_key,
@@ -188,7 +188,7 @@ async def test_a_deletion_that_was_cut_short_is_invisible_and_ended_by_the_next_
     for kind in (ENTRY, LISTING):
         rows = await log._database.rows(segment_key(kind, 0), after_prefix(segment_key(kind, 0)))
         assert await rows.first() is None
-    rows = await log._database.rows_of(segment_key(DELETION_MARK, 0)[:2])
+    rows = await log._database.rows_with_prefix(segment_key(DELETION_MARK, 0)[:2])
     assert await rows.first() is None
     assert await values(log.scan(b"k")) == [b"new"]
 
@@ -207,7 +207,7 @@ async def test_a_reader_never_sees_half_of_a_segment_that_is_deleted_while_it_sc
     async def half(database: Database, segment_id: int) -> None:
         batch = new_batch()
         batch.delete(entry_prefix(segment_id, b"a") + sequence_suffix(2 * segment_id))
-        await database.durable(await database.write(batch))
+        await database.await_durable(await database.write(batch))
 
     monkeypatch.setattr(writer, "erase", half)
     await log.delete_segments(2)
@@ -215,7 +215,7 @@ async def test_a_reader_never_sees_half_of_a_segment_that_is_deleted_while_it_sc
     while await reader._database.get(seen) is not None:
         await reader.wait()
     assert [entry.value async for entry in scan] == [b"b0", b"a2", b"b2"]
-    counted = await reader._counted(b"b", EVERYTHING, CountOptions(), 1, 2, 4)
+    counted = await reader._count_in_segment(b"b", EVERYTHING, CountOptions(), 1, 2, 4)
     assert counted == 0
 
 
@@ -251,7 +251,7 @@ def test_which_segments_a_range_needs() -> None:
     segments = Segments()
     assert segments.within() == range(0)
     for segment_id, start, time in ((5, 100, 1000), (6, 200, 2000), (7, 200, 2000), (8, 300, 3000)):
-        segments.set(segment_id, Meta(start, time, None))
+        segments.set(segment_id, SegmentMeta(start, time, None))
     assert list(segments.within()) == [5, 6, 7, 8]
     assert list(segments.within((0, 100))) == []
     assert list(segments.within((0, 101))) == [5]
@@ -262,13 +262,13 @@ def test_which_segments_a_range_needs() -> None:
     assert list(segments.within(times=(3001, NUMBER_MAX))) == [8]
     assert list(segments.within(ids=(6, 8))) == [6, 7]
     assert list(segments.within((150, 350), (0, 2500), (6, 100))) == [6, 7]
-    segments.set_totals(8, Totals(350, 50, 500, 3500))
+    segments.set_totals(8, SegmentTotals(350, 50, 500, 3500))
     assert (segments.next_seq, segments.last_ms, segments.active_id) == (350, 3500, 8)
     segments.drop(7)
     assert list(segments.within()) == [7, 8]
-    segments.set(12, Meta(900, 9000, None))  # all before it are gone
+    segments.set(12, SegmentMeta(900, 9000, None))  # all before it are gone
     assert list(segments.within()) == [12]
-    segments.set(3, Meta(0, 0, None))
+    segments.set(3, SegmentMeta(0, 0, None))
     assert list(segments.within()) == [12]
 
 

@@ -84,6 +84,6 @@ def test_the_fast_converter_is_left_out_for_unknown_versions_and_when_it_differs
     assert not fast_bytes.install()
     monkeypatch.setattr(fast_bytes, "_installed", None)
     monkeypatch.setattr(fast_bytes, "version", lambda _: "0.17.3")
-    monkeypatch.setattr(fast_bytes, "_lowering", lambda *_: lambda value: in_use(value + b"!"))
+    monkeypatch.setattr(fast_bytes, "_make_lower", lambda *_: lambda value: in_use(value + b"!"))
     assert not fast_bytes.install()
     assert binding._UniffiFfiConverterBytes.lower is in_use

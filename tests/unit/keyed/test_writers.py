@@ -10,7 +10,7 @@ import pytest
 
 from llog.errors import StoreUnavailable, WriterFenced
 from llog.keyed import Config, KeyedLog, LogEntry, StorageConfig
-from llog.keyed.freshness import reach
+from llog.keyed.follower import wait_for_sequence
 from tests.unit.keyed.conftest import Opener, ReaderOpener
 
 
@@ -161,4 +161,4 @@ async def test_after_a_takeover_the_next_sequence_is_one_that_readers_reach(
     await log.flush()
     assert await log.next_sequence() == await reader.next_sequence() == 3
     assert await log.append([(b"k", b"1")]) > 3
-    await reach(reader, await log.next_sequence())
+    await wait_for_sequence(reader, await log.next_sequence())

@@ -16,9 +16,9 @@ from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
-from llog.engines.port import Group
 from llog.errors import ConfigurationError, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.keys import LOG_FORMAT
 from llog.log.opening import close_log, log_exists, open_log, opened_log
 from llog.log.records import LogFormat, decode
@@ -30,7 +30,7 @@ async def test_what_was_appended_is_there_when_the_log_is_opened_again(tmp_path:
     settings = Settings(data_dir=str(tmp_path / "data"))
     async with opened_log(settings) as log:
         await Catalog(log).create("t")
-        await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=b"x")])])
+        await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"x")])])
     async with opened_log(settings) as log:
         assert (await Reader(log).read_offset(TopicPartition("t", 0), 1)).payload == b"x"
     assert (tmp_path / "data/meta.sqlite").is_file()
@@ -152,7 +152,7 @@ async def test_logs_with_other_prefixes_share_both_stores_without_seeing_each_ot
             assert await Catalog(log).topics() == []
             await Catalog(log).create("t")
             for payload in (b"x", b"y", b"%d" % number):
-                await Writer(log).append([Group(topic="t", partition=0, records=[Record(payload=payload)])])
+                await Writer(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=payload)])])
     for number, settings in enumerate(every):
         async with opened_log(settings) as log:
             assert [topic.name for topic in await Catalog(log).topics()] == ["t"]

@@ -11,7 +11,7 @@ import pytest
 
 from llog.base.lockfile import directory_id, take_lock
 from llog.errors import LogOwned, OwnerUnavailable, StaleReads, StoreUnavailable
-from llog.log.owners import ROCKSDB, Owners
+from llog.log.owners import ROCKSDB_OWNERSHIP, Owners
 from llog.runtime import SystemRuntime
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import FreshReads
@@ -111,13 +111,13 @@ async def test_a_log_has_one_directory_however_many_are_offered_at_once(process:
     directories = [tmp_path / str(number) for number in range(8)]
     settled = await asyncio.gather(
         *(
-            each.settle(ROCKSDB, "tables", where, "LLOG_ROCKSDB_DIR")
+            each.settle(ROCKSDB_OWNERSHIP, "tables", where, "LLOG_ROCKSDB_DIR")
             for each, where in zip(processes, directories, strict=True)
         ),
         return_exceptions=True,
     )
     (home,) = [where for where, result in zip(directories, settled, strict=True) if result is None]
-    assert await processes[0].home(ROCKSDB) == directory_id(home)
+    assert await processes[0].home(ROCKSDB_OWNERSHIP) == directory_id(home)
     refusals = [each for each in settled if each is not None]
     assert all(isinstance(each, LogOwned) and each.address == f"http://broker:{home.name}" for each in refusals)
     assert [where.exists() for where in directories].count(True) == 1
@@ -126,13 +126,13 @@ async def test_a_log_has_one_directory_however_many_are_offered_at_once(process:
 async def test_an_old_answer_does_not_make_a_second_home(process: Process, server: MemoryMeta, tmp_path: Path) -> None:
     (first, first_store), (second, store) = process(A), process(B)
     old = MemoryMetaStore(server.copy(lambda key: True))
-    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
     await first.close()
     server.expire(first_store)
     answer_from(store, old)
     with pytest.raises(StaleReads):
-        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
-    assert not second.holds(ROCKSDB)
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+    assert not second.holds(ROCKSDB_OWNERSHIP)
 
 
 async def test_an_old_lease_of_its_own_makes_no_owner(process: Process, server: MemoryMeta) -> None:
@@ -151,47 +151,47 @@ async def test_who_comes_second_while_the_first_opens_its_directory_is_sent_ther
     process: Process, tmp_path: Path
 ) -> None:
     (first, _), (second, _) = process(A), process(B)
-    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
     with pytest.raises(LogOwned) as refused:
-        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
     assert refused.value.address == A
-    await first.release(ROCKSDB)  # it did not get the lock
+    await first.release(ROCKSDB_OWNERSHIP)  # it did not get the lock
     with pytest.raises(OwnerUnavailable):
-        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
 
 
 async def test_who_cannot_make_the_directory_does_not_keep_others_from_theirs(process: Process, tmp_path: Path) -> None:
     (first, _), (second, _) = process(A), process(B)
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(StoreUnavailable):
-        await first.settle(ROCKSDB, "tables", tmp_path / "file" / "a", "LLOG_ROCKSDB_DIR")
-    assert not first.holds(ROCKSDB)
-    await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+        await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "file" / "a", "LLOG_ROCKSDB_DIR")
+    assert not first.holds(ROCKSDB_OWNERSHIP)
+    await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
 
 
 async def test_another_directory_is_refused_with_the_owners_address_while_it_runs_and_without_later(
     process: Process, server: MemoryMeta, tmp_path: Path
 ) -> None:
     (first, store), (second, _) = process(A), process(B)
-    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
-    await first.publish(ROCKSDB)
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    await first.publish(ROCKSDB_OWNERSHIP)
     with pytest.raises(LogOwned) as refused:
-        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
     assert refused.value.address == A
     assert not (tmp_path / "b").exists()
     await first.close()
     server.expire(store)
     with pytest.raises(OwnerUnavailable, match=str(directory_id(tmp_path / "a"))):
-        await second.settle(ROCKSDB, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "b", "LLOG_ROCKSDB_DIR")
 
 
 async def test_the_directory_that_was_moved_may_be_owned_where_it_is_now(process: Process, tmp_path: Path) -> None:
     (first, store), (second, _) = process(A), process(B)
-    await first.settle(ROCKSDB, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "a", "LLOG_ROCKSDB_DIR")
     await first.close()
     await store.close()
     (tmp_path / "a").rename(tmp_path / "moved")
-    await second.settle(ROCKSDB, "tables", tmp_path / "moved", "LLOG_ROCKSDB_DIR")
+    await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "moved", "LLOG_ROCKSDB_DIR")
 
 
 async def test_who_has_the_lock_puts_its_lease_over_that_of_the_process_before(
@@ -199,15 +199,15 @@ async def test_who_has_the_lock_puts_its_lease_over_that_of_the_process_before(
 ) -> None:
     """Killed a moment ago, that has a session still; its lock went with it."""
     (killed, _), (owner, store) = process(A), process(B)
-    await killed.publish(ROCKSDB)
+    await killed.publish(ROCKSDB_OWNERSHIP)
     await killed.close()
-    await owner.publish(ROCKSDB)
-    found = await owner.find(ROCKSDB)
+    await owner.publish(ROCKSDB_OWNERSHIP)
+    found = await owner.find(ROCKSDB_OWNERSHIP)
     assert found is not None
     assert found.address == B
     server.expire(store)  # paused for longer than its session
     async with asyncio.timeout(LIMIT_S):
-        while await owner.find(ROCKSDB) is None:
+        while await owner.find(ROCKSDB_OWNERSHIP) is None:
             await asyncio.sleep(0.01)
 
 
@@ -217,10 +217,10 @@ async def test_a_copy_of_the_directory_on_another_machine_does_not_make_a_second
     first, _ = process(A)
     monkeypatch.setattr("llog.log.owners.boot_id", lambda: "another machine")
     second, _ = process(B)
-    await first.settle(ROCKSDB, "tables", tmp_path, "LLOG_ROCKSDB_DIR")
-    await first.publish(ROCKSDB)
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path, "LLOG_ROCKSDB_DIR")
+    await first.publish(ROCKSDB_OWNERSHIP)
     with pytest.raises(LogOwned) as refused:
-        await second.settle(ROCKSDB, "tables", tmp_path, "LLOG_ROCKSDB_DIR")
+        await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path, "LLOG_ROCKSDB_DIR")
     assert refused.value.address == A
 
 
@@ -232,11 +232,11 @@ async def test_a_store_that_is_out_of_reach_does_not_keep_the_lock_holder_from_i
         raise StoreUnavailable("out of reach")
 
     store.get = broken  # type: ignore[method-assign]
-    await owner.publish(ROCKSDB)
-    assert owner.holds(ROCKSDB)
+    await owner.publish(ROCKSDB_OWNERSHIP)
+    assert owner.holds(ROCKSDB_OWNERSHIP)
     store.get = reach  # type: ignore[method-assign]
     async with asyncio.timeout(LIMIT_S):
-        while await owner.find(ROCKSDB) is None:
+        while await owner.find(ROCKSDB_OWNERSHIP) is None:
             await asyncio.sleep(0.01)
 
 
@@ -254,12 +254,12 @@ async def test_a_lost_directory_is_replaced_once_it_was_forgotten(
     process: Process, server: MemoryMeta, tmp_path: Path
 ) -> None:
     (first, store), (second, _) = process(A), process(B)
-    await first.settle(ROCKSDB, "tables", tmp_path / "lost", "LLOG_ROCKSDB_DIR")
-    await first.publish(ROCKSDB)
+    await first.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "lost", "LLOG_ROCKSDB_DIR")
+    await first.publish(ROCKSDB_OWNERSHIP)
     with pytest.raises(LogOwned):
-        await second.forget(ROCKSDB, "tables")
+        await second.forget(ROCKSDB_OWNERSHIP, "tables")
     await first.close()
     server.expire(store)
-    await second.forget(ROCKSDB, "tables")
-    await second.settle(ROCKSDB, "tables", tmp_path / "new", "LLOG_ROCKSDB_DIR")
-    assert await second.home(ROCKSDB) == directory_id(tmp_path / "new")
+    await second.forget(ROCKSDB_OWNERSHIP, "tables")
+    await second.settle(ROCKSDB_OWNERSHIP, "tables", tmp_path / "new", "LLOG_ROCKSDB_DIR")
+    assert await second.home(ROCKSDB_OWNERSHIP) == directory_id(tmp_path / "new")

@@ -12,13 +12,13 @@ from llog.engines.object.retention import trim
 from llog.engines.object.writer import Writer
 from llog.errors import DataLoss
 from llog.log.pins import alive_pins, pin
-from llog.spark.fetcher import PIN_LEASE_MS, fetch_runs
-from llog.spark.planner import Run, plan_tasks
+from llog.spark.fetcher import PIN_LEASE_MS, fetch_ranges
+from llog.spark.planner import LocatedRange, plan_tasks
 from llog.spark.source_log import Range
 from tests.unit.world import TP, World
 
 
-async def planned(world: World, start: int, stop: int) -> list[Run]:
+async def plan_ranges(world: World, start: int, stop: int) -> list[LocatedRange]:
     topics = {TP.topic: await world.catalog.get(TP.topic)}
     tasks = await plan_tasks(
         world.log,
@@ -29,15 +29,17 @@ async def planned(world: World, start: int, stop: int) -> list[Run]:
         min_tasks=1,
         fail_on_data_loss=True,
     )
-    return [run for task in tasks for run in task.runs]
+    return [located for task in tasks for located in task.ranges]
 
 
-async def fetched(world: World, runs: list[Run], *, fail: bool = True, pin_id: str | None = None) -> dict[int, str]:
+async def fetch_values(
+    world: World, ranges: list[LocatedRange], *, fail: bool = True, pin_id: str | None = None
+) -> dict[int, str]:
     found: dict[int, str] = {}
-    async for _, batch in fetch_runs(world.log, runs, pin=pin_id, fail_on_data_loss=fail):
-        for place, value in enumerate(batch.columns.values.to_pylist()):
-            assert batch.start_offset + place not in found
-            found[batch.start_offset + place] = value.decode()
+    async for _, batch in fetch_ranges(world.log, ranges, pin=pin_id, fail_on_data_loss=fail):
+        for index, value in enumerate(batch.columns.values.to_pylist()):
+            assert batch.start_offset + index not in found
+            found[batch.start_offset + index] = value.decode()
     return found
 
 
@@ -50,25 +52,25 @@ async def compact_and_collect(world: World) -> None:
 async def test_blobs_that_were_compacted_away_after_the_plan_are_looked_up_again(world: World) -> None:
     await world.append("a", "b")
     await world.append("c", "d")
-    runs = await planned(world, 2, 5)
+    ranges = await plan_ranges(world, 2, 5)
     await compact_and_collect(world)
-    assert not await world.blobs.head(runs[0].extents[0].data_uri)
-    assert await fetched(world, runs) == {2: "b", 3: "c", 4: "d"}
+    assert not await world.blobs.head(ranges[0].extents[0].data_uri)
+    assert await fetch_values(world, ranges) == {2: "b", 3: "c", 4: "d"}
 
 
 async def test_records_of_a_topic_created_again_are_not_taken_for_those_that_were_planned(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.append("old")
-    runs = await planned(world, 1, 2)
+    ranges = await plan_ranges(world, 1, 2)
     await world.catalog.delete(TP.topic)
     await compact_nothing_but_collect(world)
     await world.catalog.create(TP.topic, 4)
     await world.append("new", writer=Writer(world.log))
     with pytest.raises(DataLoss, match=r"1 records of orders/0, offsets 1 to 1, are gone by deletion"):
-        await fetched(world, runs)
+        await fetch_values(world, ranges)
     with caplog.at_level(logging.WARNING, "llog.spark"):
-        assert await fetched(world, runs, fail=False) == {}
+        assert await fetch_values(world, ranges, fail=False) == {}
     assert "gone by deletion" in caplog.text
 
 
@@ -77,15 +79,15 @@ async def test_a_topic_that_is_created_again_and_ends_before_the_plan_is_a_loss(
     world: World, payloads: tuple[str, ...]
 ) -> None:
     await world.append("a", "b", "c", "d")
-    runs = await planned(world, 3, 5)
+    ranges = await plan_ranges(world, 3, 5)
     await world.catalog.delete(TP.topic)
     await compact_nothing_but_collect(world)
     await world.catalog.create(TP.topic, 4)
     if payloads:
         await world.append(*payloads, writer=Writer(world.log))
     with pytest.raises(DataLoss, match=r"2 records of orders/0, offsets 3 to 4, are gone by deletion"):
-        await fetched(world, runs)
-    assert await fetched(world, runs, fail=False) == {}
+        await fetch_values(world, ranges)
+    assert await fetch_values(world, ranges, fail=False) == {}
 
 
 async def compact_nothing_but_collect(world: World) -> None:
@@ -97,12 +99,12 @@ async def test_records_that_retention_took_after_the_plan_are_told_from_damage(w
     await world.append("a")
     await world.append("b")
     await world.append("c")
-    runs = await planned(world, 1, 4)
+    ranges = await plan_ranges(world, 1, 4)
     await trim(world.log, TP, 2)
     await compact_nothing_but_collect(world)
     with pytest.raises(DataLoss, match=r"offsets 1 to 1, are gone by retention"):
-        await fetched(world, runs)
-    assert await fetched(world, runs, fail=False) == {2: "b", 3: "c"}
+        await fetch_values(world, ranges)
+    assert await fetch_values(world, ranges, fail=False) == {2: "b", 3: "c"}
 
 
 @pytest.mark.parametrize("vanished", [True, False])
@@ -111,16 +113,16 @@ async def test_a_blob_that_vanished_or_is_damaged_is_named_or_skipped_alone(
 ) -> None:
     await world.append("a", "b")
     await world.append("c", "d")
-    runs = await planned(world, 1, 5)
-    name = runs[0].extents[0].data_uri
+    ranges = await plan_ranges(world, 1, 5)
+    name = ranges[0].extents[0].data_uri
     if vanished:
         await world.blobs.delete_many([name])
     else:
         world.damage(name)
     with pytest.raises(DataLoss, match=rf"2 records of orders/0, offsets 1 to 2, are damaged: .*{name}"):
-        await fetched(world, runs)
+        await fetch_values(world, ranges)
     with caplog.at_level(logging.WARNING, "llog.spark"):
-        assert await fetched(world, runs, fail=False) == {3: "c", 4: "d"}
+        assert await fetch_values(world, ranges, fail=False) == {3: "c", 4: "d"}
     assert len(caplog.records) == 1
     assert name in caplog.text
 
@@ -128,8 +130,8 @@ async def test_a_blob_that_vanished_or_is_damaged_is_named_or_skipped_alone(
 async def test_a_task_renews_the_pin_it_reads_under(world: World) -> None:
     await world.append("a")
     pin_id = await pin(world.log, "test", PIN_LEASE_MS)
-    runs = await planned(world, 1, 2)
+    ranges = await plan_ranges(world, 1, 2)
     world.runtime.now += PIN_LEASE_MS - 1
-    assert await fetched(world, runs, pin_id=pin_id) == {1: "a"}
+    assert await fetch_values(world, ranges, pin_id=pin_id) == {1: "a"}
     [(_, record)] = await alive_pins(world.log)
     assert record.expires_ms == world.runtime.now + PIN_LEASE_MS

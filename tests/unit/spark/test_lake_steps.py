@@ -9,17 +9,17 @@ import pytest
 from llog.errors import ConfigurationError
 from llog.spark.jobs.lake.export import ExportOptions
 from llog.spark.jobs.lake.materialize import MaterializeOptions
-from llog.spark.jobs.lake.steps import _typed
+from llog.spark.jobs.lake.steps import _parse_options
 
 
 def test_text_becomes_options_of_an_export() -> None:
     given = {"topic": "t", "format": "delta", "to": "lake", "file_bytes": "1MiB", "headers": "true"}
-    options = _typed("export", ExportOptions, given)
+    options = _parse_options("export", ExportOptions, given)
     assert (options.topic, options.format, options.file_bytes, options.headers) == ("t", "delta", 1 << 20, True)
 
 
 def test_keys_are_split_by_commas() -> None:
-    options = _typed("materialize", MaterializeOptions, {"topic": "t", "to": "lake", "key": "a, b"})
+    options = _parse_options("materialize", MaterializeOptions, {"topic": "t", "to": "lake", "key": "a, b"})
     assert options.key == ("a", "b")
 
 
@@ -34,4 +34,4 @@ def test_keys_are_split_by_commas() -> None:
 )
 def test_a_wrong_option_is_an_error_that_names_it(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
-        _typed("export", ExportOptions, given)
+        _parse_options("export", ExportOptions, given)

@@ -10,7 +10,7 @@ import pytest
 from llog.config import Settings
 from llog.errors import ConfigurationError
 from llog.model import TopicPartition
-from llog.spark.options import EARLIEST, LATEST, Position, read_options, warn_of_ignored, write_options
+from llog.spark.options import EARLIEST, LATEST, OffsetSpec, read_options, warn_of_ignored, write_options
 from tests.spark.logs import LogOnDisk
 
 
@@ -57,29 +57,29 @@ def test_names_of_options_are_taken_in_any_case(stores: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("given", "start"),
     [
-        ({"startingOffsets": '{"a": {"0": -2, "1": 17}}'}, Position(offsets={"a/0": -2, "a/1": 17})),
-        ({"startingOffsets": "-10m"}, Position(ago_ms=600_000)),
-        ({"startingTimestamp": "-1h"}, Position(ago_ms=3_600_000)),
-        ({"startingTimestamp": "1700000000000"}, Position(timestamp_ms=1_700_000_000_000)),
-        ({"startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, Position(timestamps={"a/0": 5})),
+        ({"startingOffsets": '{"a": {"0": -2, "1": 17}}'}, OffsetSpec(offsets={"a/0": -2, "a/1": 17})),
+        ({"startingOffsets": "-10m"}, OffsetSpec(ago_ms=600_000)),
+        ({"startingTimestamp": "-1h"}, OffsetSpec(ago_ms=3_600_000)),
+        ({"startingTimestamp": "1700000000000"}, OffsetSpec(timestamp_ms=1_700_000_000_000)),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, OffsetSpec(timestamps={"a/0": 5})),
         # Times win over offsets, one time for all over times by partition.
-        ({"startingOffsets": "earliest", "startingTimestamp": "7"}, Position(timestamp_ms=7)),
-        ({"startingTimestamp": "7", "startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, Position(timestamp_ms=7)),
+        ({"startingOffsets": "earliest", "startingTimestamp": "7"}, OffsetSpec(timestamp_ms=7)),
+        ({"startingTimestamp": "7", "startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, OffsetSpec(timestamp_ms=7)),
         (
             {"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "latest"},
-            Position(timestamp_ms=7, latest_if_missing=True),
+            OffsetSpec(timestamp_ms=7, latest_if_missing=True),
         ),
     ],
 )
-def test_where_reading_starts(stores: dict[str, str], given: dict[str, str], start: Position) -> None:
+def test_where_reading_starts(stores: dict[str, str], given: dict[str, str], start: OffsetSpec) -> None:
     assert read_options({**stores, "subscribe": "a", **given}, streaming=True).start == start
 
 
 def test_where_a_batch_ends(stores: dict[str, str]) -> None:
-    def end(**given: str) -> Position:
+    def end(**given: str) -> OffsetSpec:
         return read_options({**stores, "subscribe": "a", **given}, streaming=False).end
 
-    assert end(endingOffsets='{"a": {"0": -1, "1": 3}}') == Position(offsets={"a/0": -1, "a/1": 3})
+    assert end(endingOffsets='{"a": {"0": -1, "1": 3}}') == OffsetSpec(offsets={"a/0": -1, "a/1": 3})
     assert end(endingTimestamp="9").timestamp_ms == 9
     assert end(endingOffsetsByTimestamp='{"a": {"0": 9}}').timestamps == {"a/0": 9}
 
@@ -101,7 +101,10 @@ def test_assigned_partitions_are_sorted_and_named_once(stores: dict[str, str]) -
         ({"assign": "a"}, "option assign is not the JSON it should be"),
         ({"subscribe": "a", "startingOffsets": "{}"}, "option startingOffsets names no partition"),
         ({"subscribe": "a", "startingOffsets": "yesterday"}, "option startingOffsets is not the JSON"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "option startingOffsets of topic 'a': '0': -3"),
+        (
+            {"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'},
+            "option startingOffsets of topic 'a' has {\"0\": -3}: write a partition from 0",
+        ),
         ({"subscribe": "a", "startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "startingOffsetsByTimestamp of topic"),
         ({"subscribe": "a", "startingTimestamp": "today"}, "option startingTimestamp must be ms since 1970"),
         ({"subscribe": "a", "startingOffsetsByTimestampStrategy": "x"}, "must be error or latest: 'x'"),

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.engines.object.retention import trim
-from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument
+from llog.log.engine import Bounds
 from llog.log.records import Topic
 from llog.model import TopicPartition
 from llog.spark.limits import cut_by_bytes, cut_by_records
-from llog.spark.offsets import resolve_position, selected_partitions, selected_topics, within_bounds
-from llog.spark.options import EARLIEST, LATEST, Position, Selection
+from llog.spark.offsets import resolve_offsets, selected_partitions, selected_topics, within_bounds
+from llog.spark.options import EARLIEST, LATEST, OffsetSpec, Selection
 from llog.spark.planner import ReadTask, plan_tasks, read_bounds
 from llog.spark.source_log import Range
 from llog.spark.stored_log import StoredLog
@@ -32,10 +32,15 @@ async def plan(world: World, *ranges: Range, size: int = 1 << 30, tasks: int = 1
 
 
 def offsets(tasks: list[ReadTask]) -> list[tuple[TopicPartition, int]]:
-    found = [(run.tp, offset) for task in tasks for run in task.runs for offset in range(run.start, run.stop)]
+    found = [
+        (located.tp, offset)
+        for task in tasks
+        for located in task.ranges
+        for offset in range(located.start, located.stop)
+    ]
     for task in tasks:
-        for run in task.runs:
-            assert run.extents[0].start_offset <= run.start < run.stop <= run.extents[-1].end_offset + 1
+        for located in task.ranges:
+            assert located.extents[0].start_offset <= located.start < located.stop <= located.extents[-1].end_offset + 1
     return sorted(found)
 
 
@@ -54,7 +59,7 @@ async def test_a_partition_is_cut_between_its_extents_where_it_is_too_large_for_
     tasks = await plan(world, Range(TP, 1, 13), size=4500)
     assert len(tasks) == 3
     assert offsets(tasks) == [(TP, n) for n in range(1, 13)]
-    assert all((task.runs[0].stop - task.runs[0].start) == 4 for task in tasks)
+    assert all((task.ranges[0].stop - task.ranges[0].start) == 4 for task in tasks)
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 5, 10, 40])
@@ -119,21 +124,21 @@ async def test_positions_by_offset_by_time_and_by_rule(world: World) -> None:
     await world.append("c")
     bounds = await read_bounds(world.log, [TP, OTHER])
 
-    async def resolved(position: Position, *, start: bool = True) -> list[int]:
-        return list((await resolve_position(StoredLog(world.log), position, bounds, is_start=start)).values())
+    async def resolve(position: OffsetSpec, *, start: bool = True) -> list[int]:
+        return list((await resolve_offsets(StoredLog(world.log), position, bounds, is_start=start)).values())
 
-    assert await resolved(Position(everywhere=EARLIEST)) == [1, 1]
-    assert await resolved(Position(everywhere=LATEST)) == [4, 1]
-    assert await resolved(Position(offsets={str(TP): 0, str(OTHER): LATEST})) == [1, 1]
-    assert await resolved(Position(offsets={str(TP): 3, str(OTHER): EARLIEST})) == [3, 1]
-    assert await resolved(Position(ago_ms=30_000)) == [3, 1]
+    assert await resolve(OffsetSpec(everywhere=EARLIEST)) == [1, 1]
+    assert await resolve(OffsetSpec(everywhere=LATEST)) == [4, 1]
+    assert await resolve(OffsetSpec(offsets={str(TP): 0, str(OTHER): LATEST})) == [1, 1]
+    assert await resolve(OffsetSpec(offsets={str(TP): 3, str(OTHER): EARLIEST})) == [3, 1]
+    assert await resolve(OffsetSpec(ago_ms=30_000)) == [3, 1]
     later = START_MS + 1
-    assert await resolved(Position(timestamp_ms=later, latest_if_missing=True)) == [3, 1]
-    assert await resolved(Position(timestamp_ms=later), start=False) == [3, 1]
+    assert await resolve(OffsetSpec(timestamp_ms=later, latest_if_missing=True)) == [3, 1]
+    assert await resolve(OffsetSpec(timestamp_ms=later), start=False) == [3, 1]
     with pytest.raises(InvalidArgument, match="no record of orders/1 has the starting timestamp"):
-        await resolved(Position(timestamp_ms=later))
+        await resolve(OffsetSpec(timestamp_ms=later))
     with pytest.raises(ConfigurationError, match=r"missing are \['orders/1'\], not read are \['orders/9'\]"):
-        await resolved(Position(offsets={str(TP): 1, "orders/9": 1}))
+        await resolve(OffsetSpec(offsets={str(TP): 1, "orders/9": 1}))
 
 
 async def test_which_partitions_are_read(world: World) -> None:

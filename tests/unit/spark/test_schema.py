@@ -8,10 +8,10 @@ import pytest
 
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.port import Group
+from llog.log.engine import AppendGroup
 from llog.model import Record, TimestampType, TopicPartition
-from llog.spark.fetcher import fetch_runs
-from llog.spark.planner import Run
+from llog.spark.fetcher import fetch_ranges
+from llog.spark.planner import LocatedRange
 from llog.spark.schema import to_arrow
 from tests.unit.world import START_MS, World
 
@@ -24,12 +24,12 @@ async def test_times_are_of_the_kind_that_the_topic_has(world: World, kind: Time
     for number in range(2):
         world.runtime.now = START_MS + number
         records = [Record(payload=b"given", timestamp=1000), Record(payload=b"none")]
-        await world.writer.append([Group(topic="timed", partition=0, records=records)])
+        await world.writer.append([AppendGroup(topic="timed", partition=0, records=records)])
     if compacted:
         await Compactor(world.log).compact_once(tp, force=True)
-    run = Run(topic, 1, 5, await take_snapshot(world.log, tp, 1, 5))
+    located = LocatedRange(topic, 1, 5, await take_snapshot(world.log, tp, 1, 5))
     found = []
-    async for _, batch in fetch_runs(world.log, [run], pin=None, fail_on_data_loss=True):
+    async for _, batch in fetch_ranges(world.log, [located], pin=None, fail_on_data_loss=True):
         columns = to_arrow(batch, ("timestamp", "timestampType"), kind).to_pydict()
         found += list(zip(columns["timestampType"], columns["timestamp"], strict=True))
     if kind is TimestampType.APPEND:

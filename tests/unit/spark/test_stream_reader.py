@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import IntegerType, StructType
 
 from llog.engines.object.retention import trim
-from llog.engines.port import Bounds
 from llog.errors import ConfigurationError, DataLoss, InvalidArgument, LogNotFound, TopicNotFound
 from llog.groups.groups import Groups
 from llog.log.catalog import Catalog
+from llog.log.engine import Bounds
 from llog.log.log import Log
 from llog.log.pins import alive_pins
 from llog.model import TopicPartition
@@ -195,7 +195,7 @@ def test_a_log_that_is_behind_its_stream_is_a_loss(disk: LogOnDisk) -> None:
     stream = reader(disk, subscribe="t")
     start = stream.initialOffset()
     ahead = {**start, "offsets": {"t": {"0": 9}}}
-    with pytest.raises(DataLoss, match="come to offset 9 of t/0, beyond its next offset 2"):
+    with pytest.raises(DataLoss, match="at offset 9 of t/0, beyond its next offset 2"):
         advance(stream, ahead)
     with pytest.raises(InvalidArgument, match="would go back from offset 9 to 2 of t/0"):
         stream.partitions(ahead, advance(stream, start))
@@ -210,7 +210,11 @@ def test_progress_is_published_for_a_group_as_far_as_it_can_be(disk: LogOnDisk) 
     end = advance(stream, stream.initialOffset())
     disk.delete("gone")
     stream.commit(end)
-    assert disk.do(lambda log: Groups(log).position("g", TopicPartition("t", 0))) == 3
+
+    async def position(log: Log) -> int | None:
+        return await (await Groups(log).partition("g", TopicPartition("t", 0))).position()
+
+    assert disk.do(position) == 3
 
 
 def test_a_stream_holds_one_pin_at_a_time(disk: LogOnDisk) -> None:

@@ -25,7 +25,7 @@ from llog.log.log import Log
 from llog.log.records import Manifest, Sink, decode, encode
 from llog.spark import sink as writing
 from llog.spark.options import write_options
-from llog.spark.sink import LlogStreamWriter, LlogWriter, Uploaded
+from llog.spark.sink import LlogStreamWriter, LlogWriter, UploadMessage
 from tests.spark.logs import LogOnDisk
 
 SCHEMA = StructType().add("partition", IntegerType()).add("value", StringType())
@@ -48,22 +48,22 @@ def batch_writer(disk: LogOnDisk, **options: str) -> LlogWriter:
     return LlogWriter(write_options({**disk.options, "topic": "t", **options}, streaming=False), SCHEMA, False)
 
 
-def written(writer: LlogStreamWriter | LlogWriter, *values: str, partition: int = 0) -> Uploaded:
+def write_rows(writer: LlogStreamWriter | LlogWriter, *values: str, partition: int = 0) -> UploadMessage:
     """What one task makes of these rows, on its own copy of the writer; the message crosses processes, too."""
     batch = pa.RecordBatch.from_pydict(
         {"partition": pa.array([partition] * len(values), pa.int32()), "value": pa.array(values, pa.string())}
     )
     copy: LlogWriter = pickle.loads(pickle.dumps(writer))
-    message: Uploaded = pickle.loads(pickle.dumps(copy.write(iter([batch] if values else []))))
+    message: UploadMessage = pickle.loads(pickle.dumps(copy.write(iter([batch] if values else []))))
     return message
 
 
 def test_a_batch_that_is_committed_again_with_other_rows_keeps_the_first(topic: LogOnDisk) -> None:
-    first = [written(stream_writer(topic), "a"), written(stream_writer(topic), "b", partition=1)]
+    first = [write_rows(stream_writer(topic), "a"), write_rows(stream_writer(topic), "b", partition=1)]
     stream_writer(topic).commit(first, 0)
-    again = [written(stream_writer(topic), "recomputed", "differently"), written(stream_writer(topic))]
+    again = [write_rows(stream_writer(topic), "recomputed", "differently"), write_rows(stream_writer(topic))]
     stream_writer(topic).commit(again, 0)
-    stream_writer(topic).commit([written(stream_writer(topic), "c")], 1)
+    stream_writer(topic).commit([write_rows(stream_writer(topic), "c")], 1)
     assert topic.payloads("t", 2) == ["a", "c", "b"]
     with pytest.raises(StaleWrite, match=r"sink query-q1 has come to batch 1: batch 0 is a leftover"):
         stream_writer(topic).commit(first, 0)
@@ -75,7 +75,7 @@ def test_a_driver_that_died_after_its_manifest_is_finished_by_the_next_whatever_
     topic: LogOnDisk, applied: bool
 ) -> None:
     """Between the manifest and its application, and (`applied`) between that and its end."""
-    died = [written(stream_writer(topic), "a"), written(stream_writer(topic), "b", partition=1)]
+    died = [write_rows(stream_writer(topic), "a"), write_rows(stream_writer(topic), "b", partition=1)]
     manifest = Manifest(
         blobs=tuple(upload.blob for message in died for upload in message.uploads), since={"t/0": 1, "t/1": 1}
     )
@@ -90,28 +90,28 @@ def test_a_driver_that_died_after_its_manifest_is_finished_by_the_next_whatever_
         await log.meta.put(key, encode(Sink(batch=0, manifest=manifest, touched_ms=record.touched_ms)))
 
     topic.do(leave)
-    stream_writer(topic).commit([written(stream_writer(topic), "x", "y", "z")], 0)
+    stream_writer(topic).commit([write_rows(stream_writer(topic), "x", "y", "z")], 0)
     assert topic.payloads("t", 2) == ["a", "b"]
     assert topic.problems("t", 2) == []
 
 
 def test_a_batch_without_rows_counts_and_writes_nothing(topic: LogOnDisk) -> None:
-    stream_writer(topic).commit([written(stream_writer(topic)), None], 0)
-    stream_writer(topic).commit([written(stream_writer(topic), "a")], 1)
+    stream_writer(topic).commit([write_rows(stream_writer(topic)), None], 0)
+    stream_writer(topic).commit([write_rows(stream_writer(topic), "a")], 1)
     for options in ({"writeId": "empty"}, {}):
         writer = batch_writer(topic, **options)
-        writer.commit([written(writer)])
+        writer.commit([write_rows(writer)])
     assert topic.payloads("t", 2) == ["a"]
 
 
 def test_a_write_with_an_id_is_done_once_and_without_one_each_time(topic: LogOnDisk) -> None:
     for values in (["a", "b"], ["another", "result"]):
         writer = batch_writer(topic, writeId="load-7")
-        writer.commit([written(writer, *values)])
+        writer.commit([write_rows(writer, *values)])
     assert topic.payloads("t", 2) == ["a", "b"]
     for _ in range(2):
         writer = batch_writer(topic)
-        writer.commit([written(writer, "c")])
+        writer.commit([write_rows(writer, "c")])
     assert topic.payloads("t", 2) == ["a", "b", "c", "c"]
 
 

@@ -14,11 +14,11 @@ from llog.cdc.changes import Change, FewRows, table_of
 from llog.cdc.events import Op
 from llog.cdc.router import Router
 from llog.engines.rocksdb.keys import COUNTERS
-from llog.engines.rocksdb.logs import RocksLogs, Staged
+from llog.engines.rocksdb.logs import RocksLogs, StagedWrites
 from llog.engines.rocksdb.store import RocksStore
 from llog.sql.parse.statements import TableStatement
 from llog.sql.tables.tables import Tables
-from llog.sql.tables.transactions import Executed, TableSession
+from llog.sql.tables.transactions import ExecuteResult, TableSession
 from llog.sql.workers.duckdb_server import DuckDBOptions
 from tests.unit.world import ManualRuntime
 
@@ -46,7 +46,7 @@ class RecordingRouter:
     def needs_old(self, table: str) -> bool:
         return self.old
 
-    def add(self, staged: Staged, changes: Sequence[Change]) -> bool:
+    def add(self, staged: StagedWrites, changes: Sequence[Change]) -> bool:
         staged.changes.put(COUNTERS, b"told", b"%d" % len(changes))
         if self.error is not None:
             raise self.error
@@ -101,10 +101,10 @@ class World:
     def create(self, sql: str) -> bool:
         return self.tables.create(statement(sql))
 
-    def run(self, sql: str, params: Any = None, session: TableSession | None = None, **given: Any) -> Executed:
+    def run(self, sql: str, params: Any = None, session: TableSession | None = None, **given: Any) -> ExecuteResult:
         return self.tables.execute(session or self.session, statement(sql, **given), params)
 
-    def values(self, table: str, *rows: tuple[Any, ...], columns: tuple[str, ...] = ()) -> Executed:
+    def values(self, table: str, *rows: tuple[Any, ...], columns: tuple[str, ...] = ()) -> ExecuteResult:
         """INSERT of plain values."""
         width = len(rows[0])
         listed = f" ({', '.join(columns)})" if columns else ""

@@ -12,7 +12,7 @@ from llog.cli.sql.shell import NameCompleter
 from llog.errors import SqlError
 from llog.sql.commands.command import Command, Usage
 from llog.sql.commands.registry import COMMANDS, command_of, next_command
-from llog.sql.parse.lexer import tokens_of
+from llog.sql.parse.lexer import tokenize
 from llog.sql.parse.token_stream import TokenStream
 from llog.sql.parser import parse
 
@@ -22,7 +22,7 @@ USAGES = [pytest.param(command, usage, id=usage.syntax) for command in COMMANDS 
 @pytest.mark.parametrize(("command", "usage"), USAGES)
 def test_a_statement_written_as_documented_reaches_its_command(command: Command, usage: Usage) -> None:
     required = re.sub(r"\[[^\[\]]*\]", "", usage.syntax)
-    assert next_command(TokenStream(required, tokens_of(required))) is command
+    assert next_command(TokenStream(required, tokenize(required))) is command
 
 
 @pytest.mark.parametrize(("command", "usage"), USAGES)
@@ -38,7 +38,7 @@ def test_every_spelling_of_a_statement_is_read_by_its_command() -> None:
         for begin in command.begins:
             text = f"{begin} t {command.action}"
             if command.is_next is None:
-                assert next_command(TokenStream(text, tokens_of(text + ")" * text.count("(")))) is command
+                assert next_command(TokenStream(text, tokenize(text + ")" * text.count("(")))) is command
 
 
 def test_an_unknown_action_of_alter_topic_names_those_that_exist() -> None:

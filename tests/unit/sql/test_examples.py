@@ -16,7 +16,7 @@ from llog.errors import InvalidArgument
 from llog.log.opening import opened_log
 from llog.model import partition_for_key
 from llog.sql.database import Database
-from llog.sql.session import Session
+from llog.sql.session import DatabaseSession
 
 TABLE = """
 CREATE TABLE chat.messages (
@@ -30,7 +30,7 @@ CREATE TABLE chat.messages (
 
 
 @pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
+async def session(tmp_path: Path) -> AsyncIterator[DatabaseSession]:
     settings = Settings(data_dir=str(tmp_path))
     async with opened_log(settings) as log:
         database = Database(log, settings)
@@ -41,13 +41,13 @@ async def session(tmp_path: Path) -> AsyncIterator[Session]:
         await database.close()
 
 
-async def run(session: Session, text: str) -> list[dict[str, Any]]:
+async def run(session: DatabaseSession, text: str) -> list[dict[str, Any]]:
     """The rows of the last statement."""
     table = (await session.execute(text))[-1].table
     return [] if table is None else table.to_pylist()
 
 
-async def write(session: Session, count: int, user: str | None = None) -> None:
+async def write(session: DatabaseSession, count: int, user: str | None = None) -> None:
     """Rows of one user, or each of another."""
     rows = pa.table(
         {
@@ -60,7 +60,7 @@ async def write(session: Session, count: int, user: str | None = None) -> None:
     assert (await session.insert("chat.messages", rows)).changed == count
 
 
-async def test_a_topic_and_a_partitioned_one(session: Session) -> None:
+async def test_a_topic_and_a_partitioned_one(session: DatabaseSession) -> None:
     await run(session, "CREATE TOPIC app.new_messages;")
     assert [(row["topic"], row["partitions"]) for row in await run(session, "SHOW TOPICS")] == [("app.new_messages", 1)]
     await run(session, "DROP TOPIC app.new_messages")
@@ -68,7 +68,7 @@ async def test_a_topic_and_a_partitioned_one(session: Session) -> None:
     assert [(row["topic"], row["partitions"]) for row in await run(session, "SHOW TOPICS")] == [("app.new_messages", 8)]
 
 
-async def test_routes_with_a_reference_a_snapshot_and_a_partition_key(session: Session) -> None:
+async def test_routes_with_a_reference_a_snapshot_and_a_partition_key(session: DatabaseSession) -> None:
     await run(session, TABLE + "CREATE TOPIC app.new_messages PARTITIONS 8;")
     await run(session, "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nWITH (payload = 'key');")
     await write(session, 1, "ann")
@@ -92,7 +92,7 @@ async def test_routes_with_a_reference_a_snapshot_and_a_partition_key(session: S
     assert len(await run(session, "SHOW ROUTES")) == 1
 
 
-async def test_start_positions(session: Session) -> None:
+async def test_start_positions(session: DatabaseSession) -> None:
     await run(
         session,
         TABLE + "CREATE TOPIC app.new_messages; ALTER TOPIC app.new_messages ADD SOURCE chat.messages ON INSERT",
@@ -110,7 +110,7 @@ async def test_start_positions(session: Session) -> None:
     assert [row["offset"] for row in found] == [12_401, 12_402, 12_403]
 
 
-async def test_a_group_that_begins_with_the_earliest_message(session: Session) -> None:
+async def test_a_group_that_begins_with_the_earliest_message(session: DatabaseSession) -> None:
     await run(
         session,
         TABLE + "CREATE TOPIC app.new_messages; ALTER TOPIC app.new_messages ADD SOURCE chat.messages ON INSERT",
@@ -121,12 +121,12 @@ async def test_a_group_that_begins_with_the_earliest_message(session: Session) -
     assert pages == [list(range(1, 101)), list(range(101, 201)), list(range(201, 251)), []]
 
 
-async def write_more(session: Session, first: int, count: int) -> None:
+async def write_more(session: DatabaseSession, first: int, count: int) -> None:
     rows = ", ".join(f"('late', 1, {number})" for number in range(first, first + count))
     await session.execute(f"INSERT INTO chat.messages (user_id, thread_id, seq) VALUES {rows}")
 
 
-async def test_acknowledging_one_partition_and_several(session: Session) -> None:
+async def test_acknowledging_one_partition_and_several(session: DatabaseSession) -> None:
     await run(session, TABLE + "CREATE TOPIC app.new_messages PARTITIONS 8;")
     await run(session, "ALTER TOPIC app.new_messages ADD SOURCE chat.messages ON INSERT")
     await write(session, 9_000)
@@ -145,7 +145,7 @@ async def test_acknowledging_one_partition_and_several(session: Session) -> None
         await run(session, "ACK app.new_messages GROUP 'ai-service' UPTO OFFSET 5")
 
 
-async def test_end_to_end(session: Session) -> None:
+async def test_end_to_end(session: DatabaseSession) -> None:
     await run(session, TABLE + "CREATE TOPIC app.new_messages PARTITIONS 4;")
     await run(session, "ALTER TOPIC app.new_messages\nADD SOURCE chat.messages\nON INSERT\nPARTITION BY (user_id);")
     latest = "CONSUME FROM app.new_messages\nGROUP 'ai-service'\nFROM LATEST\nLIMIT 100;"

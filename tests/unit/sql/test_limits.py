@@ -23,8 +23,8 @@ from llog.errors import SqlError, SqlMemoryExceeded, SqlWorkerEnded, StatementTi
 from llog.log.opening import opened_log
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
-from llog.sql.session import Session
-from llog.sql.workers.process import zygote
+from llog.sql.session import DatabaseSession
+from llog.sql.workers.process import call_in_worker, zygote
 
 ENDLESS = "levenshtein(repeat('a', 60000), repeat('b', 60000))"
 """Many seconds in one call, which DuckDB does not interrupt."""
@@ -44,7 +44,7 @@ class World:
         assert table is not None
         return list(json_rows(table))
 
-    async def timed_out(self, text: str, session: Session | None = None) -> None:
+    async def timed_out(self, text: str, session: DatabaseSession | None = None) -> None:
         """This statement has little time. All others have more, since a machine may be slow."""
         threads = self.database.threads
         usual, threads.timeout_ms = threads.timeout_ms, 500
@@ -82,6 +82,17 @@ async def test_memory_for_reading_a_long_text_is_bounded(tmp_path: Path) -> None
         with pytest.raises(SqlMemoryExceeded) as caught:
             await world.execute(text)
         assert "LLOG_SQL_MEMORY_MAX_BYTES" in caught.value.hint
+
+
+def test_a_parser_that_aborts_is_out_of_memory() -> None:
+    """Python aborts if it runs out of memory while it handles a MemoryError."""
+    with pytest.raises(SqlMemoryExceeded):
+        call_in_worker(os.abort, memory_max_bytes=SMALL_MEMORY)
+
+
+def test_a_parser_that_is_killed_has_ended() -> None:
+    with pytest.raises(SqlWorkerEnded):
+        call_in_worker(signal.raise_signal, signal.SIGKILL, memory_max_bytes=SMALL_MEMORY)
 
 
 @pytest.mark.parametrize("source", ["", " FROM t"])
@@ -183,7 +194,7 @@ async def test_a_process_that_dies_fails_what_it_ran_and_is_replaced(tmp_path: P
         [worker] = workers() - others
         os.kill(worker, signal.SIGKILL)
         mirror = (await world.database.require_tables()).tables._mirror
-        await until(lambda: mirror._engine.has_ended)
+        await until(lambda: mirror._client.has_ended)
         assert await world.rows("SELECT * FROM t") == [(1, "a")]
     await until(lambda: workers() == others)
 

@@ -16,7 +16,7 @@ from llog.sql.commands.show import Describe, Listing, Show
 from llog.sql.commands.sources import AddSource, DropSource
 from llog.sql.commands.topics import ClearTopic, CreateTopic, DropTopic, SetTopic
 from llog.sql.commands.transactions import Begin, Commit, Rollback
-from llog.sql.parse.parameters import bind, parameters_of, shares
+from llog.sql.parse.parameters import bind, parameters_of, split_params
 from llog.sql.parse.statements import Parameter, StartAt, StartKind, Statement, TableStatement
 from llog.sql.parser import parse, prepare
 
@@ -197,8 +197,8 @@ def test_statements_are_split_outside_of_strings_names_and_comments() -> None:
         ("SHOW TOPCS", 1, 6, "did you mean TOPICS?"),
         ("ALTER TOPIC t ADD SOURCE m", 1, 27, "ON INSERT"),
         ("ALTER TOPIC t ADD SOURCE m ON INSERT WHERE a = ?", 1, 48, "parameters"),
-        ("SELECT 'abc", 1, 8, "not closed"),
-        ("SELECT 1 /* /* */", 1, 10, "not closed"),
+        ("SELECT 'abc", 1, 8, "unterminated"),
+        ("SELECT 1 /* /* */", 1, 10, "unterminated"),
         ("SELECT (1", 1, 10, "ends before"),
         ("SELECT 1)", 1, 9, "closes nothing"),
         ("SELECT a$b", 1, 8, "double quotes"),
@@ -249,8 +249,8 @@ def test_values_are_bound_into_their_clauses() -> None:
         ("CONSUME FROM t GROUP $g", {"g": 7}, "GROUP ($g)"),
         ("CREATE TOPIC t WITH (engine = ?)", ["rocks"], "engine ($1)"),
         ("ACK t GROUP 'g' UPTO (PARTITION ? OFFSET 1, PARTITION ? OFFSET 2)", [1, 1], "twice"),
-        ("CONSUME FROM t LIMIT ?", [], "has 1 parameters, and 0"),
-        ("CONSUME FROM t LIMIT ?", [1, 2], "has 1 parameters, and 2"),
+        ("CONSUME FROM t LIMIT ?", [], "has 1 parameters, but 0"),
+        ("CONSUME FROM t LIMIT ?", [1, 2], "has 1 parameters, but 2"),
         ("CONSUME FROM t LIMIT $n", {}, "$n has no value"),
         ("CONSUME FROM t LIMIT $n", {"n": 1, "m": 2}, "'m'"),
         ("CONSUME FROM t LIMIT $n", [1], "mapping"),
@@ -267,7 +267,7 @@ def test_values_that_do_not_fit_are_refused_by_clause(
 
 
 def test_parameters_are_of_one_style_and_without_gaps() -> None:
-    assert "use one of them" in str(refused("CONSUME FROM t GROUP ? LIMIT $1"))
+    assert "use one style only" in str(refused("CONSUME FROM t GROUP ? LIMIT $1"))
     assert "$1 is missing" in str(refused("CONSUME FROM t LIMIT $2"))
     assert "from 1" in str(refused("CONSUME FROM t LIMIT $0"))
     assert "also written" in str(refused("SELECT $a, $A"))
@@ -275,13 +275,13 @@ def test_parameters_are_of_one_style_and_without_gaps() -> None:
 
 def test_several_statements_share_parameters() -> None:
     statements = parse("CONSUME FROM t LIMIT ?; CLEAR TOPIC t; INSERT INTO t VALUES (?, ?)")
-    assert shares(statements, [1, 2, 3]) == [[1], [], [2, 3]]
+    assert split_params(statements, [1, 2, 3]) == [[1], [], [2, 3]]
     with pytest.raises(SqlError):
-        shares(statements, [1, 2])
+        split_params(statements, [1, 2])
     named = parse("CONSUME FROM t LIMIT $n; INSERT INTO t VALUES ($n, $m)")
-    assert shares(named, {"n": 1, "m": 2}) == [{"n": 1}, {"n": 1, "m": 2}]
+    assert split_params(named, {"n": 1, "m": 2}) == [{"n": 1}, {"n": 1, "m": 2}]
     with pytest.raises(SqlError):
-        shares(named, {"n": 1, "m": 2, "o": 3})
+        split_params(named, {"n": 1, "m": 2, "o": 3})
 
 
 def test_rows_for_a_topic_come_from_values_or_a_query() -> None:

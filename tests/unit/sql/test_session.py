@@ -16,15 +16,15 @@ import pyarrow as pa
 import pytest
 
 from llog.config import Settings
-from llog.engines.port import Group
 from llog.engines.upkeep import clean_all
 from llog.errors import ConstraintViolation, LlogError, OffsetOutOfRange, SqlError, TableNotFound
+from llog.log.engine import AppendGroup
 from llog.log.opening import opened_log
 from llog.log.producers import Producer
 from llog.model import Record
 from llog.sql.database import Database
 from llog.sql.json_values import json_rows
-from llog.sql.session import Session
+from llog.sql.session import DatabaseSession
 
 LONG = "SELECT count(*) FROM range(10000000000000) r WHERE (r.range * 7) % 11 = 3"
 
@@ -40,14 +40,14 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def session(database: Database) -> AsyncIterator[Session]:
+async def session(database: Database) -> AsyncIterator[DatabaseSession]:
     opened = database.session()
     await opened.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v VARCHAR)")
     yield opened
     await opened.close()
 
 
-async def rows(session: Session, text: str, params: Any = ()) -> list[tuple[Any, ...]]:
+async def rows(session: DatabaseSession, text: str, params: Any = ()) -> list[tuple[Any, ...]]:
     table = (await session.execute(text, params))[-1].table
     assert table is not None
     return list(json_rows(table))
@@ -60,7 +60,7 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 
 
 async def test_transactions_that_wait_do_not_keep_the_one_that_has_the_lock_from_a_thread(
-    database: Database, session: Session
+    database: Database, session: DatabaseSession
 ) -> None:
     sessions = [database.session() for _ in range(40)]
     await asyncio.gather(
@@ -75,7 +75,7 @@ async def test_transactions_that_wait_do_not_keep_the_one_that_has_the_lock_from
 
 
 async def test_long_queries_keep_nobody_from_changing_and_consuming_and_end_with_their_callers(
-    database: Database, session: Session
+    database: Database, session: DatabaseSession
 ) -> None:
     sessions = [database.session() for _ in range(40)]
     running = [asyncio.ensure_future(each.execute(LONG)) for each in sessions]
@@ -90,7 +90,7 @@ async def test_long_queries_keep_nobody_from_changing_and_consuming_and_end_with
         await one.close()
 
 
-async def test_a_query_whose_caller_goes_leaves_no_error_that_nobody_looked_at(session: Session) -> None:
+async def test_a_query_whose_caller_goes_leaves_no_error_that_nobody_looked_at(session: DatabaseSession) -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     running = asyncio.ensure_future(session.execute(LONG))
@@ -106,7 +106,7 @@ async def test_a_query_whose_caller_goes_leaves_no_error_that_nobody_looked_at(s
     "statement", ["BEGIN", "BEGIN; INSERT INTO t VALUES (9, 'x'); COMMIT", "INSERT INTO t VALUES (9, upper('x'))"]
 )
 async def test_a_caller_that_goes_while_it_waits_leaves_no_transaction_open(
-    database: Database, session: Session, statement: str
+    database: Database, session: DatabaseSession, statement: str
 ) -> None:
     other = database.session()
     await session.execute("BEGIN")
@@ -121,7 +121,7 @@ async def test_a_caller_that_goes_while_it_waits_leaves_no_transaction_open(
 
 
 async def test_a_caller_that_goes_twice_while_it_waits_leaves_no_transaction_open(
-    database: Database, session: Session
+    database: Database, session: DatabaseSession
 ) -> None:
     other = database.session()
     await session.execute("BEGIN")
@@ -139,7 +139,7 @@ async def test_a_caller_that_goes_twice_while_it_waits_leaves_no_transaction_ope
 
 
 async def test_a_caller_of_many_rows_that_goes_while_it_waits_leaves_no_transaction_open(
-    database: Database, session: Session
+    database: Database, session: DatabaseSession
 ) -> None:
     other = database.session()
     await session.execute("BEGIN")
@@ -152,7 +152,7 @@ async def test_a_caller_of_many_rows_that_goes_while_it_waits_leaves_no_transact
     await other.close()
 
 
-async def test_a_text_that_begins_a_transaction_and_fails_has_rolled_it_back(session: Session) -> None:
+async def test_a_text_that_begins_a_transaction_and_fails_has_rolled_it_back(session: DatabaseSession) -> None:
     with pytest.raises(ConstraintViolation):
         await session.execute("BEGIN; INSERT INTO t VALUES (1, 'a'); INSERT INTO t VALUES (1, 'b'); COMMIT")
     assert not session.in_transaction
@@ -164,7 +164,7 @@ async def test_a_text_that_begins_a_transaction_and_fails_has_rolled_it_back(ses
     await session.execute("ROLLBACK")
 
 
-async def test_a_long_text_leaves_the_loop_to_others(session: Session) -> None:
+async def test_a_long_text_leaves_the_loop_to_others(session: DatabaseSession) -> None:
     text = "INSERT INTO t VALUES " + ", ".join(f"({n}, 'x')" for n in range(20_000))
     turns = 0
 
@@ -183,7 +183,7 @@ async def test_a_long_text_leaves_the_loop_to_others(session: Session) -> None:
 
 @pytest.mark.parametrize("engine", ["object", "rocksdb"])
 async def test_a_route_goes_with_its_topic_whoever_deletes_that(
-    database: Database, session: Session, engine: str
+    database: Database, session: DatabaseSession, engine: str
 ) -> None:
     await session.execute(f"CREATE TOPIC x WITH (engine = '{engine}'); ALTER TOPIC x ADD SOURCE t ON INSERT")
     await database.catalog.delete("x")
@@ -192,19 +192,19 @@ async def test_a_route_goes_with_its_topic_whoever_deletes_that(
     await session.execute("DROP TABLE t")
 
 
-async def test_a_parameter_may_be_cast(session: Session) -> None:
+async def test_a_parameter_may_be_cast(session: DatabaseSession) -> None:
     assert await rows(session, "SELECT ?::BIGINT + 1, ?::VARCHAR", ["1", 2]) == [(2, "2")]
     assert await rows(session, "SELECT $a::DATE", {"a": "2026-01-31"}) == [("2026-01-31",)]
 
 
-async def test_a_misspelt_keyword_is_hinted_at(session: Session) -> None:
+async def test_a_misspelt_keyword_is_hinted_at(session: DatabaseSession) -> None:
     with pytest.raises(SqlError) as caught:
         await session.execute("SELECT * FROM t WHRE id = 1")
     assert caught.value.line == 1
     assert "WHERE" in (caught.value.hint or "")
 
 
-async def test_records_of_a_topic_take_times_of_any_precision(session: Session) -> None:
+async def test_records_of_a_topic_take_times_of_any_precision(session: DatabaseSession) -> None:
     await session.execute("CREATE TOPIC x")
     await session.execute(
         "INSERT INTO TOPIC x (payload, ts) SELECT 'a', TIMESTAMP '2026-01-31 12:00:00.123456';"
@@ -214,12 +214,12 @@ async def test_records_of_a_topic_take_times_of_any_precision(session: Session) 
     assert found == [("2026-01-31T12:00:00.123000Z",)]
 
 
-async def test_infinite_times_have_a_name(session: Session) -> None:
+async def test_infinite_times_have_a_name(session: DatabaseSession) -> None:
     query = "SELECT TIMESTAMP 'infinity', TIMESTAMPTZ '-infinity', DATE 'infinity', NULL::DATE, NULL::TIMESTAMP"
     assert await rows(session, query) == [("infinity", "-infinity", "infinity", None, None)]
 
 
-async def test_an_ack_of_several_partitions_is_whole_or_nothing(session: Session) -> None:
+async def test_an_ack_of_several_partitions_is_whole_or_nothing(session: DatabaseSession) -> None:
     await session.execute(
         "CREATE TOPIC x PARTITIONS 2; INSERT INTO TOPIC x (payload, partition) VALUES ('a', 0), ('b', 1)"
     )
@@ -232,7 +232,7 @@ async def test_an_ack_of_several_partitions_is_whole_or_nothing(session: Session
 @pytest.mark.parametrize(
     "value", [[1, "x"], [1, {"a": 2}], {"a": None, "b": [1, "x", 2.5]}, [1, 2.5], [1, 2], ["a"], {}, []]
 )
-async def test_json_parameters_are_kept_as_they_are_by_every_statement(session: Session, value: Any) -> None:
+async def test_json_parameters_are_kept_as_they_are_by_every_statement(session: DatabaseSession, value: Any) -> None:
     await session.execute("CREATE TABLE j (id BIGINT PRIMARY KEY, v JSON)")
     await session.execute("INSERT INTO j VALUES (1, ?), (2, '0')", [value])
     await session.execute("UPDATE j SET v = ? WHERE id = 2", [value])
@@ -241,12 +241,12 @@ async def test_json_parameters_are_kept_as_they_are_by_every_statement(session: 
     assert [json.loads(v) for (v,) in await rows(session, "SELECT v FROM j")] == [value] * 4
 
 
-async def test_a_list_can_be_a_set_of_values(session: Session) -> None:
+async def test_a_list_can_be_a_set_of_values(session: DatabaseSession) -> None:
     await session.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')")
     assert await rows(session, "SELECT id FROM t WHERE id IN (SELECT unnest(?)) ORDER BY id", [[1, 3]]) == [(1,), (3,)]
 
 
-async def test_a_table_without_a_schema_is_in_main_everywhere(session: Session) -> None:
+async def test_a_table_without_a_schema_is_in_main_everywhere(session: DatabaseSession) -> None:
     await session.insert("t", pa.table({"id": [1], "v": ["a"]}))
     assert [row[0] for row in await rows(session, "DESCRIBE t")] == ["id", "v"]
     assert await rows(session, "SELECT count(*) FROM main.t") == [(1,)]
@@ -271,7 +271,7 @@ async def test_a_table_without_a_schema_is_in_main_everywhere(session: Session) 
     ],
 )
 async def test_what_duckdb_does_not_know_is_shown_where_it_was_written(
-    session: Session, text: str, line: int, column: int
+    session: DatabaseSession, text: str, line: int, column: int
 ) -> None:
     await session.execute("CREATE TOPIC x")
     with pytest.raises(SqlError) as caught:
@@ -288,24 +288,26 @@ async def test_what_duckdb_does_not_know_is_shown_where_it_was_written(
         ("INSERT INTO t VALUE (1, 'a')", "VALUES"),
         ("CREATE TABLE u (id BIGINT PRIMARY KEY, order INT)", "double quotes"),
         ("SHOW CONSUMER GROUP", "CONSUMER GROUPS"),
-        ("CREATE SCHEMA app", "first table"),
+        ("CREATE SCHEMA app", "as soon as it has a table"),
     ],
 )
-async def test_a_hint_says_what_was_meant(session: Session, text: str, hint: str) -> None:
+async def test_a_hint_says_what_was_meant(session: DatabaseSession, text: str, hint: str) -> None:
     with pytest.raises(SqlError) as caught:
         await session.execute(text)
     assert caught.value.line == 1
     assert hint in caught.value.hint
 
 
-async def test_tables_whose_names_no_topic_could_have_are_described(session: Session) -> None:
+async def test_tables_whose_names_no_topic_could_have_are_described(session: DatabaseSession) -> None:
     await session.execute('CREATE TABLE "My Table" (id BIGINT PRIMARY KEY)')
     assert [row[0] for row in await rows(session, 'DESCRIBE "My Table"')] == ["id"]
     with pytest.raises(TableNotFound, match="my table"):
         await session.execute('DESCRIBE "My Tables"')
 
 
-async def test_a_row_that_a_route_cannot_be_asked_of_is_refused_by_the_name_of_its_topic(session: Session) -> None:
+async def test_a_row_that_a_route_cannot_be_asked_of_is_refused_by_the_name_of_its_topic(
+    session: DatabaseSession,
+) -> None:
     await session.execute("CREATE TOPIC x; ALTER TOPIC x ADD SOURCE t ON INSERT WHERE v::INT > 5")
     with pytest.raises(SqlError, match=r"topic 'x' takes INSERT of main\.t WHERE v::INT > 5.*'abc'") as caught:
         await session.execute("INSERT INTO t VALUES (1, 'abc')")
@@ -314,14 +316,14 @@ async def test_a_row_that_a_route_cannot_be_asked_of_is_refused_by_the_name_of_i
 
 
 @pytest.mark.parametrize("clause", ["WHERE id = 'x'", "PARTITION BY (id, 'x'::INT)", "WHERE nope(id)"])
-async def test_a_route_that_no_row_could_pass_is_refused(session: Session, clause: str) -> None:
+async def test_a_route_that_no_row_could_pass_is_refused(session: DatabaseSession, clause: str) -> None:
     await session.execute("CREATE TOPIC x PARTITIONS 2")
-    with pytest.raises(SqlError, match=r"cannot be asked of rows of table 'main\.t'") as caught:
+    with pytest.raises(SqlError, match=r"cannot be evaluated for rows of table 'main\.t'") as caught:
         await session.execute(f"ALTER TOPIC x ADD SOURCE t ON INSERT {clause}")
     assert "llog_changed" not in str(caught.value)
 
 
-async def test_times_of_records_may_be_text(session: Session) -> None:
+async def test_times_of_records_may_be_text(session: DatabaseSession) -> None:
     await session.execute("CREATE TOPIC x")
     await session.execute(
         "INSERT INTO TOPIC x (ts, payload) VALUES ('2024-01-02', 'a'), ('2024-01-02T00:00:00+02:00', 'b')"
@@ -331,14 +333,14 @@ async def test_times_of_records_may_be_text(session: Session) -> None:
         await session.execute("INSERT INTO TOPIC x (ts, payload) VALUES ('soon', 'a')")
 
 
-async def test_headers_of_records_are_a_column(database: Database, session: Session) -> None:
+async def test_headers_of_records_are_a_column(database: Database, session: DatabaseSession) -> None:
     await session.execute("CREATE TOPIC x")
     records = [
         Record(payload=b"1", headers=(("trace", b"a"), ("trace", None))),
         Record(payload=b"2"),
         Record(payload=b"3", headers=(("raw", b"\xff"),)),
     ]
-    await database.appender.append([Group(topic="x", partition=0, records=records)])
+    await database.appender.append([AppendGroup(topic="x", partition=0, records=records)])
     expected = [
         ([{"key": "trace", "value": "a"}, {"key": "trace", "value": None}],),
         (None,),
@@ -351,7 +353,7 @@ async def test_headers_of_records_are_a_column(database: Database, session: Sess
     assert list(json_rows(consumed.table.select(["headers"]))) == expected
 
 
-async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session: Session) -> None:
+async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session: DatabaseSession) -> None:
     await session.execute("CREATE TABLE s.d (id BIGINT PRIMARY KEY, j JSON, n BIGINT); CREATE TOPIC x")
     await session.execute("ALTER TOPIC x ADD SOURCE s.d ON INSERT WHERE json_array_length(j->'a') > 1")
     many = "INSERT INTO s.d (id, j) VALUES (?, ?) ON CONFLICT DO UPDATE SET n = json_array_length(excluded.j->'a')"
@@ -372,7 +374,7 @@ async def test_an_arrow_within_a_function_reads_json_wherever_it_stands(session:
         "ON CONFLICT DO NOTHING",
     ],
 )
-async def test_many_rows_are_upserted_as_if_one_by_one(session: Session, conflict: str) -> None:
+async def test_many_rows_are_upserted_as_if_one_by_one(session: DatabaseSession, conflict: str) -> None:
     await session.execute("CREATE TABLE u (id BIGINT PRIMARY KEY, v VARCHAR)")
     given = [(9, "b"), (8, "x"), ("9", "c"), (7, "y"), (9, "a"), (8, "z")]
     for row in given:
@@ -388,7 +390,7 @@ async def test_many_rows_are_upserted_as_if_one_by_one(session: Session, conflic
 
 @pytest.mark.parametrize("places", [("?", "?", "?"), ("$id", "$v", "$v")])
 async def test_an_upsert_of_many_rows_may_have_parameters_beside_them(
-    session: Session, places: tuple[str, str, str]
+    session: DatabaseSession, places: tuple[str, str, str]
 ) -> None:
     upsert = "INSERT INTO t VALUES ({}, {}) ON CONFLICT (id) DO UPDATE SET v = t.v || {}".format(*places)
     given = [(9, "a", "a"), (9, "b", "b"), (8, "c", "c"), (9, "d", "d")]
@@ -398,7 +400,7 @@ async def test_an_upsert_of_many_rows_may_have_parameters_beside_them(
     assert await rows(session, "SELECT * FROM t ORDER BY id") == [(8, "c"), (9, "abd")]
 
 
-async def test_a_query_whose_keys_repeat_is_upserted_in_its_order(session: Session) -> None:
+async def test_a_query_whose_keys_repeat_is_upserted_in_its_order(session: DatabaseSession) -> None:
     await session.execute("INSERT INTO t VALUES (1, 'old')")
     changed = await session.execute(
         "WITH s AS (SELECT $2 AS k, r.range AS n FROM range(3) r) INSERT INTO t AS x (id, v) "
@@ -410,7 +412,7 @@ async def test_a_query_whose_keys_repeat_is_upserted_in_its_order(session: Sessi
     assert await rows(session, "SELECT * FROM t ORDER BY id") == [(1, "old+n0+n2"), (2, "n1")]
 
 
-async def test_a_replaced_row_keeps_columns_that_are_not_named(session: Session) -> None:
+async def test_a_replaced_row_keeps_columns_that_are_not_named(session: DatabaseSession) -> None:
     await session.execute("CREATE TABLE w (id BIGINT PRIMARY KEY, a BIGINT DEFAULT 7, b BIGINT)")
     await session.execute("INSERT INTO w VALUES (1, 0, 0)")
     many = "INSERT OR REPLACE INTO w (id, b) VALUES (?, ?)"
@@ -430,7 +432,7 @@ async def test_a_replaced_row_keeps_columns_that_are_not_named(session: Session)
     assert await rows(session, "SELECT * FROM w WHERE id = 1") == [(1, 0, 8)]
 
 
-async def test_events_of_an_upsert_tell_of_every_change_of_a_row(session: Session) -> None:
+async def test_events_of_an_upsert_tell_of_every_change_of_a_row(session: DatabaseSession) -> None:
     await session.execute("CREATE TOPIC x; ALTER TOPIC x ADD SOURCE t ON INSERT, UPDATE WITH (payload = 'full')")
     await session.execute_many(
         "INSERT INTO t VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET v = excluded.v", [(9, "a"), (9, "b"), (9, "c")]
@@ -442,7 +444,7 @@ async def test_events_of_an_upsert_tell_of_every_change_of_a_row(session: Sessio
 @pytest.mark.parametrize("engine", ["rocksdb", "disk"])
 @pytest.mark.parametrize("payload", ["key", "full"])
 async def test_a_deleted_row_is_a_deletion_for_key_compaction(
-    database: Database, session: Session, engine: str, payload: str
+    database: Database, session: DatabaseSession, engine: str, payload: str
 ) -> None:
     await session.execute(
         f"CREATE TOPIC x WITH (engine = '{engine}', cleanup = 'compact', delete_retention_seconds = 0);"
@@ -461,7 +463,7 @@ async def test_a_deleted_row_is_a_deletion_for_key_compaction(
 
 
 async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
-    database: Database, session: Session, monkeypatch: pytest.MonkeyPatch
+    database: Database, session: DatabaseSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await session.execute("CREATE TOPIC x")
     tables = (await database.require_tables()).tables
@@ -479,14 +481,14 @@ async def test_a_table_that_becomes_a_source_is_not_dropped_meanwhile(
         await dropping[0]
 
 
-async def test_a_statement_that_is_run_with_many_parameters_fails_at_its_place(session: Session) -> None:
+async def test_a_statement_that_is_run_with_many_parameters_fails_at_its_place(session: DatabaseSession) -> None:
     with pytest.raises(SqlError) as caught:
         await session.execute_many("UPDATE t SET v = nope\nWHERE id = ?", [(1,), (2,)])
     assert (caught.value.line, caught.value.column) == (1, 18)
     assert not session.in_transaction
 
 
-async def test_a_keyword_where_no_name_can_stand_is_not_said_to_be_one(session: Session) -> None:
+async def test_a_keyword_where_no_name_can_stand_is_not_said_to_be_one(session: DatabaseSession) -> None:
     with pytest.raises(SqlError) as caught:
         await session.execute("DELETE FROM t LIMIT 1")
     assert caught.value.hint == ""
@@ -505,7 +507,7 @@ async def test_memory_for_sql_is_a_setting_that_the_error_names(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [1, 20])
-async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: Session, number: int) -> None:
+async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: DatabaseSession, number: int) -> None:
     await session.execute("CREATE TABLE s (Id BIGINT, Kind VARCHAR, PRIMARY KEY (ID, kind)); CREATE TOPIC s")
     await session.execute("ALTER TOPIC s ADD SOURCE s ON INSERT WITH (payload = 'key')")
     await session.execute("INSERT INTO s VALUES " + ", ".join(f"({n}, 'a')" for n in range(number)))
@@ -515,12 +517,14 @@ async def test_a_primary_key_may_be_spelled_otherwise_than_its_columns(session: 
     assert '{"Id":0,"Kind":"a"}' in found[0]
 
 
-async def test_events_that_nobody_can_tell_of_are_shown_and_settled(database: Database, session: Session) -> None:
+async def test_events_that_nobody_can_tell_of_are_shown_and_settled(
+    database: Database, session: DatabaseSession
+) -> None:
     await session.execute("CREATE TOPIC x WITH (engine = 'object'); ALTER TOPIC x ADD SOURCE t ON INSERT")
     held = await database.require_tables()
     producer = Producer(id=f"outbox/{await held.relay._store.name()}", sequence=0, since=1)
     records = [Record(payload=b"of another life")]
-    await database.appender.append([Group(topic="x", partition=0, records=records, producer=producer)])
+    await database.appender.append([AppendGroup(topic="x", partition=0, records=records, producer=producer)])
     await session.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     async with asyncio.timeout(30):
         while (await rows(session, "SELECT problem FROM system.routes")) == [(None,)]:

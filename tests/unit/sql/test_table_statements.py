@@ -149,8 +149,8 @@ def test_rows_that_need_duckdb_are_no_values(row: str) -> None:
 
 
 def test_rows_of_different_widths_are_refused() -> None:
-    assert "2 values, and 1" in refused("INSERT INTO t VALUES (1), (1, 2)")
-    assert "1 values, and 2" in refused("INSERT INTO t (a, b) VALUES (1)")
+    assert "2 values, but 1" in refused("INSERT INTO t VALUES (1), (1, 2)")
+    assert "1 values, but 2" in refused("INSERT INTO t (a, b) VALUES (1)")
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from llog.errors import VersionMismatch
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
-from llog.stores.meta import ABSENT, MetaStore, Put, after, partition_prefix, scan
+from llog.stores.meta import ABSENT, MetaStore, Put, partition_prefix, prefix_end, scan
 from llog.stores.prefixed import PrefixedMetaStore
 
 NEIGHBOURS = ("a", "b/a", "b-", "b0", "bb", "c")
@@ -40,7 +40,7 @@ async def test_every_read_sees_the_own_keys_only(whole: MetaStore) -> None:
     assert (await whole.get("b/k/5")) == ("b/k/5", b"mine", version)
     assert await store.get_many(["k/5", "k/6"]) == [("k/5", b"mine", version), None]
     assert await store.floor("k/9") == await store.ceiling("k/1") == ("k/5", b"mine", version)
-    assert await store.range("k/", after("k/"), 10) == [("k/5", b"mine", version)]
+    assert await store.range("k/", prefix_end("k/"), 10) == [("k/5", b"mine", version)]
     assert await store.keys("", "\U0010ffff", 10) == ["a/k/5", "k/5"]
     assert [entry.key async for entry in scan(store, "k/", page=1)] == ["k/5"]
 

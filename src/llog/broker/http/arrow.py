@@ -15,7 +15,7 @@ much of little, and only these columns. Then every array is validated in full.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -33,8 +33,8 @@ from llog.batch.columns import (
     headers_from_arrow,
     headers_to_arrow,
 )
-from llog.engines.port import Batch
 from llog.errors import InvalidArgument
+from llog.log.engine import Batch
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -57,26 +57,32 @@ _RECORD_BATCH: Final = 3
 _COMPRESSION: Final = 3
 
 
-def stream_of(batches: Sequence[Batch]) -> pa.Buffer:
-    """An Arrow stream of these batches; of none, it has the schema alone."""
+def encode_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:
+    """Return an Arrow stream of these batches; of none, it has the schema alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def encode_records(batches: Sequence[Batch]) -> memoryview:
+    """Return an Arrow stream of the records of these batches; of none, it has the schema alone."""
     parts = [(_offsets(batch), batch.columns) for batch in batches]
     if len(parts) > 1 and sum(byte_size(columns) for _, columns in parts) < _SMALL_BYTES * len(parts):
         parts = [(np.concatenate([offsets for offsets, _ in parts]), concat([columns for _, columns in parts]))]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for offsets, columns in parts:
-            writer.write_batch(_rows(offsets, columns))
-    return sink.getvalue()
+    return encode_stream(SCHEMA, (_rows(offsets, columns) for offsets, columns in parts))
 
 
-def columns_from(body: bytes | bytearray) -> Columns:
-    """The records of an Arrow stream, not yet stamped; `InvalidArgument` says what is wrong with it."""
-    return table_from(body, _checked_types, _columns)
+def decode_records(body: bytes | bytearray) -> Columns:
+    """Return the records of an Arrow stream, not yet stamped; `InvalidArgument` says what is wrong with it."""
+    return decode_stream(body, _column_types, _columns)
 
 
-def table_from(body: bytes | bytearray, check: Callable[[pa.Schema], K], made: Callable[[pa.Table, K], T]) -> T:
-    """What is `made` of the table in an Arrow stream, whose schema is checked first; `InvalidArgument` if it is
-    none.
+def decode_stream(body: bytes | bytearray, check: Callable[[pa.Schema], K], convert: Callable[[pa.Table, K], T]) -> T:
+    """Return what `convert` makes of the table in an Arrow stream, with what `check` returned for its schema.
+
+    Raises `InvalidArgument` if the body is not an Arrow stream.
     """
     data = pa.py_buffer(body)
     try:
@@ -85,7 +91,7 @@ def table_from(body: bytes | bytearray, check: Callable[[pa.Schema], K], made: C
             kinds = check(reader.schema)
             table = reader.read_all()
         table.validate(full=True)
-        return made(table.combine_chunks(), kinds)
+        return convert(table.combine_chunks(), kinds)
     except (pa.ArrowException, struct.error, OSError, OverflowError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is no Arrow stream that can be read: {str(error)[:300]}") from error
 
@@ -107,7 +113,7 @@ def _rows(offsets: npt.NDArray[np.int64], columns: Columns) -> pa.RecordBatch:
 
 
 def _check_messages(data: pa.Buffer) -> None:
-    """That there is a schema, then record batches alone, none of them compressed."""
+    """Raise `InvalidArgument` unless there is a schema, then record batches alone, none of them compressed."""
     messages = pa.ipc.MessageReader.open_stream(data)
     expected = "schema"
     while True:
@@ -125,7 +131,7 @@ def _check_messages(data: pa.Buffer) -> None:
 
 
 def _is_compressed(message: memoryview) -> bool:
-    """Whether the header of this message, a flatbuffer, is a record batch that names a compression."""
+    """Return whether the header of this message, a flatbuffer, is a record batch that names a compression."""
     root = struct.unpack_from("<I", message)[0]
     kind, header = _field(message, root, 1), _field(message, root, 2)
     if kind is None or header is None or message[kind] != _RECORD_BATCH:
@@ -135,7 +141,7 @@ def _is_compressed(message: memoryview) -> bool:
 
 
 def _field(message: memoryview, table: int, number: int) -> int | None:
-    """Where a flatbuffer's table has this field, if it has it."""
+    """Return where a flatbuffer's table has this field; None if it lacks the field."""
     entries = table - struct.unpack_from("<i", message, table)[0]
     if entries < 0 or 4 + 2 * number + 2 > struct.unpack_from("<H", message, entries)[0]:
         return None
@@ -145,8 +151,8 @@ def _field(message: memoryview, table: int, number: int) -> int | None:
     return table + offset if offset else None
 
 
-def _checked_types(schema: pa.Schema) -> dict[str, Any]:
-    """The types of the columns by name; `InvalidArgument` unless they are those of a record."""
+def _column_types(schema: pa.Schema) -> dict[str, Any]:
+    """Return the types of the columns by name; `InvalidArgument` unless they are those of a record."""
     names = schema.names
     if len(names) > _COLUMNS_MAX or len(set(names)) < len(names) or "value" not in names:
         raise InvalidArgument(
@@ -158,8 +164,7 @@ def _checked_types(schema: pa.Schema) -> dict[str, Any]:
         if not _fits(name, kind):
             raise InvalidArgument(
                 f"the Arrow stream has a column {name[:80]!r} of type {str(kind)[:200]}: value and key are binary "
-                "or string, "
-                f"timestamp is a timestamp or int64 (ms), headers are {HEADERS_TYPE}, offset is int64"
+                f"or string, timestamp is a timestamp or int64 (ms), headers are {HEADERS_TYPE}, offset is int64"
             )
     return kinds
 

@@ -1,6 +1,4 @@
-"""Bodies of requests, read within bounds: how large one may be, how slowly it may arrive, and how much all of them
-hold.
-"""
+"""Bodies of requests, read within bounds: on the size and the pace of each, and on the size of all together."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Final, NamedTuple
 
 from starlette.requests import Request
 
+from llog.broker.http.requests import JSON, content_type
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import InvalidArgument, Overloaded, RequestTimeout, RequestTooLarge
 
-JSON: Final = "application/json"
 BODY: Final = "llog.body"
-"""Where the scope of a request has its body, once it was read: for those who send the request on."""
+"""The key of a request's scope under which its body is, once it was read: forwarding sends it on."""
 
 
 class Pace(NamedTuple):
@@ -70,8 +68,7 @@ class Share:
         if self.size + more > max_bytes - held - more:
             raise Overloaded(
                 f"the broker holds {held} of at most {max_bytes} bytes of requests (LLOG_BATCH_MAX_BUFFER_BYTES), "
-                "and this one's "
-                f"{self.size + more} would leave less than that to others: try again later"
+                f"and this one's {self.size + more} would leave less than that to others: try again later"
             )
 
     def grow(self, more: int) -> None:
@@ -94,7 +91,7 @@ class Bodies:
     @asynccontextmanager
     async def read(self, request: Request, wanted: str | None = JSON) -> AsyncIterator[bytearray]:
         """Yield the body, of this content type or of any, which counts as held until the block ends."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = content_type(request)
         if wanted is not None and kind != wanted:
             # Routes that write ask for a type that no web page can send here behind its visitor's back.
             raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
@@ -108,7 +105,7 @@ class Bodies:
                 # Too much is refused before it is sent; nothing counts as held before it has arrived.
                 self._check_size(int(declared[:20]))
                 share.check(int(declared[:20]))
-            body = request.scope[BODY] = await self._received(request, share)
+            body = request.scope[BODY] = await self._receive(request, share)
             yield body
 
     @contextmanager
@@ -118,7 +115,7 @@ class Bodies:
             share.grow(size)
             yield
 
-    async def _received(self, request: Request, share: Share) -> bytearray:
+    async def _receive(self, request: Request, share: Share) -> bytearray:
         body = bytearray()
         loop = asyncio.get_running_loop()
         begun = loop.time()

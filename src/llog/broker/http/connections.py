@@ -1,9 +1,8 @@
-"""Connections within bounds: how large and how slow a request's header may be, how long a connection may stall, how
-many there are.
+"""Bounds of connections: the size and pace of a request's header, stalled clients, and the number of connections.
 
-uvicorn bounds none of these but the idle time between two requests. What has no bound in time otherwise, a header, a
-body that nobody reads any more, an answer that the client does not take, gets one here; bodies that are read have
-theirs in `bodies.py`.
+uvicorn bounds only the idle time between two requests. This module sets a deadline for a header, for the rest of a body
+that no handler reads, and for an answer that the client does not take; `bodies.py` sets the deadline of a body that a
+handler reads.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from llog.broker.http.answers import error_answer
 from llog.broker.http.hosts import is_open
-from llog.broker.http.problems import problem_of
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnections
@@ -28,11 +27,11 @@ from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnec
 FILES_WANTED: Final = 65_536
 _BACKLOG_MAX: Final = 2048
 _EXTRA_MAX: Final = 16
-"""Connections beyond the limit that may be open at a time: each gets one answer, and the oldest makes room for the
-newest.
+"""Connections beyond the limit that may be open at the same time. Each gets one answer; the oldest is closed to make
+room for the newest.
 """
 _FILES_KEPT: Final = 2 * _EXTRA_MAX
-"""Open files that connections leave to the stores, whoever holds the others."""
+"""Open files that are reserved for the stores."""
 
 
 def allowed_files() -> int:
@@ -63,29 +62,28 @@ class Limits:
         self._files_max = files_max
         self._connections_max = max(1, files_max // 2)
         self._extra: dict[Connection, None] = {}
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def backlog(self) -> int:
-        """How many connections may wait to be accepted. The event loop accepts all of them before it asks for the
-        first: they count.
+        """How many connections may wait to be accepted. The event loop accepts all of them before it calls `admit`
+        for the first, so their files are open by then.
         """
         return min(_BACKLOG_MAX, max(1, self._files_max // 4))
 
     def admit(self, connection: Connection, count: int, fileno: int) -> bool:
-        """Return whether there is room for this connection, with which `count` are open.
+        """Return whether there is room for this connection, the newest of `count` open ones.
 
-        The kernel gives a file the lowest number that is free: a high one means that other files are many.
+        The kernel gives a file the lowest free number, so a high number means that many files are open.
         """
         self.metrics.connections = count
         if count <= self._connections_max and fileno < self._files_max - _FILES_KEPT:
             return True
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             print(
                 f"llog: {count} connections are open, and {self._files_max} files may be (ulimit -n): more "
-                "connections are answered with "
-                "503 until some end; raise the limit if there are to be so many",
+                "connections are answered with 503 until some end; raise the limit to allow more",
                 file=sys.stderr,
                 flush=True,
             )
@@ -99,8 +97,8 @@ class Limits:
     def release(self, connection: Connection, count: int) -> None:
         self._extra.pop(connection, None)
         self.metrics.connections = count
-        if count < self._connections_max * 3 // 4:  # well below: the next time is another one
-            self._is_told = False
+        if count < self._connections_max * 3 // 4:  # well below the limit: report the next time again
+            self._is_reported = False
 
     def only_open(self, app: ASGIApp) -> ASGIApp:
         """Return the application for connections beyond the limit."""
@@ -115,8 +113,7 @@ class Limits:
         self.metrics.connections_refused += 1
         return TooManyConnections(
             f"the broker has as many connections as it may have, {self._connections_max} for {self._files_max} "
-            "open files "
-            "(ulimit -n): try again later, use fewer, or raise the limit"
+            "open files (ulimit -n): try again later, use fewer, or raise the limit"
         )
 
 
@@ -137,15 +134,11 @@ class Connection(HttpToolsProtocol):
         self._deadline = math.inf
         self._checks: asyncio.TimerHandle | None = None
         self._overhead_bytes = 0
-        """Bytes that arrived since the last one of a body or the end of a request: those of a header, or of trailers
-        behind a body.
-        """
+        """Bytes received since the last byte of a body or the end of a request: a header, or the trailers of a body."""
         self._unsent_bytes = 0
-        """How much of an answer waited at the last check for the client to take it; 0 if the client has caught up
-        since.
-        """
+        """Bytes of an answer that the client had not taken at the last check; 0 if it has caught up since."""
 
-    # --- of asyncio
+    # --- calls by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -170,13 +163,13 @@ class Connection(HttpToolsProtocol):
         if self._overhead_bytes > self._limits.header_bytes_max:
             self.turn_away(self._too_large())
         elif self._phase is _Phase.BETWEEN and not self._is_busy and self._deadline == math.inf:
-            self._expect_by(self._limits.timeout_s)  # what came began no request, and has ended uvicorn's wait for one
+            self._expect_by(self._limits.timeout_s)  # these bytes began no request, but ended uvicorn's idle timeout
 
     def resume_writing(self) -> None:
         self._unsent_bytes = 0
         super().resume_writing()
 
-    # --- of the parser
+    # --- calls by the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -204,22 +197,22 @@ class Connection(HttpToolsProtocol):
         self._deadline = math.inf
         super().on_message_complete()
 
-    # --- of the answer
+    # --- the answer
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._phase is _Phase.BODY and not self._is_busy:
-            self._expect_by(self._limits.timeout_s)  # the rest of a body that nobody reads
+            self._expect_by(self._limits.timeout_s)  # for the rest of a body that no handler reads
 
     def turn_away(self, error: LlogError) -> None:
-        """End the connection, with an answer if the client can still take one for that of its request."""
+        """Close the connection; send the error first if the client would take it for the answer to its request."""
         if self._phase is _Phase.HEADER and not self._is_busy and not self.transport.is_closing():
             self.transport.write(_raw(_refusal(error)))
         self.transport.close()
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is being answered, or waits for an earlier one."""
+        """Whether a request is being answered or queued behind another."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_by(self, seconds: float) -> None:
@@ -249,12 +242,12 @@ class Connection(HttpToolsProtocol):
 
 
 def _refusal(error: LlogError) -> Response:
-    response = problem_of(error)
+    response = error_answer(error)
     response.headers["connection"] = "close"
     return response
 
 
 def _raw(response: Response) -> bytes:
-    """An answer from outside of any request, as it goes over the wire."""
+    """Return the bytes of an answer that is sent outside of any request."""
     lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])

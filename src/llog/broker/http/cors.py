@@ -1,6 +1,4 @@
-"""Which web pages may ask a broker (LLOG_CORS_ORIGINS): none, unless they are named. Preflight requests are answered
-here.
-"""
+"""Cross-origin requests: only the web pages that LLOG_CORS_ORIGINS names may call a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +17,10 @@ _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
 
 
 def cors(settings: Settings) -> list[Middleware]:
-    """`ConfigurationError` if what is named is no origin: a browser would never send it, and nobody would know why."""
+    """Return the middleware that answers preflight requests.
+
+    Raises `ConfigurationError` if LLOG_CORS_ORIGINS has something that no browser would send as an origin.
+    """
     if settings.cors_origins is None:
         return []
     origins = [each.strip() for each in settings.cors_origins.split(",") if each.strip()]

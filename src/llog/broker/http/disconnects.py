@@ -1,4 +1,4 @@
-"""Clients that go away before they are answered: nobody else should wait for what is done for them."""
+"""Clients that disconnect before they are answered: the work for them is cancelled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 async def until_gone(request: Request) -> None:
-    """Returns when the client has gone. Only after the body was read."""
+    """Return when the client has disconnected. To be called only after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
-    """The result of the call. It is cancelled, and has ended, if the client goes before; then `ClientDisconnect`."""
+    """Return the result of the call. If the client disconnects first, cancel it and raise `ClientDisconnect`."""
     calling, leaving = asyncio.ensure_future(call), asyncio.ensure_future(until_gone(request))
     try:
         await asyncio.wait((calling, leaving), return_when=asyncio.FIRST_COMPLETED)

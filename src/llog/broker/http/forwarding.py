@@ -1,25 +1,25 @@
-"""Requests for what another broker owns: sent on to it, over one hop, and its answer passed through.
+"""Requests for what another broker owns: sent on to the owner, over one hop, and its answer passed through.
 
-The refusal that the engines of this broker gave (`LogOwned`) has the owner's address: nothing was done here, so all may
-be done there. Requests with many items are split: each owner answers its own. SQL runs statement by statement, so the
-owner of the tables is looked up before the first.
+An engine that refuses a request because another process owns the records (`LogOwned`) names the owner's address. The
+refused request did nothing on this broker, so all of it may be done by the owner. A request with many items is split:
+each owner answers its own items. SQL runs statement by statement, so the owner of the tables is looked up before the
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llog.broker.http.bodies import BODY, JSON, Bodies
+from llog.broker.http.answers import OWNER_HEADER, Handler, item_error
+from llog.broker.http.bodies import BODY, Bodies
 from llog.broker.http.disconnects import unless_gone
-from llog.broker.http.messages import ConsumeRequest, ProduceRequest
-from llog.broker.http.problems import OWNER_HEADER, error_of
+from llog.broker.http.requests import JSON
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import LlogError, LogOwned, OutcomeUnknown, Overloaded, OwnerUnavailable, StoreUnavailable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import httpx
 
 FORWARDED: Final = "llog-forwarded"
-"""The header of a request that comes from another broker: it is not sent on once more."""
+"""The header of a request that another broker sent on: it is not sent on once more."""
 _CONNECT_S: Final = 5.0
 _CONNECTIONS_MAX: Final = 1024
 _IDLE_S: Final = 30.0
-"""A connection that was unused for this long is not used again: the owner may be closing it just now."""
+"""A connection that was idle for this long is not used again: the owner may be closing it."""
 _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -49,123 +49,124 @@ _HOP_BY_HOP: Final = frozenset(
 _NOT_SENT: Final = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "user-agent"}
 _NOT_PASSED: Final = _HOP_BY_HOP | {"date", "server", "vary"}
 _EVENTS: Final = "text/event-stream"
+_READS: Final = ("GET", "HEAD")
 
-Handler = Callable[[Request], Awaitable[Response]]
-Items = list[dict[str, Any]]
-A = TypeVar("A", ProduceRequest, ConsumeRequest)
+FindOwner = Callable[[], Awaitable[str | None]]
+"""Returns the address of the broker that owns what a request needs; None if it is this one, or there is none."""
+ItemAnswers = list[dict[str, Any]]
 T = TypeVar("T")
 
 
+class _Stopping(Exception):
+    """This broker stops before the owner has answered."""
+
+
+class Item(Protocol):
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+
+class ItemsRequest(Protocol):
+    """A request with one item for each of many partitions, each of which is answered on its own."""
+
+    @property
+    def topic_partitions(self) -> Sequence[Item]: ...
+
+
 class Forwarding:
+    """Sends requests on to other brokers, if LLOG_BROKER_FORWARD_TIMEOUT_MS allows it."""
+
     def __init__(self, settings: Settings, bodies: Bodies, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._timeout_s = settings.broker_forward_timeout_ms / 1000
         self._user_agent = settings.client_name
         self._bodies = bodies
         self._metrics = metrics
         self._stopping = stopping
-        self._opened: httpx.AsyncClient | None = None
+        self._http: httpx.AsyncClient | None = None
 
-    def may(self, request: Request) -> bool:
+    def may_forward(self, request: Request) -> bool:
         return self._timeout_s > 0 and FORWARDED not in request.headers
 
-    def or_owner(self, handler: Handler, wait_ms: int = 0) -> Handler:
-        """The handler, whose request goes to the owner if this broker is not the one. `wait_ms` is how long an answer
-        may wait.
+    def on_refusal(self, handler: Handler, wait_ms: int = 0) -> Handler:
+        """Return the handler with the requests that it refuses sent on to the owner that the refusal names.
+
+        `wait_ms` is how long an answer may take besides.
         """
 
-        async def answered(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             try:
                 return await handler(request)
             except LogOwned as error:
-                if error.address is None or not self.may(request):
+                if error.address is None or not self.may_forward(request):
                     raise
                 body = request.scope.get(BODY, b"")
                 with self._bodies.held(len(body)):
                     return await self._forward(request, error.address, body, wait_ms)
 
-        return answered
+        return answer
 
-    def to_owner(
-        self, find: Callable[[], Awaitable[str | None]], handler: Handler, wait_ms: int = 0, *, or_here: bool = False
-    ) -> Handler:
-        """The handler, unless `find` finds the address of another broker, which is asked instead.
+    def to_owner(self, find_owner: FindOwner, handler: Handler, wait_ms: int = 0, *, may_stay: bool = False) -> Handler:
+        """Return the handler with its requests sent on to the owner, if `find_owner` finds one.
 
-        `or_here`: if that broker cannot be reached, the handler answers after all.
+        With `may_stay`, the handler answers after all if the owner cannot be reached.
         """
 
-        async def answered(request: Request) -> Response:
-            owner = await find() if self.may(request) else None
+        async def answer(request: Request) -> Response:
+            owner = await find_owner() if self.may_forward(request) else None
             if owner is None:
                 return await handler(request)
             async with self._bodies.read(request, None) as body:
                 try:
                     return await self._forward(request, owner, body, wait_ms)
                 except OwnerUnavailable:
-                    if not or_here:
+                    if not may_stay:
                         raise
             return await handler(request)
 
-        return answered
+        return answer
 
-    async def produce(self, request: Request, asked: ProduceRequest, answers: Items) -> Items:
-        """The answers, those of items that other brokers own replaced by theirs."""
-        owned = self._owned(request, answers)
-        found = await asyncio.gather(
-            *(self._items(owner, "/produce", _part(asked, mine)) for owner, mine in owned.items())
-        )
-        return _replaced(answers, zip(owned.values(), found, strict=True))
+    def owned_items(self, request: Request, answers: ItemAnswers) -> dict[str, list[int]]:
+        """Return the indexes of the items that other brokers own, by their addresses; none if they may not be asked.
 
-    async def consume(
-        self,
-        request: Request,
-        asked: ConsumeRequest,
-        answers: Items,
-        here: Callable[[ConsumeRequest], Coroutine[Any, Any, Items]],
-    ) -> Items:
-        """As `produce`. The first broker, this one included, that has something ends the wait of all."""
-        owned = self._owned(request, answers)
-        if not owned:
-            return answers
-        shares: dict[str | None, list[int]] = dict(owned.items())
-        elsewhere = {place for places in owned.values() for place in places}
-        mine = [place for place in range(len(answers)) if place not in elsewhere]
-        if mine:
-            shares[None] = mine
-        if any("error" in answers[place] or answers[place]["records"] for place in mine):
-            asked = replace(asked, max_wait_ms=0)
-
-        def ask(owner: str | None, places: list[int], wait_ms: int) -> Coroutine[Any, Any, Items]:
-            part = replace(_part(asked, places), max_wait_ms=wait_ms)
-            return here(part) if owner is None else self._items(owner, "/consume", part, wait_ms)
-
-        asking = {
-            owner: asyncio.ensure_future(ask(owner, places, asked.max_wait_ms)) for owner, places in shares.items()
-        }
-        try:
-            await unless_gone(request, _first_of(asking.values()))
-            for owner, task in asking.items():
-                if not task.done():
-                    task.cancel()
-                    asking[owner] = asyncio.ensure_future(ask(owner, shares[owner], 0))
-            found = await asyncio.gather(*asking.values())
-        finally:
-            for task in asking.values():
-                task.cancel()
-        return _replaced(answers, zip(shares.values(), found, strict=True))
-
-    async def close(self) -> None:
-        if self._opened is not None:
-            await self._opened.aclose()
-
-    def _owned(self, request: Request, answers: Items) -> dict[str, list[int]]:
-        """The places of the items that go to other brokers, by their addresses. They count as errors no longer."""
+        The refusals of these items no longer count as errors.
+        """
         owned: dict[str, list[int]] = {}
-        for place, answer in enumerate(answers if self.may(request) else ()):
+        for index, answer in enumerate(answers if self.may_forward(request) else ()):
             owner = answer.get("error", {}).get("owner")
             if owner is not None:
-                owned.setdefault(owner, []).append(place)
+                owned.setdefault(owner, []).append(index)
                 self._metrics.errors[LogOwned.code] -= 1
         return owned
+
+    async def ask_owner(self, owner: str, path: str, asked: ItemsRequest, wait_ms: int = 0) -> ItemAnswers:
+        """Return the owner's answers to these items. If it cannot be asked, each item is answered with the error."""
+        content = msgspec.json.encode(asked)
+        try:
+            with self._bodies.held(len(content)):
+                response = await self._send("POST", owner, path, [("content-type", JSON)], content, wait_ms)
+                try:
+                    body = msgspec.json.decode(await response.aread())
+                finally:
+                    await response.aclose()
+            answers: ItemAnswers = body.get("topic_partitions") or [
+                {"error": {"code": body["code"], "detail": body["detail"]}} for _ in asked.topic_partitions
+            ]
+            if len(answers) == len(asked.topic_partitions):
+                return [_item_name(item) | answer for item, answer in zip(asked.topic_partitions, answers, strict=True)]
+            error: LlogError = _unexpected_answer(owner)
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+            error = _unexpected_answer(owner)
+        except LlogError as failure:
+            error = failure
+        self._metrics.errors[error.code] += 1
+        return [_item_name(item) | {"error": item_error(error)} for item in asked.topic_partitions]
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
 
     async def _forward(self, request: Request, owner: str, body: bytes | bytearray, wait_ms: int) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_SENT]
@@ -181,34 +182,12 @@ class Forwarding:
         }
         return StreamingResponse(self._chunks(answer), answer.status_code, {**passed, OWNER_HEADER: owner})
 
-    async def _items(self, owner: str, path: str, asked: ProduceRequest | ConsumeRequest, wait_ms: int = 0) -> Items:
-        """The owner's answers to these items; its error, or that of the way there, is the answer to each."""
-        content = msgspec.json.encode(asked)
-        try:
-            with self._bodies.held(len(content)):
-                answer = await self._send("POST", owner, path, [("content-type", JSON)], content, wait_ms)
-                try:
-                    found = msgspec.json.decode(await answer.aread())
-                finally:
-                    await answer.aclose()
-            items: Items = found.get("topic_partitions") or [
-                {"error": {"code": found["code"], "detail": found["detail"]}} for _ in asked.topic_partitions
-            ]
-            if len(items) == len(asked.topic_partitions):
-                return [_place(item) | found for item, found in zip(asked.topic_partitions, items, strict=True)]
-            error: LlogError = _strange(owner)
-        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
-            error = _strange(owner)
-        except LlogError as failure:
-            error = failure
-        self._metrics.errors[error.code] += 1
-        return [_place(item) | {"error": error_of(error)} for item in asked.topic_partitions]
-
     async def _send(
         self, method: str, owner: str, path: str, headers: list[tuple[str, str]], content: bytes, wait_ms: int
     ) -> httpx.Response:
-        """The beginning of the owner's answer. `OwnerUnavailable` if it did not get the request, `OutcomeUnknown` if it
-        may have.
+        """Return the beginning of the owner's answer.
+
+        Raises `OwnerUnavailable` or `StoreUnavailable` if the request changed nothing, `OutcomeUnknown` if it may have.
         """
         import httpx
 
@@ -222,23 +201,30 @@ class Forwarding:
         try:
             sending = self._client().send(sent, stream=True)
             return await (self._unless_stopping(sending) if wait_ms else sending)
+        except _Stopping:
+            if method in _READS:
+                raise StoreUnavailable("the broker is stopping: ask another one, or come again") from None
+            raise OutcomeUnknown(
+                f"the broker stops, and the broker at {owner}, which owns what was asked for, had not answered: what "
+                "was asked for may have been done"
+            ) from None
         except httpx.PoolTimeout:
             raise Overloaded(f"{_CONNECTIONS_MAX} requests are on their way to owners: try again later") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._metrics.forward_errors += 1
             raise OwnerUnavailable(
-                f"what was asked for is owned by the broker at {owner}, which cannot be reached ({_said(error)}): "
+                f"what was asked for is owned by the broker at {owner}, which cannot be reached ({_reason(error)}): "
                 "try again later"
             ) from error
         except httpx.TransportError as error:
             self._metrics.forward_errors += 1
-            said = f"the broker at {owner}, which owns what was asked for, did not answer ({_said(error)})"
-            if method in ("GET", "HEAD"):
-                raise OwnerUnavailable(f"{said}: try again later") from error
-            raise OutcomeUnknown(f"{said}: what was asked for may have been done") from error
+            what = f"the broker at {owner}, which owns what was asked for, did not answer ({_reason(error)})"
+            if method in _READS:
+                raise OwnerUnavailable(f"{what}: try again later") from error
+            raise OutcomeUnknown(f"{what}: what was asked for may have been done") from error
 
     async def _chunks(self, answer: httpx.Response) -> AsyncIterator[bytes]:
-        """The answer's body. One that has no end, of events, ends when this broker stops."""
+        """Yield the answer's body. A stream of events, which has no end, ends when this broker stops."""
         import httpx
 
         chunks = answer.aiter_raw()
@@ -250,7 +236,7 @@ class Forwarding:
             while True:
                 try:
                     chunk = await self._unless_stopping(anext(chunks))  # type: ignore[arg-type]
-                except (StopAsyncIteration, StoreUnavailable, httpx.TransportError):
+                except (StopAsyncIteration, _Stopping, httpx.TransportError):
                     return
                 yield chunk
         finally:
@@ -261,7 +247,7 @@ class Forwarding:
         try:
             await asyncio.wait((calling, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
-                raise StoreUnavailable("the broker is stopping: ask another one, or come again")
+                raise _Stopping
             return calling.result()
         finally:
             for task in (calling, stopping):
@@ -269,41 +255,25 @@ class Forwarding:
             await asyncio.gather(calling, stopping, return_exceptions=True)
 
     def _client(self) -> httpx.AsyncClient:
-        if self._opened is None:
+        if self._http is None:
             import httpx
 
             limits = httpx.Limits(
                 max_connections=_CONNECTIONS_MAX, max_keepalive_connections=64, keepalive_expiry=_IDLE_S
             )
-            self._opened = httpx.AsyncClient(
+            self._http = httpx.AsyncClient(
                 headers={"user-agent": self._user_agent}, limits=limits, trust_env=False, follow_redirects=False
             )
-        return self._opened
+        return self._http
 
 
-async def _first_of(tasks: Any) -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _part(asked: A, places: list[int]) -> A:
-    return replace(asked, topic_partitions=[asked.topic_partitions[place] for place in places])
-
-
-def _place(item: Any) -> dict[str, Any]:
+def _item_name(item: Item) -> dict[str, Any]:
     return {"topic": item.topic, "partition": item.partition}
 
 
-def _replaced(answers: Items, found: Any) -> Items:
-    answers = list(answers)
-    for places, items in found:
-        for place, item in zip(places, items, strict=True):
-            answers[place] = item
-    return answers
-
-
-def _strange(owner: str) -> OutcomeUnknown:
+def _unexpected_answer(owner: str) -> OutcomeUnknown:
     return OutcomeUnknown(f"{owner} did not answer as a broker does: what was asked for may have been done")
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""Which `Host` a request may name (LLOG_BROKER_HOSTS).
+"""The check of the `Host` that a request names (LLOG_BROKER_HOSTS).
 
-A web page whose name its owner points at this machine (DNS rebinding) reaches the broker as a page of the same origin,
-and no rule of browsers keeps it from /sql. Such a request names the page's host, which is a name and never an address:
-so addresses are taken as they are, and names only if the broker serves them.
+By DNS rebinding, the owner of a web page can point the page's name at this machine. The page then calls the broker as
+its own origin, and no rule of browsers keeps it from /sql. But such a request names the page's host, which is a name
+and never an address: so every address is accepted, and a name only if the broker serves it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llog.broker.http.problems import problem_of
+from llog.broker.http.answers import error_answer
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import ConfigurationError, WrongHost
@@ -31,14 +31,12 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_open(path: str) -> bool:
-    """Whether anybody may ask for this, by any name: what monitors and load balancers look at, and nothing of the
-    log.
-    """
+    """Return whether the path is answered under any name: monitors and load balancers ask for it."""
     return path in _OPEN_PATHS or path.startswith("/metrics/")
 
 
 def host_check(settings: Settings, metrics: Metrics) -> Middleware:
-    """`ConfigurationError` if LLOG_BROKER_HOSTS has something that is no name."""
+    """Return the middleware; `ConfigurationError` if LLOG_BROKER_HOSTS has something that is no name."""
     names = [each.strip().lower().rstrip(".") for each in (settings.broker_hosts or "").split(",") if each.strip()]
     for each in names:
         if each != _ANY and not _is_address(each) and not _NAME.fullmatch(each):
@@ -66,10 +64,9 @@ class _HostCheck:
             return
         error = WrongHost(
             f"the request's Host is {', '.join(hosts)[:200]!r}, which this broker does not serve: ask it by its "
-            "address, or add the name "
-            "to LLOG_BROKER_HOSTS"
+            "address, or add the name to LLOG_BROKER_HOSTS"
         )
-        response = problem_of(error)
+        response = error_answer(error)
         self._metrics.errors[error.code] += 1
         self._metrics.requests["other", response.status_code] += 1
         await response(scope, receive, send)

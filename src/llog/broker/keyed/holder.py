@@ -1,10 +1,10 @@
 """The keyed log that a broker holds: its writer from the first append on, a reader from the first read that needs one.
 
-There is one writer of a keyed log at a time, its owner, and what others are asked to append goes to that one. A broker
-that was paused for longer than its session may find that another has become the owner: then it is one of the others. If
-it was paused while it opened the log, it fences that other by it, which takes the log back. A broker that was fenced by
-somebody who insisted appends no more until it is restarted: two that took turns would only fence each other. Its reads
-go on.
+A keyed log has one writer at a time, its owner, and other brokers send appends on to it. A broker that was paused for
+longer than its session may find that another one has become the owner, and then sends appends on as well. A broker that
+was paused while it opened the log fences the new owner by opening it, and the owner takes the log back. A broker that
+was fenced by a writer that ignored the lease appends no more until it is restarted: two such writers would only fence
+each other in turns. Its reads continue.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ T = TypeVar("T")
 L = TypeVar("L", bound=KeyedLogReader, covariant=True)
 
 CLOSE_LIMIT_S: Final = 10.0
-"""SlateDB tries for ever to reach a bucket; a broker that was told to stop must end."""
-WRITE_LOOKS_MAX: Final = 30
-WRITE_LOOK_S: Final = 1.0
-"""How often a write that takes long looks what is wrong with its store, and how many times before it gives up."""
+"""SlateDB tries for ever to reach a bucket; a broker that stops must end."""
+WRITE_CHECKS_MAX: Final = 30
+WRITE_CHECK_S: Final = 1.0
+"""How often a slow write checks its store, and how many times before it gives up."""
 _CANCELS_MAX: Final = 3
 _CANCEL_S: Final = 1.0
 
 
-class _Opened(Generic[L]):
-    """A log that is opened by the first who wants it. Who comes meanwhile shares the attempt; after a failure the next
-    one tries again.
+class _SharedOpening(Generic[L]):
+    """A log that the first caller opens. Callers that come meanwhile share the attempt; after a failure the next one
+    tries again.
     """
 
     def __init__(self, opening: Callable[[], Coroutine[Any, Any, L]]) -> None:
@@ -45,9 +45,9 @@ class _Opened(Generic[L]):
 
     @property
     def now(self) -> L | None:
-        """The log, if it is open."""
+        """The log if it is open, else None."""
         task = self._task
-        return task.result() if task is not None and _went_well(task) else None
+        return task.result() if task is not None and _has_succeeded(task) else None
 
     async def get(self) -> L:
         if self._task is None:
@@ -56,55 +56,53 @@ class _Opened(Generic[L]):
         try:
             return await asyncio.shield(task)
         finally:
-            if task.done() and not _went_well(task) and self._task is task:
+            if task.done() and not _has_succeeded(task) and self._task is task:
                 self._task = None
 
     async def drop(self, log: KeyedLogReader) -> None:
-        """Closes it, and lets the next one open it again."""
+        """Close the log, and let the next caller open it again."""
         if self.now is log:
             self._task = None
             with suppress(LlogError):
                 await log.close()
 
     async def close(self) -> None:
-        """`WriterFenced` if appends that nobody waited for are lost."""
+        """Close the log. Raises `WriterFenced` if appends that no caller waited for are lost."""
         task, self._task = self._task, None
         if task is not None:
             await asyncio.wait([task])
-            if _went_well(task):
+            if _has_succeeded(task):
                 await task.result().close()
 
 
-def _went_well(task: asyncio.Task[L]) -> bool:
+def _has_succeeded(task: asyncio.Task[L]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 class HeldLog:
-    """Made on the event loop that it is used on."""
+    """The writer and the reader of one keyed log. Made on the event loop that it is used on."""
 
     def __init__(self, url: str, settings: Settings, metrics: Metrics, owners: Owners | None = None) -> None:
         self.url = url
         self._owners = owners
         self._settings = settings
         self._metrics = metrics
-        self._writer = _Opened(self._open_writer)
-        self._reader = _Opened(self._open_reader)
+        self._writer = _SharedOpening(self._open_writer)
+        self._reader = _SharedOpening(self._open_reader)
         self._file: OpenedFile | None = None
-        """The directory of a log in local files, since it was opened first: what is there later may be another one, or
-        none.
-        """
+        """The directory of a log in local files, since it was first opened: the path may later lead to another one."""
         self._is_stalled = False
-        """A write was given up: the next one looks at the store first, so that no more of them wait."""
+        """Whether a write was given up: the next one checks the store first instead of waiting as well."""
         self._is_closed = False
 
     async def write(self, use: Callable[[KeyedLog], Coroutine[Any, Any, T]]) -> T:
-        """The result of `use` on the writer; `LogOwned` if another process owns the log.
+        """Return the result of `use` on the writer. Raises `LogOwned` if another process owns the log.
 
-        `WriterFenced` for good once a writer that asked nobody has taken over.
+        Raises `WriterFenced` from then on once a writer that ignored the lease has taken over.
         """
         self._check_open()
         if self._metrics.keyed_fenced:
-            raise self._fenced()
+            raise self._fenced_error()
         if self._is_stalled:
             await asyncio.to_thread(self.check)
             self._is_stalled = False
@@ -113,17 +111,17 @@ class HeldLog:
             await self._writer.drop(writer)
             writer = await self._writer.get()
         try:
-            return await self._in_time(use(writer))
+            return await self._write_in_time(use(writer))
         except WriterFenced as error:
             raise await self._after_fence(writer) from error
         except StoreUnavailable as error:
-            await self._writer.drop(writer)  # of no use after a failure
-            if self._metrics.keyed_fenced:  # found out by another request, which closed it
-                raise self._fenced() from error
+            await self._writer.drop(writer)  # a writer cannot be used after a failure
+            if self._metrics.keyed_fenced:  # another request found out, and closed the writer
+                raise self._fenced_error() from error
             raise
 
     async def read(self, use: Callable[[KeyedLogReader], Awaitable[T]]) -> T:
-        """The result of `use` on the writer, which sees its own appends at once, or else on the reader."""
+        """Return the result of `use` on the writer, which sees its own appends at once, or else on the reader."""
         self._check_open()
         writer = self._writer.now
         if writer is not None and writer.ownership.is_known_lost:
@@ -137,7 +135,7 @@ class HeldLog:
             except StoreUnavailable:
                 await self._writer.drop(writer)
             except NotSeenYet:
-                pass  # it may have been taken over without knowing; nothing is wrong with it otherwise
+                pass  # another writer may have taken over unnoticed; the reader will see its records
         reader = await self._reader.get()
         try:
             return await use(reader)
@@ -146,45 +144,46 @@ class HeldLog:
             raise
 
     async def reader(self) -> KeyedLogReader:
-        """For what goes on for long: it sees what any writer appends, this one or the next."""
+        """Return the reader, for long reads: it sees the appends of every writer, this one and later ones."""
         self._check_open()
         return await self._reader.get()
 
     async def drop_reader(self, reader: KeyedLogReader) -> None:
-        """It failed: the next one who wants a reader gets another."""
+        """Close a reader that failed: the next caller gets another."""
         await self._reader.drop(reader)
 
     def check(self) -> None:
-        """`StoreUnavailable` if the log was opened, and its directory is gone, full or read-only."""
+        """Raise `StoreUnavailable` if the log was opened, and its directory is gone, full or read-only."""
         if self._file is not None:
             self._file.check()
             check_writable(self._file.path)
 
     async def close(self) -> None:
-        """Makes everything durable, unless the store is out of reach: what was not acknowledged may then be lost."""
+        """Make everything durable and close. If the store is out of reach, unacknowledged appends may be lost."""
         self._is_closed = True
         closing = [asyncio.create_task(opened.close()) for opened in (self._reader, self._writer)]
         _, late = await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
-        for _ in range(_CANCELS_MAX):  # one ends only the wait that it meets, and whoever closes waits more than once
+        for _ in range(_CANCELS_MAX):  # a cancel ends one wait, and closing has several
             for task in late:
                 task.cancel()
             if late:
                 _, late = await asyncio.wait(late, timeout=_CANCEL_S)
         for task in closing:
             if not task.done() or task.cancelled():
-                _tell(f"the keyed log at {self.url} was not closed within {CLOSE_LIMIT_S:.0f} s: is it out of reach?")
+                _report(f"the keyed log at {self.url} was not closed within {CLOSE_LIMIT_S:.0f} s: is it out of reach?")
             elif isinstance(error := task.exception(), LlogError):
-                _tell(f"the keyed log at {self.url} was not closed cleanly: {error}")
+                _report(f"the keyed log at {self.url} was not closed cleanly: {error}")
 
-    async def _in_time(self, write: Coroutine[Any, Any, T]) -> T:
-        """SlateDB tries for ever to write to a store that is full or out of reach; `OutcomeUnknown`, since it goes on
-        trying.
+    async def _write_in_time(self, write: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a write, or give it up in time: SlateDB writes to a full or lost store for ever.
+
+        A write that is given up raises `OutcomeUnknown`, since SlateDB goes on trying.
         """
         task = asyncio.create_task(write)
-        why = f"no answer within {WRITE_LOOKS_MAX * WRITE_LOOK_S:.0f} seconds"
+        why = f"no answer within {WRITE_CHECKS_MAX * WRITE_CHECK_S:.0f} seconds"
         try:
-            for _ in range(WRITE_LOOKS_MAX):
-                await asyncio.wait([task], timeout=WRITE_LOOK_S)
+            for _ in range(WRITE_CHECKS_MAX):
+                await asyncio.wait([task], timeout=WRITE_CHECK_S)
                 if task.done():
                     return task.result()
                 try:
@@ -201,7 +200,7 @@ class HeldLog:
         self.check()
         writer = await KeyedLog.open(self.url, settings=self._settings, owners=self._owners)
         self._file = self._file or writer.file
-        _tell(f"this broker is now the writer of the keyed log at {self.url}")
+        _report(f"this broker is now the writer of the keyed log at {self.url}")
         return writer
 
     async def _open_reader(self) -> KeyedLogReader:
@@ -211,7 +210,7 @@ class HeldLog:
         return reader
 
     async def _after_fence(self, writer: KeyedLog) -> WriterFenced:
-        """Closes the fenced writer, and returns the error for whoever met the fence."""
+        """Close the fenced writer, and return the error for the caller that met the fence."""
         unknown = "the records may or may not be there"
         if await writer.ownership.is_lost():
             what = f"another process became the owner of the keyed log at {self.url} while this broker was paused"
@@ -222,13 +221,13 @@ class HeldLog:
         else:
             what = f"another writer has taken over the keyed log at {self.url}: this broker appends no more to it"
             self._metrics.keyed_fenced = 1
-            error = self._fenced()
+            error = self._fenced_error()
         if self._writer.now is writer:
-            _tell(what)
+            _report(what)
         await self._writer.drop(writer)
         return error
 
-    def _fenced(self) -> WriterFenced:
+    def _fenced_error(self) -> WriterFenced:
         return WriterFenced(
             f"another writer has taken over the keyed log at {self.url}: append there, or restart this broker to "
             "take it back"
@@ -239,5 +238,5 @@ class HeldLog:
             raise StoreUnavailable("the broker is stopping: ask another one, or come again")
 
 
-def _tell(what: str) -> None:
+def _report(what: str) -> None:
     print(f"llog: {what}", file=sys.stderr, flush=True)

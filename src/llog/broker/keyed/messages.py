@@ -6,7 +6,7 @@ Keys and values are any bytes. In JSON they are text, or `{"base64": …}`; in a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -15,20 +15,20 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from llog.base.units import bytes_to_json, parse_base64url
-from llog.broker.http.arrow import MEDIA_TYPE, table_from
-from llog.broker.http.messages import Data, FetchBytes, KeyedRecordIn, T, queried
+from llog.broker.http.arrow import MEDIA_TYPE, decode_stream
+from llog.broker.http.json_records import Data, JsonKeyedRecord
+from llog.broker.http.requests import JSON, FetchBytes, decode_query
 from llog.errors import InvalidArgument
-from llog.keyed.model import NUMBER_MAX
-from llog.keyed.model import Segment as Described
+from llog.keyed.model import NUMBER_MAX, Segment
 
 PAGE_MAX: Final = 100_000
 USER_META_BYTES_MAX: Final = 64 << 10
-JSON: Final = "application/json"
 _PARAMETERS_MAX: Final = 16
 _BYTES: Final = ("key", "prefix", "key_start", "key_end", "after_key")
 _BASE64: Final = {f"{name}64": name for name in _BYTES}
 _KINDS: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
+T = TypeVar("T")
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 After = Annotated[int, Meta(ge=-1, le=NUMBER_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
@@ -49,12 +49,12 @@ SEGMENTS_SCHEMA: Final = pa.schema(
 
 
 class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    records: Annotated[list[KeyedRecordIn], Meta(min_length=1)]
+    records: Annotated[list[JsonKeyedRecord], Meta(min_length=1)]
     await_durable: bool = True
 
 
 class AppendQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Beside an Arrow body."""
+    """The query beside an Arrow body."""
 
     await_durable: bool = True
 
@@ -116,13 +116,13 @@ class TailQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class LastEvent(msgspec.Struct, frozen=True):
-    """What a client that comes back tells in its header `Last-Event-ID`."""
+    """The header `Last-Event-ID` of a client that reconnects."""
 
     last_event_id: After
 
 
-def parameters(kind: type[T], request: Request) -> T:
-    """The query of a request; `InvalidArgument` says what is wrong with it. A name may be there once."""
+def decode_parameters(kind: type[T], request: Request) -> T:
+    """Return the query of a request, in which a name may occur once; `InvalidArgument` says what is wrong with it."""
     found: dict[str, Any] = {}
     try:
         query = request.scope["query_string"].decode("ascii")
@@ -133,17 +133,17 @@ def parameters(kind: type[T], request: Request) -> T:
             if field in found:
                 raise InvalidArgument(f"the query has {field[:40]!r} more than once: give it once")
             if name in _BASE64:
-                found[field] = _base64(name, text)
+                found[field] = _decode_base64(name, text)
             else:
                 found[field] = value if name in _BYTES else value.decode()
     except UnicodeError:
         raise InvalidArgument("the query has bytes that are no text: percent-encode them, in keys only") from None
     except ValueError as error:
         raise InvalidArgument(f"the query is not what it should be: {error}") from None
-    return queried(kind, found)
+    return decode_query(kind, found)
 
 
-def _base64(name: str, text: str) -> bytes:
+def _decode_base64(name: str, text: str) -> bytes:
     try:
         return parse_base64url(text)
     except InvalidArgument as error:
@@ -151,7 +151,7 @@ def _base64(name: str, text: str) -> bytes:
 
 
 def wants_arrow(request: Request) -> bool:
-    """Whether the answer is to be an Arrow stream; JSON unless it is asked for."""
+    """Return whether the client accepts an Arrow stream; otherwise it gets JSON."""
     accepted = request.headers.get("accept", "*/*")
     if MEDIA_TYPE in accepted:
         return True
@@ -160,12 +160,12 @@ def wants_arrow(request: Request) -> bool:
     raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {JSON} or {MEDIA_TYPE}")
 
 
-def records_from(body: bytearray) -> pa.Table:
-    """The columns `key` and `value` of an Arrow stream. What an answer has besides may be there, and is ignored."""
-    return table_from(body, _checked, lambda table, _: table.select(["key", "value"]))
+def decode_keyed_records(body: bytearray) -> pa.Table:
+    """Return the columns `key` and `value` of an Arrow stream. The other columns of an answer are ignored."""
+    return decode_stream(body, _check_columns, lambda table, _: table.select(["key", "value"]))
 
 
-def _checked(schema: pa.Schema) -> None:
+def _check_columns(schema: pa.Schema) -> None:
     names = schema.names
     if len(set(names)) < len(names) or not {"key", "value"} <= set(names) <= {
         "key",
@@ -175,8 +175,7 @@ def _checked(schema: pa.Schema) -> None:
     }:
         raise InvalidArgument(
             f"the Arrow stream has the columns {', '.join(names)[:200]}: there must be key and value; sequence and "
-            "append_time may be "
-            "there and are ignored"
+            "append_time may be there and are ignored"
         )
     for field in schema:
         fixed = {"sequence": (pa.int64(),), "append_time": (pa.timestamp("ms", tz="UTC"),)}
@@ -187,14 +186,5 @@ def _checked(schema: pa.Schema) -> None:
             )
 
 
-def shown_segment(segment: Described) -> dict[str, Any]:
+def segment_to_json(segment: Segment) -> dict[str, Any]:
     return msgspec.structs.asdict(segment) | {"user_meta": bytes_to_json(segment.user_meta)}
-
-
-def stream_of(schema: pa.Schema, batches: list[pa.RecordBatch]) -> memoryview:
-    """An Arrow stream of these batches."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return memoryview(sink.getvalue())

@@ -1,7 +1,8 @@
 """Scans of a keyed log, a page at a time.
 
-All pages of a scan together are the log as it was when the first was read: the cursor carries the sequence that was
-next then, and the last record of the page. Many keys are scanned by segment, in it by key, of a key by sequence.
+All pages of a scan together show the log as it was when the first page was read: the token of the next page carries the
+sequence that was next then, and the last record of the page before. A scan of many keys goes by segment, within a
+segment by key, and within a key by sequence.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from llog.broker.keyed.messages import KeysQuery, Number, ScanQuery
 from llog.errors import InvalidArgument
 from llog.keyed import KeyedLogReader, KeyRange, ScanOptions, SeqRange, TimeRange
 from llog.keyed.encoding import after_prefix
-from llog.keyed.freshness import reach
+from llog.keyed.follower import wait_for_sequence
 from llog.keyed.model import NUMBER_MAX
 
 _RECORD_OVERHEAD: Final = 64
-"""What a record counts for besides its bytes: about what its numbers and names take in JSON."""
+"""Bytes that a record counts for besides its own: about what its numbers and names take in JSON."""
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a scan goes on: behind the record `sequence` of `key`. Nothing from `end` on belongs to it."""
+class PageToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a scan continues: behind the record `sequence` of `key`. Sequences from `end` on do not belong to it.
+
+    Clients get it as text, under the name `cursor`.
+    """
 
     end: Number
     sequence: Number
@@ -38,39 +42,39 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 class Page(NamedTuple):
     batches: list[pa.RecordBatch]
-    cursor: str | None
-    """None: there is no more."""
+    next_token: str | None
+    """The encoded `PageToken` of the next page; None if this is the last."""
 
 
-async def scan_page(log: KeyedLogReader, asked: ScanQuery) -> Page:
-    cursor = None if asked.cursor is None else _cursor(asked.cursor)
-    if cursor is None:
-        end = min(NUMBER_MAX if asked.end is None else asked.end, await log.next_sequence())
+async def scan_page(log: KeyedLogReader, query: ScanQuery) -> Page:
+    token = None if query.cursor is None else _decode_token(query.cursor)
+    if token is None:
+        end = min(NUMBER_MAX if query.end is None else query.end, await log.next_sequence())
     else:
-        end = cursor.end
-        await reach(log, end)
-    page = _Filling(asked.limit, asked.max_bytes)
-    async with aclosing(_found(log, asked, cursor, end)) as found:
-        async for batch in found:
+        end = token.end
+        await wait_for_sequence(log, end)
+    page = _PageBuilder(query.limit, query.max_bytes)
+    async with aclosing(_scan(log, query, token, end)) as batches:
+        async for batch in batches:
             page.add(batch)
             if page.is_full:
                 break
     last = page.batches[-1] if page.batches and page.is_full else None
     if last is None:
         return Page(page.batches, None)
-    behind = Cursor(end, last.column("sequence")[-1].as_py(), last.column("key")[-1].as_py())
-    return Page(page.batches, base64.urlsafe_b64encode(msgspec.msgpack.encode(behind)).rstrip(b"=").decode())
+    token = PageToken(end, last.column("sequence")[-1].as_py(), last.column("key")[-1].as_py())
+    return Page(page.batches, base64.urlsafe_b64encode(msgspec.msgpack.encode(token)).rstrip(b"=").decode())
 
 
-async def keys_page(log: KeyedLogReader, asked: KeysQuery) -> tuple[pa.BinaryArray, bool]:
-    """The first keys after the one asked for, and whether there may be more."""
+async def keys_page(log: KeyedLogReader, query: KeysQuery) -> tuple[pa.BinaryArray, bool]:
+    """Return the first keys after `after_key`, and whether there may be more."""
     taken: list[pa.BinaryArray] = []
-    left = asked.limit
-    async for page in log.keys_batches(asked.prefix, SeqRange(asked.segment_start, asked.segment_end)):
-        if asked.after_key is not None:
-            if page[-1].as_py() <= asked.after_key:
+    left = query.limit
+    async for page in log.keys_batches(query.prefix, SeqRange(query.segment_start, query.segment_end)):
+        if query.after_key is not None:
+            if page[-1].as_py() <= query.after_key:
                 continue
-            page = page.filter(pc.greater(page, pa.scalar(asked.after_key, pa.binary())))
+            page = page.filter(pc.greater(page, pa.scalar(query.after_key, pa.binary())))
         taken.append(page.slice(0, left))
         left -= len(taken[-1])
         if left == 0:
@@ -78,28 +82,29 @@ async def keys_page(log: KeyedLogReader, asked: KeysQuery) -> tuple[pa.BinaryArr
     return pa.concat_arrays([*taken, pa.array([], pa.binary())]), left == 0
 
 
-async def _found(
-    log: KeyedLogReader, asked: ScanQuery, cursor: Cursor | None, end: int
+async def _scan(
+    log: KeyedLogReader, query: ScanQuery, token: PageToken | None, end: int
 ) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the records from the token on, below `end`."""
     options = ScanOptions(
-        time_range=TimeRange(asked.start_time_ms, asked.end_time_ms), limit=asked.limit, batch_bytes=asked.max_bytes
+        time_range=TimeRange(query.start_time_ms, query.end_time_ms), limit=query.limit, batch_bytes=query.max_bytes
     )
-    start = asked.start or 0
-    if asked.key is not None:
-        start = start if cursor is None else max(start, cursor.sequence + 1)
-        async for batch in log.scan_batches(asked.key, SeqRange(start, end), options):
+    start = query.start or 0
+    if query.key is not None:
+        start = start if token is None else max(start, token.sequence + 1)
+        async for batch in log.scan_batches(query.key, SeqRange(start, end), options):
             yield batch
         return
-    keys = _key_range(asked)
-    if cursor is not None:
-        # The rest of the segment that the page ended in, if it is still there; then those after it.
-        at = cursor.sequence
+    keys = _key_range(query)
+    if token is not None:
+        # First the rest of the segment that the last page ended in, if it still exists; then the segments after it.
+        at = token.sequence
         for segment in await log.segments(range(at, at + 1)):
             if segment.start_seq <= at < segment.end_seq:
                 stop = min(end, segment.end_seq)
-                async for batch in log.scan_batches(cursor.key, SeqRange(max(start, at + 1), stop), options):
+                async for batch in log.scan_batches(token.key, SeqRange(max(start, at + 1), stop), options):
                     yield batch
-                rest = KeyRange(cursor.key + b"\x00", keys.end)
+                rest = KeyRange(token.key + b"\x00", keys.end)
                 async for batch in log.scan_keys_batches(rest, SeqRange(max(start, segment.start_seq), stop), options):
                     yield batch
                 at = segment.end_seq - 1
@@ -108,24 +113,24 @@ async def _found(
         yield batch
 
 
-def _key_range(asked: ScanQuery) -> KeyRange:
-    if asked.prefix is None:
-        return KeyRange(asked.key_start, asked.key_end)
-    is_bounded = asked.prefix.rstrip(b"\xff") != b""
-    return KeyRange(asked.prefix, after_prefix(asked.prefix) if is_bounded else None)
+def _key_range(query: ScanQuery) -> KeyRange:
+    if query.prefix is None:
+        return KeyRange(query.key_start, query.key_end)
+    is_bounded = query.prefix.rstrip(b"\xff") != b""
+    return KeyRange(query.prefix, after_prefix(query.prefix) if is_bounded else None)
 
 
-def _cursor(text: str) -> Cursor:
+def _decode_token(text: str) -> PageToken:
     try:
-        return msgspec.msgpack.decode(parse_base64url(text), type=Cursor)
+        return msgspec.msgpack.decode(parse_base64url(text), type=PageToken)
     except msgspec.DecodeError:
         raise InvalidArgument(
             f"cursor is {text[:40]!r}, which no answer of this broker had: begin without one"
         ) from None
 
 
-class _Filling:
-    """Batches up to a number of records and bytes; one record goes in however large it is."""
+class _PageBuilder:
+    """Collects batches up to a number of records and bytes; the first record goes in however large it is."""
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.batches: list[pa.RecordBatch] = []

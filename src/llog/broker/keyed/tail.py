@@ -1,8 +1,8 @@
 """Following a keyed log as server-sent events.
 
-Each record is an event whose `id` is its sequence: a client that comes back with it (`Last-Event-ID`) goes on without
-loss or repetition. The first event is an id alone, so that this holds for a client that was cut off before any record,
-too.
+Each record is an event whose `id` is its sequence. A client that reconnects with its last id (`Last-Event-ID`) goes on
+without loss or repetition. The first event is an id alone, so this also holds for a client that was cut off before its
+first record.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llog.broker.http.messages import keyed_out
-from llog.broker.http.problems import error_of
+from llog.broker.http.answers import item_error
+from llog.broker.http.json_records import keyed_records_to_json
 from llog.broker.keyed.holder import HeldLog
 from llog.broker.keyed.messages import TailQuery
 from llog.broker.metrics import Metrics
@@ -31,13 +31,13 @@ _RECORDS_AT_ONCE: Final = 256
 _HEARTBEAT: Final = b": still here\n\n"
 
 
-class Follow:
-    """A reader whose looks for new records are shared by all who follow it."""
+class FollowedLog:
+    """A reader whose waits for new records are shared by all clients that follow it."""
 
     def __init__(self, reader: KeyedLogReader) -> None:
         self.reader = reader
         self._next: int | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._wait_task: asyncio.Task[None] | None = None
 
     def scan_batches(self, key: bytes, seq_range: Ranges = None) -> AsyncIterator[pa.RecordBatch]:
         return self.reader.scan_batches(key, seq_range)
@@ -54,46 +54,48 @@ class Follow:
         return self._next
 
     async def wait(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(_retrieved)
-        await asyncio.shield(self._looking)
+        if self._wait_task is None or self._wait_task.done():
+            self._wait_task = asyncio.create_task(self._wait_for_records())
+            self._wait_task.add_done_callback(_retrieve_exception)
+        await asyncio.shield(self._wait_task)
 
-    async def _look(self) -> None:
+    async def _wait_for_records(self) -> None:
         await self.reader.wait()
         self._next = await self.reader.next_sequence()
 
 
 class Tails:
+    """The streams of all clients that follow the log."""
+
     def __init__(self, held: HeldLog, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._held = held
         self._metrics = metrics
         self._stopping = stopping
-        self._follow: Follow | None = None
+        self._followed: FollowedLog | None = None
 
-    async def follow(self, asked: TailQuery) -> AsyncIterator[bytes]:
-        """The events, once it is known that there is a log to follow."""
+    async def follow(self, query: TailQuery) -> AsyncIterator[bytes]:
+        """Return the events, once the log is open. Raises `Overloaded` if too many clients follow it."""
         if self._metrics.keyed_tails >= TAILS_MAX:
             raise Overloaded(f"{TAILS_MAX} clients follow the keyed log here already: come again later")
         reader = await self._held.reader()
-        if self._follow is None or self._follow.reader is not reader:
-            self._follow = Follow(reader)
-        after = asked.after
+        if self._followed is None or self._followed.reader is not reader:
+            self._followed = FollowedLog(reader)
+        after = query.after
         if after is None:
             try:
                 after = await reader.next_sequence() - 1
             except StoreUnavailable:
                 await self._held.drop_reader(reader)
                 raise
-        return self._events(self._follow, asked, after)
+        return self._events(self._followed, query, after)
 
-    async def _events(self, log: Follow, asked: TailQuery, after: int) -> AsyncIterator[bytes]:
+    async def _events(self, log: FollowedLog, query: TailQuery, after: int) -> AsyncIterator[bytes]:
         self._metrics.keyed_tails += 1
         try:
             yield f"retry: {RETRY_MS}\nid: {after}\n\n".encode()
-            key, prefix = asked.key, asked.prefix or b""
+            key, prefix = query.key, query.prefix or b""
             batches = follow_prefix(log, prefix, after) if key is None else follow_key(log, key, after)
-            async with aclosing(_with_pauses(batches, asked.heartbeat_ms / 1000, self._stopping)) as found:
+            async with aclosing(_with_pauses(batches, query.heartbeat_ms / 1000, self._stopping)) as found:
                 async for batch in found:
                     if batch is None:
                         yield _HEARTBEAT
@@ -102,13 +104,13 @@ class Tails:
                         if self._stopping.is_set():
                             return
                         some = batch.slice(start, _RECORDS_AT_ONCE)
-                        yield _written(some)
+                        yield _encode_events(some)
                         self._metrics.keyed_scanned_records += some.num_rows
         except LlogError as error:
             self._metrics.errors[error.code] += 1
             if isinstance(error, StoreUnavailable):
                 await self._held.drop_reader(log.reader)
-            yield b"event: problem\ndata: " + msgspec.json.encode(error_of(error)) + b"\n\n"
+            yield b"event: problem\ndata: " + msgspec.json.encode(item_error(error)) + b"\n\n"
         finally:
             self._metrics.keyed_tails -= 1
 
@@ -116,7 +118,7 @@ class Tails:
 async def _with_pauses(
     batches: AsyncIterator[pa.RecordBatch], pause_s: float, stopping: asyncio.Event
 ) -> AsyncGenerator[pa.RecordBatch | None, None]:
-    """What comes, None whenever nothing came for so long, and an end when the broker stops."""
+    """Yield the batches, and None whenever none came for `pause_s` seconds; end when the broker stops."""
     stop = asyncio.create_task(stopping.wait())
     coming: asyncio.Task[pa.RecordBatch] | None = None
     try:
@@ -140,12 +142,14 @@ async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch:
     return await anext(batches)
 
 
-def _written(batch: pa.RecordBatch) -> bytes:
+def _encode_events(batch: pa.RecordBatch) -> bytes:
     encode = msgspec.json.encode
-    return b"".join([b"id: %d\ndata: %s\n\n" % (each["sequence"], encode(each)) for each in keyed_out(batch)])
+    return b"".join(
+        [b"id: %d\ndata: %s\n\n" % (each["sequence"], encode(each)) for each in keyed_records_to_json(batch)]
+    )
 
 
-def _retrieved(done: asyncio.Task[None]) -> None:
-    """Whoever waited may be gone."""
+def _retrieve_exception(done: asyncio.Task[None]) -> None:
+    """Retrieve the exception of a task whose waiters may all be gone, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()

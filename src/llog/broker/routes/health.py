@@ -5,28 +5,25 @@ requests may come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llog.broker.http.problems import problem
+from llog.broker.http.answers import json_answer, problem
+from llog.broker.http.routing import Route
 from llog.errors import LlogError, StoreUnavailable
+from llog.log.engine import Check
 from llog.log.keys import LOG_ID
 from llog.log.log import Log
 
 CHECK_SECONDS: Final = 5.0
 
-Handler = Callable[[Request], Awaitable[Response]]
-Check = Callable[[], Awaitable[None]]
 
-
-class Health:
+class HealthRoutes:
     def __init__(self, log: Log, stopping: asyncio.Event, checks: dict[str, Check]) -> None:
-        """`checks` are of stores beside those of the log, by what they are called."""
+        """`checks` are those of stores beside the log's own, by the names that people read."""
         self._log = log
         self._stopping = stopping
         self._checks: dict[str, Check] = {
@@ -37,16 +34,16 @@ class Health:
         }
         self._log_id: bytes | None = None
 
-    def routes(self) -> list[tuple[str, str, str, Handler]]:
-        """Role, method, path and handler of each."""
-        return [("all", "GET", "/health", self._health), ("all", "GET", "/ready", self._ready)]
+    def routes(self) -> list[Route]:
+        return [Route("all", "GET", "/health", self._health), Route("all", "GET", "/ready", self._ready)]
 
     async def _health(self, _: Request) -> Response:
         return await _answer("ok", self._checks)
 
     async def _ready(self, _: Request) -> Response:
-        """A store that is full or read-only does not count: the broker still serves what it can, as any other one
-        would.
+        """Answer whether the stores can be read.
+
+        A store that is full or read-only does not count: the broker serves what it can, as any other one would.
         """
         if self._stopping.is_set():
             return _unavailable("the broker is stopping")
@@ -68,19 +65,19 @@ class Health:
 
 
 async def _answer(status: str, checks: dict[str, Check]) -> Response:
-    found = await asyncio.gather(*map(_problem, checks.values()))
-    problems = [f"{name}: {said}" for name, said in zip(checks, found, strict=True) if said is not None]
+    failures = await asyncio.gather(*map(_failure, checks.values()))
+    problems = [f"{name}: {failure}" for name, failure in zip(checks, failures, strict=True) if failure is not None]
     if problems:
         return _unavailable("; ".join(problems))
-    return Response(msgspec.json.encode({"status": status}), media_type="application/json")
+    return json_answer({"status": status})
 
 
 def _unavailable(detail: str) -> Response:
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, StoreUnavailable.code, detail)
 
 
-async def _problem(check: Check) -> str | None:
-    """What is wrong with the store."""
+async def _failure(check: Check) -> str | None:
+    """Return what is wrong with the store; None if nothing is."""
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             await check()

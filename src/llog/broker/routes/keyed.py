@@ -1,91 +1,113 @@
-"""The routes under `/keyed`, whether or not there is a keyed log behind them.
+"""The keyed log: the routes under `/keyed`, whether or not there is a keyed log behind them.
 
-SlateDB is imported by the first request that needs it: a broker without a keyed log does without.
+The handlers are in `keyed/handlers.py`, which needs SlateDB and is imported by the first request: a broker without a
+keyed log does without SlateDB.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llog.broker.http.answers import Handler
+from llog.broker.http.bodies import Bodies
+from llog.broker.http.requests import WAIT_MS_MAX
+from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import KeyedLogNotConfigured
-from llog.log.owners import Owners, keyed_of
+from llog.log.owners import Owners, keyed_ownership
 
 if TYPE_CHECKING:
-    from llog.broker.keyed.answers import KeyedAnswers
+    from llog.broker.keyed.handlers import KeyedHandlers
 
-Handler = Callable[[Request], Awaitable[Response]]
-Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
-"""Reads the body of a request, of this content type: `Broker._body`."""
+_Choose = Callable[["KeyedHandlers"], Handler]
 
-_WRITES: Final = ("/keyed/append", "/keyed/seal")
-_READS: Final = ("/keyed/scan", "/keyed/count", "/keyed/keys", "/keyed/segments", "/keyed/tail")
-READS: Final = frozenset(_READS)
+_WRITES: Final[Mapping[str, _Choose]] = {
+    "/keyed/append": lambda handlers: handlers.append,
+    "/keyed/seal": lambda handlers: handlers.seal,
+}
+_READS: Final[Mapping[str, _Choose]] = {
+    "/keyed/scan": lambda handlers: handlers.scan,
+    "/keyed/count": lambda handlers: handlers.count,
+    "/keyed/keys": lambda handlers: handlers.list_keys,
+    "/keyed/segments": lambda handlers: handlers.list_segments,
+    "/keyed/tail": lambda handlers: handlers.tail,
+}
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-class Keyed:
+class KeyedRoutes:
     def __init__(
         self,
         settings: Settings,
         metrics: Metrics,
         stopping: asyncio.Event,
-        body: Body,
+        bodies: Bodies,
         owners: Owners | None = None,
     ) -> None:
         self._settings = settings
         self._owners = owners
         self._metrics = metrics
         self._stopping = stopping
-        self._body = body
-        self._answers: KeyedAnswers | None = None
+        self._bodies = bodies
+        self._handlers: KeyedHandlers | None = None
 
-    def routes(self) -> list[tuple[str, str, str, Handler]]:
-        """Role, method, path and handler of each."""
-        writes = [("write", "POST", path, partial(self._answer, path)) for path in _WRITES]
-        reads = [("read", "GET", path, partial(self._answer, path)) for path in _READS]
-        return [*writes, *reads, *(("read", "POST", path, partial(self._answer_form, path)) for path in _READS)]
-
-    async def owner(self) -> str | None:
-        """The address of the broker that owns the log, if that is another one: it sees at once what was appended."""
-        if self._settings.keyed is None or self._owners is None:
-            return None
-        what = keyed_of(self._settings.keyed)
-        lease = None if self._owners.holds(what) else await self._owners.find(what)
-        return None if lease is None or lease.address == self._owners.address else lease.address
+    def routes(self) -> list[Route]:
+        writes = [Route("write", "POST", path, self._handler(choose)) for path, choose in _WRITES.items()]
+        reads = [self._read_route("GET", path, self._handler(choose)) for path, choose in _READS.items()]
+        forms = [self._read_route("POST", path, self._form_handler(choose)) for path, choose in _READS.items()]
+        return writes + reads + forms
 
     async def check(self) -> None:
-        """`StoreUnavailable` if a log that was opened takes no records any more."""
-        if self._answers is not None:
-            await self._answers.check()
+        """Raise `StoreUnavailable` if a log that was opened takes no records any more."""
+        if self._handlers is not None:
+            await self._handlers.check()
 
     async def close(self) -> None:
-        if self._answers is not None:
-            await self._answers.close()
+        if self._handlers is not None:
+            await self._handlers.close()
 
-    async def _answer_form(self, path: str, request: Request) -> Response:
-        """A read whose parameters are in the body: keys may be longer than an address."""
-        async with self._body(request, _FORM) as body:
-            asked = Request({**request.scope, "query_string": bytes(body)}, request.receive)
-        return await self._answer(path, asked)
+    def _read_route(self, method: str, path: str, handler: Handler) -> Route:
+        return Route("read", method, path, handler, wait_ms=WAIT_MS_MAX, find_owner=self._find_owner, may_stay=True)
 
-    async def _answer(self, path: str, request: Request) -> Response:
+    async def _find_owner(self) -> str | None:
+        """Return the address of the broker that owns the log, if it is another one: it sees appends at once."""
+        if self._settings.keyed is None or self._owners is None:
+            return None
+        key = keyed_ownership(self._settings.keyed)
+        lease = None if self._owners.holds(key) else await self._owners.find(key)
+        return None if lease is None or lease.address == self._owners.address else lease.address
+
+    def _handler(self, choose: _Choose) -> Handler:
+        async def answer(request: Request) -> Response:
+            return await choose(self._open())(request)
+
+        return answer
+
+    def _form_handler(self, choose: _Choose) -> Handler:
+        """Return the handler of a read whose parameters are in the body: keys may be longer than an address."""
+
+        async def answer(request: Request) -> Response:
+            async with self._bodies.read(request, _FORM) as body:
+                query = Request({**request.scope, "query_string": bytes(body)}, request.receive)
+            return await choose(self._open())(query)
+
+        return answer
+
+    def _open(self) -> KeyedHandlers:
         if self._settings.keyed is None:
             raise KeyedLogNotConfigured(
                 "this broker serves no keyed log: start it with LLOG_KEYED=file:///absolute/dir or s3://bucket/prefix"
             )
-        if self._answers is None:
-            from llog.broker.keyed.answers import KeyedAnswers
+        if self._handlers is None:
+            from llog.broker.keyed.handlers import KeyedHandlers
 
-            self._answers = KeyedAnswers(
-                self._settings.keyed, self._settings, self._metrics, self._stopping, self._body, self._owners
+            self._handlers = KeyedHandlers(
+                self._settings.keyed, self._settings, self._metrics, self._stopping, self._bodies, self._owners
             )
-        return await self._answers.handlers[path](request)
+        return self._handlers

@@ -1,9 +1,8 @@
-"""`POST /sql`, `POST /sql/insert` and `POST /sql/names`: statements of one request, in a session that ends with it.
+"""SQL: `POST /sql`, `POST /sql/insert` and `POST /sql/names`. The statements of a request run in a session of its own.
 
-The database is made at the start if there are tables, else by the first request: a broker without SQL opens no RocksDB.
-Statements end when their time is over, when the client goes, and when the broker stops: those that change something get
-a moment to finish, those that wait do not hold it up. A transaction that a request leaves open is rolled back, and the
-request is answered as an error.
+The database is opened at the start if tables exist, else by the first request: a broker without SQL opens no RocksDB.
+Statements end when their time is over, when the client goes, and when the broker stops, after a moment to finish. A
+transaction that a request leaves open is rolled back, and the request is answered with an error.
 """
 
 from __future__ import annotations
@@ -12,23 +11,29 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from llog.base.units import format_duration_ms
-from llog.broker.http.arrow import MEDIA_TYPE, table_from
+from llog.broker.http.answers import json_answer
+from llog.broker.http.arrow import MEDIA_TYPE, decode_stream
+from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import until_gone
-from llog.broker.http.messages import InsertQuery, SqlRequest, decoded, queried
+from llog.broker.http.requests import JSON, content_type, decode_body, decode_query
+from llog.broker.http.routing import Route
 from llog.config import Settings
 from llog.engines.rocksdb.engine import rocksdb_of
+from llog.engines.rocksdb.topics import require_rocks
 from llog.errors import (
     InvalidArgument,
+    LogOwned,
     MissingExtra,
     OutcomeUnknown,
     OwnerUnavailable,
@@ -38,6 +43,7 @@ from llog.errors import (
     WrongRole,
 )
 from llog.log.log import Log
+from llog.log.owners import ROCKSDB_OWNERSHIP
 from llog.sql.json_values import json_rows, type_name
 from llog.sql.opening import open_database
 from llog.sql.result import Result
@@ -45,50 +51,78 @@ from llog.sql.wire import ALL_RESULTS, params_in, stream_of
 
 if TYPE_CHECKING:
     from llog.sql.database import Database
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
-Body = Callable[[Request, str], AbstractAsyncContextManager[bytearray]]
-"""Reads the body of a request, of this content type: `Broker._body`."""
 
 logger: Final = logging.getLogger("llog.sql")
 
-_JSON: Final = "application/json"
 _TEXT: Final = ("application/sql", "text/plain")
 _FROM_PAGES: Final = ("origin", "sec-fetch-site")
 _STOP_GRACE_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _SMALL_BYTES: Final = 64 << 10
-"""Answers and parameters up to here are encoded and decoded on the loop: a thread costs more."""
+"""Answers and parameters up to this size are converted on the event loop: a thread costs more."""
 _ROW_BYTES: Final = 256
-"""What a row of parameters counts for there."""
+"""Bytes that a row of parameters counts for."""
 
 
-class Sql:
-    def __init__(self, log: Log, settings: Settings, stopping: asyncio.Event, body: Body) -> None:
+class SqlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`params` are the values of the statements' parameters, `rows` those of many runs of one statement, as in
+    `llog.sql.wire`.
+    """
+
+    sql: str
+    params: list[Any] | dict[str, Any] = []
+    rows: list[list[Any]] | None = None
+    member: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class InsertQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    table: str
+
+
+class SqlRoutes:
+    def __init__(self, log: Log, settings: Settings, stopping: asyncio.Event, bodies: Bodies) -> None:
         self._log = log
         self._settings = settings
         self._stopping = stopping
-        self._body = body
+        self._bodies = bodies
         self._opening = asyncio.Lock()
         self._database: Database | None = None
         self._retrying: asyncio.Future[None] | None = None
 
-    def routes(self) -> list[tuple[str, str, str, Handler]]:
-        """Role, method, path and handler of each. Every role has them: the refusal says why only one answers."""
+    def routes(self) -> list[Route]:
+        """Every broker has these routes, whatever its role: the handlers' refusal says which role answers."""
+        wait_ms = self._settings.sql_timeout_ms
+        find_owner = self.find_tables_owner if self._settings.role == "both" else None
         return [
-            ("all", "POST", "/sql", self._execute),
-            ("all", "POST", "/sql/insert", self._insert),
-            ("all", "POST", "/sql/names", self._names),
+            Route("all", "POST", "/sql", self._execute, wait_ms=wait_ms, find_owner=find_owner),
+            Route("all", "POST", "/sql/insert", self._insert, wait_ms=wait_ms, find_owner=find_owner),
+            Route("all", "POST", "/sql/names", self._names, wait_ms=wait_ms, find_owner=find_owner),
         ]
 
+    async def find_tables_owner(self) -> str | None:
+        """Return the address of the broker that owns the tables; None if this one does, or no broker does yet."""
+        owners, rocksdb = self._log.owners, rocksdb_of(self._log)
+        if owners is None or rocksdb.is_open:
+            return None
+        if await owners.home(ROCKSDB_OWNERSHIP) is None:
+            return None
+        try:
+            await (await require_rocks(self._log, rocksdb.rocks, "SQL")).open()
+        except LogOwned as error:
+            return error.address
+        except (OwnerUnavailable, StoreUnavailable, MissingExtra):
+            pass  # statements without tables work, and those with tables raise it again
+        return None
+
     async def start(self) -> None:
-        """Takes up tables that are there: events in their outbox must not wait for somebody to ask."""
+        """Open the tables if they exist: events in their outbox must not wait for a request."""
         rocks = rocksdb_of(self._log).rocks
         if self._settings.role == "both" and rocks is not None and rocks.directory.is_dir():
             try:
-                await self._opened()
+                await self._open()
             except (MissingExtra, OwnerUnavailable) as error:
                 logger.warning("the tables in %s are left alone: %s", rocks.directory, error)
             except StoreUnavailable as error:  # all else can be served
@@ -112,57 +146,56 @@ class Sql:
 
     async def _execute(self, request: Request) -> Response:
         self._check_role()
-        asked = await self._asked(request)
+        asked = await self._read_request(request)
         params = params_in(asked.params)
 
-        async def run(session: Session) -> list[Result]:
+        async def run(session: DatabaseSession) -> list[Result]:
             if asked.rows is not None:
                 given = asked.rows
-                rows = await _encoded(len(given) * _ROW_BYTES, lambda: [list(params_in(row)) for row in given])
+                rows = await _run_off_loop(len(given) * _ROW_BYTES, lambda: [list(params_in(row)) for row in given])
                 return [await session.execute_many(asked.sql, rows)]
             return await session.execute(asked.sql, params)
 
-        return await self._answered(request, asked.member, run)
+        return await self._answer_results(request, asked.member, run)
 
     async def _insert(self, request: Request) -> Response:
         self._check_role()
-        table = queried(InsertQuery, request.query_params).table
-        async with self._body(request, MEDIA_TYPE) as body:
-            data = table_from(body, lambda schema: schema, lambda rows, _: rows)
+        table = decode_query(InsertQuery, request.query_params).table
+        async with self._bodies.read(request, MEDIA_TYPE) as body:
+            data = decode_stream(body, lambda schema: schema, lambda rows, _: rows)
 
-            async def run(session: Session) -> list[Result]:
+            async def run(session: DatabaseSession) -> list[Result]:
                 return [await session.insert(table, data)]
 
-            return await self._answered(request, None, run)
+            return await self._answer_results(request, None, run)
 
     async def _names(self, request: Request) -> Response:
         self._check_role()
         names = await self._run(request, None, lambda session: session.names())
-        return Response(msgspec.json.encode(names._asdict()), media_type=_JSON)
+        return json_answer(names._asdict())
 
     def _check_role(self) -> None:
         if self._settings.role != "both":
             raise WrongRole(
                 f"this broker has the role {self._settings.role!r}, and SQL both reads and writes, in the one "
-                "process that owns the "
-                "tables: ask a broker with the role 'both' (--role, LLOG_ROLE)"
+                "process that owns the tables: ask a broker with the role 'both' (--role, LLOG_ROLE)"
             )
 
-    async def _asked(self, request: Request) -> SqlRequest:
-        """The request in a body of JSON, or of SQL alone."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def _read_request(self, request: Request) -> SqlRequest:
+        """Return the request in a body of JSON, or of SQL alone."""
+        kind = content_type(request)
         if kind == "text/plain" and any(each in request.headers for each in _FROM_PAGES):
             raise InvalidArgument(  # a page may send it anywhere, without its visitor knowing
                 "content-type is text/plain, which is not taken from a web page: send application/sql or "
                 "application/json"
             )
-        if kind not in (_JSON, *_TEXT):
+        if kind not in (JSON, *_TEXT):
             raise InvalidArgument(
-                f"content-type is {kind[:80]!r}: it must be {_JSON}, or {' or '.join(_TEXT)} for SQL alone"
+                f"content-type is {kind[:80]!r}: it must be {JSON}, or {' or '.join(_TEXT)} for SQL alone"
             )
-        async with self._body(request, kind) as body:
-            if kind == _JSON:
-                asked = decoded(SqlRequest, body)
+        async with self._bodies.read(request, kind) as body:
+            if kind == JSON:
+                asked = decode_body(SqlRequest, body)
                 if asked.rows is not None and asked.params:
                     raise InvalidArgument("the body has params and rows: rows are the parameters, one run for each")
                 return asked
@@ -171,8 +204,8 @@ class Sql:
             except UnicodeDecodeError as error:
                 raise InvalidArgument(f"the body is no UTF-8: {error}") from None
 
-    async def _answered(
-        self, request: Request, member: str | None, run: Callable[[Session], Awaitable[list[Result]]]
+    async def _answer_results(
+        self, request: Request, member: str | None, run: Callable[[DatabaseSession], Awaitable[list[Result]]]
     ) -> Response:
         start = time.perf_counter()
         results = await self._run(request, member, run)
@@ -186,17 +219,17 @@ class Sql:
         accepted = request.headers.get("accept", "")
         ms = round((time.perf_counter() - start) * 1000, 3)
         if MEDIA_TYPE in accepted:
-            chosen = results if ALL_RESULTS in accepted.replace(" ", "") else [_shown(results)]
-            body = memoryview(await _encoded(size, lambda: stream_of(chosen)))
+            chosen = results if ALL_RESULTS in accepted.replace(" ", "") else [_main_result(results)]
+            body = memoryview(await _run_off_loop(size, lambda: stream_of(chosen)))
             return Response(body, headers={"llog-ms": str(ms)}, media_type=MEDIA_TYPE)
-        return Response(await _encoded(size, lambda: _json(results, ms)), media_type=_JSON)
+        return Response(await _run_off_loop(size, lambda: _encode_json(results, ms)), media_type=JSON)
 
-    async def _run(self, request: Request, member: str | None, run: Callable[[Session], Awaitable[T]]) -> T:
-        """The result of `run` in a session of its own, which is closed whatever happens."""
-        session = (await self._opened()).session(member=member or "")  # an ACK without a name is for all of them
+    async def _run(self, request: Request, member: str | None, run: Callable[[DatabaseSession], Awaitable[T]]) -> T:
+        """Return the result of `run` in a session of its own, which is closed whatever happens."""
+        session = (await self._open()).session(member=member or "")  # an ACK without a name is for all of them
         task = asyncio.ensure_future(run(session))
         try:
-            await self._ended(request, task)
+            await self._wait_for_end(request, task)
             result = task.result()
             if session.in_transaction:
                 raise InvalidArgument(
@@ -209,8 +242,8 @@ class Sql:
             await asyncio.gather(task, return_exceptions=True)
             await session.close()
 
-    async def _ended(self, request: Request, task: asyncio.Future[Any]) -> None:
-        """Returns when the task is done; raises when it is not and nobody should wait any longer."""
+    async def _wait_for_end(self, request: Request, task: asyncio.Future[Any]) -> None:
+        """Return when the task is done; raise if it is cut short by its time, its client or the end of the broker."""
         gone, stopping = asyncio.ensure_future(until_gone(request)), asyncio.ensure_future(self._stopping.wait())
         try:
             timeout_ms = self._settings.sql_timeout_ms
@@ -227,8 +260,7 @@ class Sql:
                 )
             raise StatementTimeout(
                 f"the statements ran for {format_duration_ms(timeout_ms)} and were cancelled "
-                "(LLOG_SQL_TIMEOUT_MS); those before the last "
-                "one may have been run"
+                "(LLOG_SQL_TIMEOUT_MS); those before the last one may have been run"
             )
         finally:
             gone.cancel()
@@ -238,40 +270,42 @@ class Sql:
         while self._database is None:
             await asyncio.sleep(_RETRY_S)
             with suppress(StoreUnavailable):
-                await self._opened()
+                await self._open()
         logger.warning("the tables in %s are open now", directory)
 
-    async def _opened(self) -> Database:
+    async def _open(self) -> Database:
+        """Return the database, which the first call opens."""
         async with self._opening:
             if self._database is None:
                 self._database = await open_database(self._log, self._settings, stopping=self._stopping)
             return self._database
 
 
-def _shown(results: list[Result]) -> Result:
-    """The one to answer where there is room for one: the last with rows, else the last."""
+def _main_result(results: list[Result]) -> Result:
+    """Return the result to answer where there is room for one: the last with rows, else the last."""
     with_rows = [result for result in results if result.table is not None]
     return (with_rows or results or [Result("", None, 0)])[-1]
 
 
-async def _encoded(size: int, encode: Callable[[], T]) -> T:
-    return encode() if size <= _SMALL_BYTES else await asyncio.to_thread(encode)
+async def _run_off_loop(size: int, convert: Callable[[], T]) -> T:
+    """Return the result of `convert`, which runs in a thread unless it has little to do."""
+    return convert() if size <= _SMALL_BYTES else await asyncio.to_thread(convert)
 
 
-def _json(results: list[Result], ms: float) -> bytes:
-    return msgspec.json.encode({"results": [_result(result) for result in results], "ms": ms})
+def _encode_json(results: list[Result], ms: float) -> bytes:
+    return msgspec.json.encode({"results": [_result_fields(result) for result in results], "ms": ms})
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result_fields(result: Result) -> dict[str, Any]:
     table = pa.table({}) if result.table is None else result.table
-    shown = {
+    fields = {
         "kind": result.kind,
         "columns": [{"name": field.name, "type": type_name(field.type)} for field in table.schema],
         "rows": list(json_rows(table)),
         "changed": result.changed,
     }
     if result.warnings:
-        shown["warnings"] = result.warnings
+        fields["warnings"] = result.warnings
     if result.member is not None:
-        shown["member"] = result.member
-    return shown
+        fields["member"] = result.member
+    return fields

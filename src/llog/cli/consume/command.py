@@ -1,4 +1,4 @@
-"""`llog consume`: records of a topic onto standard output."""
+"""`llog consume`: prints the records of a topic."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from llog.base.units import bytes_to_json, ms_of
+from llog.base.units import bytes_to_json, epoch_ms
 from llog.cli.common import Invocation, note, partitions_of, with_log
 from llog.errors import InvalidArgument, OffsetOutOfRange
 from llog.model import Record, TopicPartition
 
 if TYPE_CHECKING:
     from llog.config import Settings
-    from llog.engines.port import LogReader
+    from llog.log.engine import LogReader
     from llog.log.log import Log
 
 _WAIT_SECONDS = 30.0
@@ -28,7 +28,7 @@ _WRITE_BYTES = 64 << 10
 Format = Callable[[TopicPartition, Record], bytes]
 
 
-@click.command(short_help="Print records of a topic, once or as they come.")
+@click.command(short_help="Print the records of a topic, once or as they arrive.")
 @click.argument("topic")
 @click.option(
     "--from",
@@ -36,28 +36,29 @@ Format = Callable[[TopicPartition, Record], bytes]
     metavar="WHERE",
     default="earliest",
     show_default=True,
-    help="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z (UTC unless it says otherwise).",
+    help="Where to start: earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z (UTC unless it names "
+    "another zone).",
 )
-@click.option("--partition", type=int, help="Only this partition. Default: all of them.")
-@click.option("--max", "max_records", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more instead of stopping at the end; end it with Ctrl-C.")
+@click.option("--partition", type=int, help="The partition to print.  [default: all of them]")
+@click.option("--max", "max_records", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more records at the end, until Ctrl-C.")
 @click.option(
     "--format",
     "format_name",
     type=click.Choice(["value", "json", "kv"]),
     default="value",
     show_default=True,
-    help="value: a line of payload each. kv: key, tab, payload. json: everything; bytes that are no text as base64.",
+    help="How to print a record. value: its value. kv: key, tab, value. json: everything, with bytes that are not "
+    "text as base64.",
 )
 @click.option(
-    "--group", help="As a member of this consumer group: what no other member has, acknowledged when it was printed."
+    "--group", help="Consume as a member of this consumer group, and acknowledge records once they are printed."
 )
 @click.option(
     "--mode",
     type=click.Choice(["claimed", "assigned"]),
-    help="How the group shares the topic out: each record to one member at a time, or each partition to one "
-    "member, in order. "
-    "Default: as the group does already, else claimed.",
+    help="How the group divides the topic. claimed: each record goes to one member at a time. assigned: each "
+    "partition goes to one member, in order.  [default: as the group does already, else claimed]",
 )
 @click.pass_obj
 def consume(
@@ -71,12 +72,12 @@ def consume(
     group: str | None,
     mode: Literal["claimed", "assigned"] | None,
 ) -> None:
-    """Print the records of TOPIC, each partition in its order, up to the end there is when it begins.
+    """Print the records of TOPIC, each partition in its order, up to the end at the time of the call.
 
-    With --group, processes share the records of TOPIC with each other and with all other members of the group: each
-    prints what it is given. Partitions in which the group has a position start there, and --from counts for the others.
-    Records are acknowledged after they were written to stdout: those of a process that is killed in between are printed
-    by another a minute later, never passed over.
+    With --group, all members of the group share the records of TOPIC: each process prints the records that the group
+    delivers to it. Partitions in which the group has a position start there; --from applies to the others. Records are
+    acknowledged after they were written to stdout: if a process is killed before, another one prints them a minute
+    later. No record is skipped.
 
     \b
       llog consume orders --from 2026-01-31T12:00:00Z --format json --max 10
@@ -84,19 +85,19 @@ def consume(
       llog consume orders --group billing --mode assigned --follow
     """
     if mode is not None and group is None:
-        raise InvalidArgument("--mode is about a consumer group: name it with --group")
+        raise InvalidArgument("--mode is for a consumer group: name it with --group")
 
-    async def consumed(log: Log, _: Settings) -> None:
+    async def print_topic(log: Log, _: Settings) -> None:
         if group is None:
-            await printed(log)
+            await print_without_group(log)
             return
-        from llog.cli.consume.group import GroupPrinter, known_mode
+        from llog.cli.consume.group import GroupPrinter, current_mode
 
-        chosen = mode or await known_mode(log, topic, group)
+        chosen = mode or await current_mode(log, topic, group)
         member = GroupPrinter(log, topic, group, chosen, partition, _FORMATS[format_name])
         await member.print_all(start, max_records, follow=follow)
 
-    async def printed(log: Log) -> None:
+    async def print_without_group(log: Log) -> None:
         from llog.engines.routing import EngineReader
 
         reader = EngineReader(log)
@@ -110,14 +111,14 @@ def consume(
             await printer.print_all(positions)
             if not follow or printer.finished:
                 return
-            where = "earliest"  # of partitions that are added while it follows, everything is new
-            await printer.any_more(positions)
+            where = "earliest"  # every record of a partition that is added meanwhile is new
+            await printer.wait_for_more(positions)
 
-    with_log(invocation, consumed, reads_only=True)
+    with_log(invocation, print_topic, reads_only=True)
 
 
 async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int:
-    """The offset that `earliest`, `latest`, an offset or a time means in this partition."""
+    """Return the offset that `earliest`, `latest`, an offset or a time stands for in this partition."""
     bounds = await reader.bounds(tp)
     if where == "earliest":
         return bounds.log_start_offset
@@ -132,12 +133,15 @@ async def start_offset(reader: LogReader, tp: TopicPartition, where: str) -> int
 
 
 def parse_time_ms(text: str) -> int:
-    """ISO 8601, UTC unless it names another zone; else `InvalidArgument`."""
+    """Return the milliseconds of a time in ISO 8601, which is in UTC unless it names another zone.
+
+    Raises `InvalidArgument` for any other text.
+    """
     try:
-        return ms_of(datetime.fromisoformat(text))
+        return epoch_ms(datetime.fromisoformat(text))
     except ValueError:
         raise InvalidArgument(
-            f"{text[:40]!r} is no place to start: write earliest, latest, an offset, or a time such as "
+            f"{text[:40]!r} is not a position: write earliest, latest, an offset, or a time such as "
             "2026-01-31T12:00:00Z"
         ) from None
 
@@ -150,11 +154,11 @@ class _Printer:
 
     @property
     def finished(self) -> bool:
-        """As many were printed as were wanted."""
+        """Whether `max_records` were printed."""
         return self._left == 0
 
     async def print_all(self, positions: dict[TopicPartition, int]) -> None:
-        """Prints each partition up to its end, and moves the positions on."""
+        """Print each partition up to its end, and advance the positions."""
         for tp, position in positions.items():
             bounds = await self._reader.bounds(tp)
             if position < bounds.log_start_offset:
@@ -163,8 +167,8 @@ class _Printer:
             if self.finished:
                 return
 
-    async def any_more(self, positions: dict[TopicPartition, int]) -> None:
-        """Returns when one of the partitions has a record at its position; after a while in any case."""
+    async def wait_for_more(self, positions: dict[TopicPartition, int]) -> None:
+        """Wait until one of the partitions has a record at its position, but no longer than `_WAIT_SECONDS`."""
         waits = [
             asyncio.ensure_future(self._reader.wait(tp, offset, _WAIT_SECONDS)) for tp, offset in positions.items()
         ]
@@ -178,12 +182,12 @@ class _Printer:
             wait.result()
 
     async def _print(self, tp: TopicPartition, offset: int, stop: int) -> int:
-        """Prints up to `stop`, or to the last record wanted; returns the next offset."""
+        """Print the records up to `stop`, or until `max_records` were printed; return the next offset to print."""
         from llog.batch.columns import records_of, slice_columns
 
         while offset < stop and self._left != 0:
             batches = await self._reader.read(tp, offset, _READ_BYTES, stop=stop)
-            if not batches:  # what is left below `stop` was removed by key compaction
+            if not batches:  # key compaction has removed the rest below `stop`
                 return stop
             for batch in batches:
                 count = min(batch.columns.count, stop - batch.start_offset)
@@ -199,10 +203,10 @@ class _Printer:
 
 
 def write_out(lines: Sequence[bytes]) -> None:
-    """Onto stdout, and out of this process: an ACK after it must not run ahead of what was printed."""
+    """Write the lines to stdout and flush it, so that an ACK never precedes the output of its records."""
     data = memoryview(b"".join(lines))
-    # In pieces, for there are kernels on which a write succeeds whose reader went away while it waited: the next one
-    # tells.
+    # In pieces: on some kernels a write succeeds although its reader went away while it waited, and only the next one
+    # fails.
     for start in range(0, len(data), _WRITE_BYTES):
         sys.stdout.buffer.write(data[start : start + _WRITE_BYTES])
     sys.stdout.buffer.flush()

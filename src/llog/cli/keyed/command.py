@@ -1,4 +1,4 @@
-"""`llog keyed`: a log for every key, on the command line."""
+"""`llog keyed`: a log for every key."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from llog.base.units import bytes_to_json, format_size
-from llog.cli.common import Invocation, json_option, note, print_json, print_table, shown_time
+from llog.cli.common import Invocation, format_time, json_option, note, print_json, print_table
 from llog.cli.consume.command import write_out
-from llog.cli.keyed.records import from_json, key_bytes, pairs_of, print_records, ranges, selected, splitting
+from llog.cli.keyed.records import from_json, key_bytes, key_or_prefix, pairs_of, parse_ranges, print_records, splitter
 from llog.errors import ConfigurationError, InvalidArgument, LogNotFound
 from llog.log.opening import opened_owners
 
@@ -26,10 +26,10 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
 
 url_option = click.option("--url", metavar="URL", help="The keyed log, e.g. file:///var/llog/keyed (LLOG_KEYED).")
-prefix_option = click.option("--prefix", metavar="TEXT", help="All keys that begin with this; '' for every key.")
-base64_option = click.option("--base64", "as_base64", is_flag=True, help="KEY and --prefix are written as base64url.")
+prefix_option = click.option("--prefix", metavar="TEXT", help="Select all keys that begin with this; '' for every key.")
+base64_option = click.option("--base64", "as_base64", is_flag=True, help="Read the key or prefix as base64url.")
 take_over_option = click.option(
-    "--take-over", is_flag=True, help="Write even if another process does, which is then fenced: ask nobody."
+    "--take-over", is_flag=True, help="Write even if another process writes the log; that process is fenced."
 )
 format_option = click.option(
     "--format",
@@ -37,25 +37,26 @@ format_option = click.option(
     type=click.Choice(["kv", "value", "json"]),
     default="kv",
     show_default=True,
-    help="kv: key, tab, value. value: a line of value each. json: everything; bytes that are no text as base64.",
+    help="How to print a record. kv: key, tab, value. value: its value. json: everything, with bytes that are not "
+    "text as base64.",
 )
 
 
 def range_options(command: F) -> F:
-    """`--from` and `--to`."""
+    """Add the options `--from` and `--to`."""
     what = "a sequence, or a time such as 2026-01-31T12:00:00Z"
-    start = click.option("--from", "start", metavar="WHERE", help=f"From here on: {what}.")
-    end = click.option("--to", "end", metavar="WHERE", help=f"Up to but without this: {what}.")
+    start = click.option("--from", "start", metavar="WHERE", help=f"Where to start: {what}.")
+    end = click.option("--to", "end", metavar="WHERE", help=f"Where to stop, itself not included: {what}.")
     return start(end(command))
 
 
-@click.group(short_help="Append to, scan and follow a log for every key.")
+@click.group(short_help="Append to, scan and follow a keyed log.")
 def keyed() -> None:
-    """A keyed log: every key is a log of its own, and there may be millions. --url or LLOG_KEYED says where it is.
+    """Append to, scan and follow a keyed log: one log for every key, for millions of keys.
 
-    There is one writer at a time: while a broker writes the log, `append` and `seal` are refused, with its address. In
-    a bucket, LLOG_META must name the metadata store of its brokers, which tells who writes; a log that no broker serves
-    needs --take-over. Reading disturbs nobody.
+    --url or LLOG_KEYED names the keyed log. It has one writer at a time: while a broker writes it, `append` and `seal`
+    are refused with the broker's address. For a keyed log in a bucket, LLOG_META must name the metadata store of its
+    brokers, which records the writer; if no broker serves the log, use --take-over. Reading is always possible.
 
     \b
       export LLOG_KEYED=file:///var/llog/keyed
@@ -64,19 +65,18 @@ def keyed() -> None:
     """
 
 
-@keyed.command(short_help="Append records from stdin or arguments.")
+@keyed.command(short_help="Append records of stdin or arguments.")
 @click.argument("records", nargs=-1)
 @url_option
-@click.option(
-    "--key-separator", metavar="TEXT", default="\t", help="What is between key and value of a record.  [default: a tab]"
-)
+@click.option("--key-separator", metavar="TEXT", default="\t", help="The text between key and value.  [default: a tab]")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["kv", "json"]),
     default="kv",
     show_default=True,
-    help='json: {"key": …, "value": …}, bytes that are no text as {"base64": …}.',
+    help='The format of a record. kv: key, separator, value. json: {"key": …, "value": …}, with bytes that are not '
+    'text as {"base64": …}.',
 )
 @take_over_option
 @click.pass_obj
@@ -85,8 +85,8 @@ def append(
 ) -> None:
     """Append RECORDS, or the lines of standard input: each is a key, a tab and a value, or JSON.
 
-    They are appended in their order, in batches, each of them wholly or not at all. The summary on stderr counts what
-    is durable; after a failure, too.
+    Records are appended in their order and in batches; a batch is appended as a whole or not at all. The summary on
+    stderr counts the durable records, also after a failure.
 
     \b
       llog keyed append --key-separator = sensor-1=20.5 sensor-2=19
@@ -94,10 +94,10 @@ def append(
     """
     if key_separator == "":
         raise InvalidArgument("--key-separator is empty: name the text between key and value")
-    split = from_json if form == "json" else splitting(os.fsencode(key_separator))
-    given = [split(os.fsencode(record)) for record in records]  # before anybody is fenced
+    split = from_json if form == "json" else splitter(os.fsencode(key_separator))
+    given = [split(os.fsencode(record)) for record in records]  # before another writer is fenced
 
-    async def appended(log: KeyedLog, settings: Settings) -> None:
+    async def append_records(log: KeyedLog, settings: Settings) -> None:
         total, size, appends = 0, 0, 0
         try:
             async for pairs in pairs_of(given, split, settings):
@@ -107,7 +107,7 @@ def append(
         finally:
             note(f"appended {total} records ({format_size(size)}) to {log.url} in {appends} appends")
 
-    _with_writer(invocation, url, appended, take_over=take_over)
+    _with_writer(invocation, url, append_records, take_over=take_over)
 
 
 @keyed.command(short_help="Print the records of a key, or of all keys with a prefix.")
@@ -115,7 +115,7 @@ def append(
 @prefix_option
 @base64_option
 @range_options
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many records.")
 @format_option
 @url_option
 @click.pass_obj
@@ -130,16 +130,18 @@ def scan(
     form: str,
     url: str | None,
 ) -> None:
-    """Print the records of KEY in the order of their sequences; with --prefix by segment, in it by key.
+    """Print the records of KEY in the order of their sequences.
+
+    With --prefix, print the records of all matching keys, by segment and within a segment by key.
 
     \b
       llog keyed scan sensor-1 --from 2026-01-31T12:00:00Z --limit 10
       llog keyed scan --prefix sensor- --format json
     """
-    one, many = selected(key, prefix, as_base64)
-    sequences, times = ranges(start, end)
+    one, many = key_or_prefix(key, prefix, as_base64)
+    sequences, times = parse_ranges(start, end)
 
-    async def scanned(log: KeyedLogReader, _: Settings) -> None:
+    async def scan_records(log: KeyedLogReader, _: Settings) -> None:
         from llog.keyed import ScanOptions
 
         options = ScanOptions(time_range=times, limit=limit)
@@ -148,15 +150,15 @@ def scan(
         else:
             await print_records(log.scan_prefix_batches(many or b"", sequences, options), form)
 
-    _with_reader(invocation, url, scanned)
+    _with_reader(invocation, url, scan_records)
 
 
 @keyed.command(short_help="Count the records of a key.")
 @click.argument("key")
 @base64_option
-@click.option("--from", "start", type=click.IntRange(min=0), help="From this sequence on.")
-@click.option("--to", "end", type=click.IntRange(min=0), help="Up to but without this sequence.")
-@click.option("--approximate", is_flag=True, help="Off by less than one run at each end, for fewer reads.")
+@click.option("--from", "start", type=click.IntRange(min=0), help="The first sequence to count.")
+@click.option("--to", "end", type=click.IntRange(min=0), help="The sequence to stop at, itself not included.")
+@click.option("--approximate", is_flag=True, help="Read less; the count may be off by up to one run at each end.")
 @url_option
 @click.pass_obj
 def count(
@@ -168,29 +170,33 @@ def count(
     approximate: bool,
     url: str | None,
 ) -> None:
-    """Print how many records KEY has. It does not scan them: a million cost what a thousand do.
+    """Print the number of records of KEY.
+
+    The records are not scanned: counting a million costs the same as counting a thousand.
 
     \b
       llog keyed count sensor-1 --from 1000
     """
     wanted = key_bytes(key, as_base64)
 
-    async def counted(log: KeyedLogReader, _: Settings) -> int:
+    async def count_records(log: KeyedLogReader, _: Settings) -> int:
         from llog.keyed import SeqRange
 
         return await log.count(wanted, SeqRange(start, end), approximate)
 
-    click.echo(_with_reader(invocation, url, counted))
+    click.echo(_with_reader(invocation, url, count_records))
 
 
-@keyed.command(short_help="List the keys that there are.")
+@keyed.command(short_help="List the keys.")
 @prefix_option
 @base64_option
 @click.option(
-    "--from-segment", type=click.IntRange(min=0), help="Only keys with records in this segment or a later one."
+    "--from-segment", type=click.IntRange(min=0), help="Skip keys without records in this segment or a later one."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many keys.")
-@click.option("--json", "as_json", is_flag=True, help='A JSON text each; keys that are no text as {"base64": …}.')
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many keys.")
+@click.option(
+    "--json", "as_json", is_flag=True, help='Print each key as JSON, with keys that are not text as {"base64": …}.'
+)
 @url_option
 @click.pass_obj
 def keys(
@@ -202,14 +208,14 @@ def keys(
     as_json: bool,
     url: str | None,
 ) -> None:
-    """Print every key once, a line each, in the order of their bytes.
+    """Print every key on a line of its own, in the order of their bytes.
 
     \b
       llog keyed keys --prefix sensor- --limit 100
     """
     wanted = key_bytes(prefix or "", as_base64)
 
-    async def listed(log: KeyedLogReader, _: Settings) -> None:
+    async def list_keys(log: KeyedLogReader, _: Settings) -> None:
         from llog.keyed import SeqRange
 
         left = limit
@@ -221,24 +227,23 @@ def keys(
                 if left == 0:
                     return
 
-    _with_reader(invocation, url, listed)
+    _with_reader(invocation, url, list_keys)
 
 
-@keyed.command(short_help="Show the segments of the log.")
+@keyed.command(short_help="List the segments.")
 @range_options
 @json_option
 @url_option
 @click.pass_obj
 def segments(invocation: Invocation, start: str | None, end: str | None, as_json: bool, url: str | None) -> None:
-    """Show the segments that there are, or those that may hold records of a range.
+    """List the segments, or those that may hold records of a range.
 
     \b
       llog keyed segments --from 2026-01-31T12:00:00Z
     """
-    sequences, times = ranges(start, end)
+    sequences, times = parse_ranges(start, end)
 
-    async def listed(log: KeyedLogReader, _: Settings) -> None:
-
+    async def list_segments(log: KeyedLogReader, _: Settings) -> None:
         found = await log.segments(sequences, times)
         if as_json:
             print_json([msgspec.structs.asdict(each) | {"user_meta": bytes_to_json(each.user_meta)} for each in found])
@@ -250,29 +255,29 @@ def segments(invocation: Invocation, start: str | None, end: str | None, as_json
                 f"{each.start_seq} to {each.end_seq - 1}" if each.records else "",
                 each.records,
                 format_size(each.size),
-                shown_time(each.start_time_ms),
-                shown_time(each.end_time_ms),
+                format_time(each.start_time_ms),
+                format_time(each.end_time_ms),
                 None if each.user_meta is None else each.user_meta.decode(errors="backslashreplace"),
             ]
             for each in found
         ]
         print_table(columns, rows, numbers=["segment", "records", "size"])
 
-    _with_reader(invocation, url, listed)
+    _with_reader(invocation, url, list_segments)
 
 
 @keyed.command(short_help="Seal the active segment and start the next one.")
-@click.option("--user-meta", metavar="TEXT", help="Attach this to the sealed segment.")
+@click.option("--user-meta", metavar="TEXT", help="A text to store with the sealed segment.")
 @url_option
 @take_over_option
 @click.pass_obj
 def seal(invocation: Invocation, user_meta: str | None, url: str | None, take_over: bool) -> None:
-    """Seal the active segment, start the next one, and print the id of the one sealed."""
+    """Seal the active segment, start the next one, and print the id of the sealed one."""
 
-    async def sealed(log: KeyedLog, _: Settings) -> int:
+    async def seal_segment(log: KeyedLog, _: Settings) -> int:
         return await log.seal_segment(None if user_meta is None else os.fsencode(user_meta))
 
-    click.echo(_with_writer(invocation, url, sealed, take_over=take_over))
+    click.echo(_with_writer(invocation, url, seal_segment, take_over=take_over))
 
 
 @keyed.command(short_help="Print records as they are appended.")
@@ -280,9 +285,11 @@ def seal(invocation: Invocation, user_meta: str | None, url: str | None, take_ov
 @prefix_option
 @base64_option
 @click.option(
-    "--after", type=click.IntRange(min=-1), help="Begin behind this sequence; -1 for the oldest.  [default: new ones]"
+    "--after",
+    type=click.IntRange(min=-1),
+    help="Start after this sequence; -1 starts at the oldest record.  [default: only new records]",
 )
-@click.option("--max", "max_records", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("--max", "max_records", type=click.IntRange(min=1), help="Stop after this many records.")
 @format_option
 @url_option
 @click.pass_obj
@@ -298,31 +305,31 @@ def tail(
 ) -> None:
     """Print the records of KEY, or of all keys with --prefix, in the order of their sequences, until Ctrl-C.
 
-    Whoever passes the last sequence it has seen as --after goes on without loss or repetition (--format json shows
+    To continue without loss or repetition, pass the last sequence that was printed as --after (--format json shows
     sequences).
 
     \b
       llog keyed tail --prefix sensor- --after -1 --format json
     """
-    one, many = selected(key, prefix, as_base64)
+    one, many = key_or_prefix(key, prefix, as_base64)
 
-    async def followed(log: KeyedLogReader, _: Settings) -> None:
+    async def follow(log: KeyedLogReader, _: Settings) -> None:
         await print_records(log.tail_batches(one, prefix=many, after=after), form, max_records)
 
-    _with_reader(invocation, url, followed)
+    _with_reader(invocation, url, follow)
 
 
 def _with_reader(
     invocation: Invocation, url: str | None, operation: Callable[[KeyedLogReader, Settings], Awaitable[R]]
 ) -> R:
-    async def opened() -> R:
+    async def run() -> R:
         from llog.keyed import KeyedLogReader
 
-        settings, where = _place(invocation, url)
-        async with await KeyedLogReader.open(where, settings=settings) as log:
+        settings, address = _settings(invocation, url)
+        async with await KeyedLogReader.open(address, settings=settings) as log:
             return await operation(log, settings)
 
-    return asyncio.run(opened())
+    return asyncio.run(run())
 
 
 def _with_writer(
@@ -332,21 +339,22 @@ def _with_writer(
     *,
     take_over: bool,
 ) -> R:
-    async def opened() -> R:
+    async def run() -> R:
         from llog.keyed import KeyedLog
 
-        settings, where = _place(invocation, url)
+        settings, address = _settings(invocation, url)
         async with AsyncExitStack() as stack:
             owners = None
             with suppress(LogNotFound):
                 owners = await stack.enter_async_context(opened_owners(settings))
-            opening = KeyedLog.open(where, settings=settings, owners=owners, take_over=take_over)
+            opening = KeyedLog.open(address, settings=settings, owners=owners, take_over=take_over)
             return await operation(await stack.enter_async_context(await opening), settings)
 
-    return asyncio.run(opened())
+    return asyncio.run(run())
 
 
-def _place(invocation: Invocation, url: str | None) -> tuple[Settings, str]:
+def _settings(invocation: Invocation, url: str | None) -> tuple[Settings, str]:
+    """Return the settings and the address of the keyed log; `ConfigurationError` if none is named."""
     settings = msgspec.structs.replace(invocation, overrides=invocation.overrides | {"keyed": url}).settings()
     if settings.keyed is None:
         raise ConfigurationError(

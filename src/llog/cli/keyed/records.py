@@ -1,4 +1,4 @@
-"""Keys, ranges and records of a keyed log as they are written on the command line, in lines and on stdout."""
+"""Keys, ranges and records of a keyed log, as the command line reads and prints them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Pair = tuple[bytes, bytes]
 Split = Callable[[bytes], Pair]
 
 
-def selected(key: str | None, prefix: str | None, as_base64: bool) -> tuple[bytes | None, bytes | None]:
-    """Key and prefix, of which exactly one is there."""
+def key_or_prefix(key: str | None, prefix: str | None, as_base64: bool) -> tuple[bytes | None, bytes | None]:
+    """Return key and prefix, one of which is None; `InvalidArgument` unless exactly one is given."""
     if key is not None and prefix is None:
         return key_bytes(key, as_base64), None
     if prefix is not None and key is None:
@@ -35,16 +35,16 @@ def key_bytes(text: str, as_base64: bool) -> bytes:
     return parse_base64url(text) if as_base64 else os.fsencode(text)
 
 
-def ranges(start: str | None, end: str | None) -> tuple[SeqRange, TimeRange]:
-    """What `--from` and `--to` say of sequences and of times."""
+def parse_ranges(start: str | None, end: str | None) -> tuple[SeqRange, TimeRange]:
+    """Return the ranges of sequences and of times that `--from` and `--to` name."""
     from llog.keyed import SeqRange, TimeRange
 
-    (first, since), (last, until) = _bound(start, "--from"), _bound(end, "--to")
+    (first, since), (last, until) = _parse_bound(start, "--from"), _parse_bound(end, "--to")
     return SeqRange(first, last), TimeRange(since, until)
 
 
-def _bound(text: str | None, option: str) -> tuple[int | None, int | None]:
-    """A sequence or a time in ms."""
+def _parse_bound(text: str | None, option: str) -> tuple[int | None, int | None]:
+    """Return a sequence, or a time in milliseconds; the other is None."""
     if text is None:
         return None, None
     if text.isascii() and text.isdecimal():
@@ -58,7 +58,7 @@ def _bound(text: str | None, option: str) -> tuple[int | None, int | None]:
 
 
 async def pairs_of(given: Sequence[Pair], split: Split, settings: Settings) -> AsyncIterator[Sequence[Pair]]:
-    """What is given, or else the lines of standard input in batches."""
+    """Yield the given pairs or, if there are none, those of standard input in batches."""
     from llog.cli.produce import line_batches
 
     if given:
@@ -68,14 +68,15 @@ async def pairs_of(given: Sequence[Pair], split: Split, settings: Settings) -> A
         yield [split(line) for line in lines]
 
 
-def splitting(separator: bytes) -> Split:
-    """Takes lines apart at the first separator."""
+def splitter(separator: bytes) -> Split:
+    """Return a function that splits a line at its first separator."""
 
     def split(line: bytes) -> Pair:
         key, found, value = line.partition(separator)
         if not found:
             raise InvalidArgument(
-                f"the record {_shown(line)} has no key: {separator.decode(errors='replace')!r} is not in it"
+                f"the record {_excerpt(line)} has no key: {separator.decode(errors='replace')!r} is not in it. Correct "
+                "the record, or --key-separator"
             )
         return key, value
 
@@ -83,36 +84,36 @@ def splitting(separator: bytes) -> Split:
 
 
 def from_json(line: bytes) -> Pair:
-    from llog.broker.http.messages import KeyedRecordIn, pairs_in
+    from llog.broker.http.json_records import JsonKeyedRecord, keyed_pairs_from_json
 
     try:
-        record = msgspec.json.decode(line, type=KeyedRecordIn)
+        record = msgspec.json.decode(line, type=JsonKeyedRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f'the record {_shown(line)} is not {{"key": …, "value": …}}: {error}') from None
-    return pairs_in([record])[0]
+        raise InvalidArgument(f'the record {_excerpt(line)} is not {{"key": …, "value": …}}: {error}') from None
+    return keyed_pairs_from_json([record])[0]
 
 
-def _shown(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
     return repr(line[:60].decode(errors="replace"))
 
 
-async def print_records(found: AsyncIterator[pa.RecordBatch], form: str, most: int | None = None) -> None:
-    """Onto stdout, as they come; at most so many."""
-    left = most
-    async for batch in found:
+async def print_records(batches: AsyncIterator[pa.RecordBatch], form: str, max_records: int | None = None) -> None:
+    """Print records as they arrive, up to `max_records`."""
+    left = max_records
+    async for batch in batches:
         if left is not None:
             batch = batch.slice(0, left)
             left -= batch.num_rows
-        write_out(_formatted(batch, form))
+        write_out(_format_records(batch, form))
         if left == 0:
             return
 
 
-def _formatted(batch: Any, form: str) -> list[bytes]:
+def _format_records(batch: Any, form: str) -> list[bytes]:
     if form == "json":
-        from llog.broker.http.messages import keyed_out
+        from llog.broker.http.json_records import keyed_records_to_json
 
-        return [msgspec.json.encode(each) + b"\n" for each in keyed_out(batch)]
+        return [msgspec.json.encode(each) + b"\n" for each in keyed_records_to_json(batch)]
     values = batch.column("value").to_pylist()
     if form == "value":
         return [value + b"\n" for value in values]

@@ -1,6 +1,6 @@
-"""`llog pipeline`: upkeep of large logs on Spark, once or as a service.
+"""`llog pipeline`: jobs on Spark: upkeep once or as a service, tables and statistics.
 
-Spark is imported when a command runs. A new command is one `pipeline.add_command` at the end.
+Spark is imported when a command runs. A new command is added to the group at the end of this module.
 """
 
 from __future__ import annotations
@@ -31,30 +31,39 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.3
 _STOP_SECONDS_MAX: Final = 10
-_GRACE_HELP: Final = "Leave blobs younger than this alone, e.g. 1h (LLOG_COLLECT_GRACE_MS)."
 
 
-@click.group(short_help="Upkeep of large logs on Spark.")
+@click.group(short_help="Run upkeep, tables and statistics on Spark.")
 def pipeline() -> None:
-    """Compact, retain and collect on Spark: the same work as `llog compact`, `retain` and `collect`, spread over
-    executors; and tables and statistics of topics.
+    """Run upkeep, tables and statistics on Spark.
 
-    Everything may run beside writers, readers, other pipelines and the commands without Spark.
+    `compact`, `retain` and `collect` do the same work as the commands of these names without Spark, spread over
+    executors. Everything may run beside writers, readers, other pipelines and the commands without Spark.
     """
 
 
-@pipeline.command(short_help="Do all steps, once or again and again.")
-@click.option("--once", is_flag=True, help="Do one round and end.")
-@click.option("--interval", type=DURATION, default="30s", show_default=True, help="From one round's begin to the next.")
+@pipeline.command(short_help="Run the upkeep steps, once or repeatedly.")
+@click.option("--once", is_flag=True, help="Run one round and end.")
 @click.option(
-    "--steps", metavar="NAMES", default="compact,retain,collect", show_default=True, help="Which steps, in which order."
+    "--interval",
+    type=DURATION,
+    default="30s",
+    show_default=True,
+    help="The time from the beginning of one round to the next.",
+)
+@click.option(
+    "--steps",
+    metavar="NAMES",
+    default="compact,retain,collect",
+    show_default=True,
+    help="The steps, in their order: compact, retain, collect, export, materialize and stats.",
 )
 @click.option(
     "--option",
     "given",
     metavar="STEP.NAME=VALUE",
     multiple=True,
-    help="Option of a step, e.g. collect.grace=1h; repeatable.",
+    help="An option of a step, e.g. collect.grace=1h; repeatable.",
 )
 @spark_options
 @click.pass_obj
@@ -67,55 +76,68 @@ def run(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Keep a log in order: compact, retain, collect, and again after the interval, in one warm session.
+    """Run the steps, and run them again after the interval, in one Spark session.
 
-    A step that fails is told in one line; the others and the next round go on. SIGTERM ends it within a step with exit
-    code 0: what was under way is taken up by the next run. With --once, exit code 1 if anything failed.
+    A step that fails is reported in one line; the other steps and the next round go on. SIGTERM ends the command
+    within a step, with exit code 0; the next run continues the unfinished work. With --once, exit code 1 if anything
+    failed.
+
+    \b
+      llog pipeline run --interval 1m
+      llog pipeline run --once --steps compact,collect --option collect.grace=2h
     """
     names = [name.strip() for name in steps.split(",") if name.strip()]
-    options, interval_ms = _step_options(given), None if once else interval
-    if _until_terminated(lambda stopping: _serve(invocation, names, options, master, conf, interval_ms, stopping)):
+    options, interval_ms = _parse_step_options(given), None if once else interval
+    if _run_until_sigterm(
+        lambda stopping: _run_rounds(invocation, names, options, master, conf, interval_ms, stopping)
+    ):
         click.get_current_context().exit(1)
 
 
-@pipeline.command(short_help="Join the small pieces of all partitions into few large blobs.")
+@pipeline.command(short_help="Join small ranges of records into few large blobs.")
 @spark_options
 @click.pass_obj
 def compact(invocation: Invocation, master: str, conf: tuple[str, ...]) -> None:
-    """Compact every partition that lags, until nothing is left that is worth it.
+    """Compact every partition that lags, until no compaction is worthwhile any more.
 
-    Partitions that share blobs are compacted by one task, which reads each of them once. Exit code 1 if a partition
-    failed or is damaged.
+    One task compacts the partitions that share blobs, and reads each blob once. Exit code 1 if a partition failed or is
+    damaged.
     """
-    _once(invocation, "compact", {}, master, conf)
+    _run_step(invocation, "compact", {}, master, conf)
 
 
-@pipeline.command(short_help="Drop records that their topics need not keep.")
+@pipeline.command(short_help="Remove records beyond the retention of their topics.")
 @spark_options
 @click.pass_obj
 def retain(invocation: Invocation, master: str, conf: tuple[str, ...]) -> None:
-    """Apply every topic's retention to its partitions. Exit code 1 if a partition failed."""
-    _once(invocation, "retain", {}, master, conf)
+    """Remove the records that are beyond the time or size limit of their topic. Exit code 1 if a partition failed."""
+    _run_step(invocation, "retain", {}, master, conf)
 
 
-@pipeline.command(short_help="Delete blobs that nothing names any more.")
-@click.option("--grace", type=DURATION, help=_GRACE_HELP)
+@pipeline.command(short_help="Delete unreferenced blobs.")
+@click.option(
+    "--grace",
+    type=DURATION,
+    help="How old a blob must be to be deleted, e.g. 1h; longer than any append or compaction takes "
+    "(LLOG_COLLECT_GRACE_MS).  [default: 1h]",
+)
 @spark_options
 @click.pass_obj
 def collect(invocation: Invocation, grace: int | None, master: str, conf: tuple[str, ...]) -> None:
-    """Delete the blobs that no record lies in any more; listing, references and deletes are spread over executors.
+    """Delete the blobs that nothing refers to; executors share the listing, the search for references and the deletes.
 
-    Snapshots in use (pins) keep their blobs until a later run: the service remembers which blobs wait for which pins.
+    Pins keep the blobs of snapshots in use until a later run: `llog pipeline run` remembers which blobs wait for which
+    pins.
     """
-    _once(invocation, "collect", {"grace_ms": grace}, master, conf)
+    _run_step(invocation, "collect", {"grace_ms": grace}, master, conf)
 
 
-def _once(invocation: Invocation, step: str, options: Mapping[str, Any], master: str, conf: Sequence[str]) -> None:
-    if _serve(invocation, [step], {step: options}, master, conf, None, threading.Event()):
+def _run_step(invocation: Invocation, step: str, options: Mapping[str, Any], master: str, conf: Sequence[str]) -> None:
+    if _run_rounds(invocation, [step], {step: options}, master, conf, None, threading.Event()):
         click.get_current_context().exit(1)
 
 
-def _serve(
+def _run_rounds(
     invocation: Invocation,
     names: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
@@ -124,7 +146,7 @@ def _serve(
     interval_ms: int | None,
     stopping: threading.Event,
 ) -> bool:
-    """Rounds until it is stopping, or one if there is no interval; whether anything failed in the last one."""
+    """Run rounds until `stopping` is set, or one round without an interval; return whether the last one failed."""
     require_spark()
     from llog.log.opening import require_log
     from llog.spark.jobs.runner import StepResult, check_steps, run_round
@@ -139,37 +161,37 @@ def _serve(
         require_log(settings)
         began = time.monotonic()
         ended: list[StepResult | StepFailure] = []
-        with _display(spark, names) as show:
-            for each in run_round(spark, settings, names, options, began=show):
+        with _progress_bars(spark, names) as step_began:
+            for each in run_round(spark, settings, names, options, began=step_began):
                 if stopping.is_set():
                     return False
                 ended.append(each)
-        _summarize(ended)
+        _print_summary(ended)
         failed = any(not isinstance(each, StepResult) or each.failures for each in ended)
         if interval_ms is None or stopping.wait(max(0.0, interval_ms / 1000 - (time.monotonic() - began))):
             return failed
 
 
-def _summarize(ended: Sequence[StepResult | StepFailure]) -> None:
+def _print_summary(ended: Sequence[StepResult | StepFailure]) -> None:
     from llog.spark.jobs.runner import StepResult
 
     rows, failures = [], []
     for each in ended:
         if isinstance(each, StepResult):
-            told = ", ".join(f"{name} {value}" for name, value in each.rows)
+            result = ", ".join(f"{name} {value}" for name, value in each.rows)
             failures += [f"{each.name}: {failure}" for failure in each.failures]
         else:
-            told = "failed"
+            result = "failed"
             failures.append(f"{each.name}: {each.error}")
-        rows.append([each.name, f"{each.seconds:.1f}", told])
+        rows.append([each.name, f"{each.seconds:.1f}", result])
     print_table(["STEP", "SECONDS", "RESULT"], rows, numbers=["SECONDS"])
     for failure in failures:
         note(f"llog: {' '.join(failure.split())}")
 
 
 @contextmanager
-def _display(spark: SparkSession, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Bars of the Spark tasks of each step, for a terminal; gives what is to be called when a step begins."""
+def _progress_bars(spark: SparkSession, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Show a bar of the Spark tasks of each step on a terminal; yield the function to call when a step begins."""
     bar = progress(names[0] if names else "nothing", total=0)
     if bar.disable:
         yield lambda name: None
@@ -190,12 +212,12 @@ def _display(spark: SparkSession, names: Sequence[str]) -> Iterator[Callable[[st
 
 
 def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
-    """Shows how many tasks of the running stages are done, as Spark tells."""
+    """Update the bar with the tasks that are done in Spark's running stages, until `ended` is set."""
     tracker = spark.sparkContext.statusTracker()
     while not ended.wait(_POLL_SECONDS):
         try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        except Exception:  # the session has ended, which the step itself will tell
+        except Exception:  # the session has ended, which the step itself will report
             return
         running = [stage for stage in stages if stage is not None]
         if running:
@@ -203,11 +225,11 @@ def _poll(spark: SparkSession, bar: Progress, ended: threading.Event) -> None:
             bar.update(bar.task_ids[-1], completed=done, total=total)
 
 
-def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
-    """The result of `work`; False if SIGTERM comes first, which sets the event and cancels Spark's jobs.
+def _run_until_sigterm(work: Callable[[threading.Event], bool]) -> bool:
+    """Return the result of `work`, or False if SIGTERM comes first, which sets the event and cancels Spark's jobs.
 
-    It runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM leaves part of
-    the answer in the connection, and the next call takes that for its own.
+    `work` runs in a thread of its own: an exception that a signal raises in the midst of a call to the JVM would leave
+    part of the answer in the connection, where the next call would take it for its own.
     """
     ends: SimpleQueue[Future[bool] | None] = SimpleQueue()
     future, stopping = Future[bool](), threading.Event()
@@ -236,9 +258,7 @@ def _until_terminated(work: Callable[[threading.Event], bool]) -> bool:
 
 
 def _cancel_jobs(worker: threading.Thread) -> None:
-    """Ends what the worker waits for, and lets Spark's tasks end: a session that is stopped under them prints what
-    breaks off.
-    """
+    """Cancel Spark's jobs and wait for their tasks: a session that is stopped under running tasks prints errors."""
     from pyspark import SparkContext
 
     context: Any = SparkContext._active_spark_context
@@ -251,11 +271,11 @@ def _cancel_jobs(worker: threading.Thread) -> None:
             if not worker.is_alive() and not any(executor.numRunningTasks() for executor in executors):
                 return
     except Exception as error:  # the same signal may have ended the JVM
-        note(f"llog: Spark had ended before ({type(error).__name__})")
+        note(f"llog: Spark had already ended ({type(error).__name__})")
 
 
-def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By step. Durations are for `grace` only: what other steps take, they read themselves."""
+def _parse_step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the options by step. Only `collect.grace` is parsed here; steps with other options parse them."""
     options: dict[str, dict[str, Any]] = {}
     for each in given:
         name, separator, value = each.partition("=")
@@ -267,7 +287,7 @@ def _step_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
             chosen["grace_ms"] = parse_duration_ms(value)
         elif step in ("compact", "retain", "collect"):
             raise ConfigurationError(
-                f"--option is {each!r}: of compact, retain and collect, there is collect.grace only"
+                f"--option is {each!r}: collect.grace is the only option of compact, retain and collect"
             )
         else:
             chosen[option] = value

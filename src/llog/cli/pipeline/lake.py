@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from llog.spark.jobs.lake.decoder import Decoding
-    from llog.spark.jobs.lake.topic_table import Position
+    from llog.spark.jobs.lake.topic_table import TablePosition
 
 _SHOWN_MAX: Final = 8
 
@@ -26,35 +26,47 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def decode_options(command: F) -> F:
-    schema = click.option("--schema", metavar="DDL", help="Columns of JSON values, e.g. 'id bigint, name string'.")
+    """Add the options `--decode`, `--schema` and `--avro-schema`."""
+    schema = click.option(
+        "--schema", metavar="DDL", help="The columns of JSON values, e.g. 'id bigint, name string'. For --decode json."
+    )
     avro = click.option(
         "--avro-schema",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the Avro schema of the values; its fields become columns.",
+        help="A file with the Avro schema of the values, whose fields become columns. For --decode avro.",
     )
-    decode = click.option("--decode", type=click.Choice(["json", "avro"]), help="Make columns of the values.")
+    decode = click.option(
+        "--decode", type=click.Choice(["json", "avro"]), help="Decode the values into columns.  [default: keep bytes]"
+    )
     return decode(schema(avro(command)))
 
 
 def run_options(command: F) -> F:
-    gaps = click.option("--allow-gaps", is_flag=True, help="Go on without records that retention or damage took.")
-    once = click.option("--once", is_flag=True, help="End when what is there now is done (the default).")
-    interval = click.option("--interval", type=DURATION, help="Do it again and again, e.g. every 1m.")
+    """Add the options `--once`, `--interval` and `--allow-gaps`."""
+    gaps = click.option("--allow-gaps", is_flag=True, help="Skip records that retention or damage has removed.")
+    once = click.option("--once", is_flag=True, help="End when the present records are done (the default).")
+    interval = click.option("--interval", type=DURATION, help="Repeat at this interval, e.g. 1m.")
     return once(interval(gaps(command)))
 
 
 @click.command(short_help="Add a topic's records to a Parquet, Delta or Iceberg table.")
 @click.argument("topic")
 @click.option(
-    "--format", "table_format", required=True, type=click.Choice(["parquet", "delta", "iceberg"]), help="Of the table."
+    "--format",
+    "table_format",
+    required=True,
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    help="The format of the table.",
 )
-@click.option("--to", required=True, metavar="DIR", help="Directory of the table, which driver and executors share.")
-@click.option("--name", help="Table in DIR; for Iceberg, the topic's name if not given.")
 @click.option(
-    "--target-file-size", type=SIZE, default="128MiB", show_default=True, help="Files are closed near this size."
+    "--to", required=True, metavar="DIR", help="The directory of the table, which driver and executors must share."
 )
-@click.option("--max-bytes", type=SIZE, default="4GiB", show_default=True, help="About so much goes into one commit.")
-@click.option("--headers", is_flag=True, help="With a column of the records' headers.")
+@click.option("--name", help="The name of the table in DIR.  [default for iceberg: the topic's name]")
+@click.option(
+    "--target-file-size", type=SIZE, default="128MiB", show_default=True, help="The approximate size of a file."
+)
+@click.option("--max-bytes", type=SIZE, default="4GiB", show_default=True, help="The approximate size of one commit.")
+@click.option("--headers", is_flag=True, help="Add a column with the records' headers.")
 @decode_options
 @run_options
 @json_option
@@ -79,10 +91,10 @@ def export(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Add what TOPIC has and the table has not, each record exactly once, by day and partition.
+    """Add the new records of TOPIC to a table, each exactly once, partitioned by day and partition.
 
-    May be stopped or killed at any time and run again. The table itself knows how far it is; two exports to one table
-    do no harm: one of them stops with an error.
+    The export may be stopped or killed at any time and run again: the table itself records its position. If two
+    exports write to one table, one of them stops with an error.
 
     \b
       llog pipeline export orders --format delta --to lake/orders
@@ -111,19 +123,21 @@ def export(
         allow_gaps=allow_gaps,
     )
 
-    def once_more() -> None:
-        result = run_export(settings, options, in_spark(spark), committed=_noted)
+    def export_once() -> None:
+        result = run_export(settings, options, in_spark(spark), committed=_note_commit)
         _show(result, as_json, {"BYTES": format_size(result.bytes)})
 
-    _repeat(once_more, interval)
+    _repeat(export_once, interval)
 
 
-@click.command(short_help="Keep a table of the current rows of a topic of changes.")
+@click.command(short_help="Apply a topic's changes to a table of current rows.")
 @click.argument("topic")
-@click.option("--to", required=True, metavar="DIR", help="Directory of the Delta table.")
-@click.option("--key", metavar="COLUMNS", help="Decoded columns that identify a row, e.g. id; else the record's key.")
-@click.option("--max-bytes", type=SIZE, default="256MiB", show_default=True, help="About so much goes into one merge.")
-@click.option("--show", is_flag=True, help="Print the rows as they are now, as JSON lines, and do nothing else.")
+@click.option("--to", required=True, metavar="DIR", help="The directory of the Delta table.")
+@click.option(
+    "--key", metavar="COLUMNS", help="The decoded columns that identify a row, e.g. id.  [default: the record's key]"
+)
+@click.option("--max-bytes", type=SIZE, default="256MiB", show_default=True, help="The approximate size of one merge.")
+@click.option("--show", is_flag=True, help="Only print the rows of the table, as JSON lines.")
 @decode_options
 @run_options
 @json_option
@@ -146,11 +160,10 @@ def materialize(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Apply the changes that TOPIC has and the table has not: the last record of a key is its row, and one without a
-    value deletes it.
+    """Apply the new changes of TOPIC to a Delta table in DIR, which holds the current row of each key.
 
-    With --decode json, a member "op" of "DELETE", "delete" or "d" deletes as well. The table is a Delta table in DIR.
-    May be stopped or killed at any time and run again.
+    The last record of a key is its row; a record without a value deletes the row. With --decode json, a member "op" of
+    "DELETE", "delete" or "d" deletes it, too. The command may be stopped or killed at any time and run again.
 
     \b
       llog pipeline materialize customers --to lake/customers --decode json --schema 'name string, city string'
@@ -178,12 +191,16 @@ def materialize(
         commit_bytes=max_bytes,
         allow_gaps=allow_gaps,
     )
-    _repeat(lambda: _show(run_materialize(settings, options, in_spark(spark), committed=_noted), as_json, {}), interval)
+
+    def materialize_once() -> None:
+        _show(run_materialize(settings, options, in_spark(spark), committed=_note_commit), as_json, {})
+
+    _repeat(materialize_once, interval)
 
 
 def _check_repeat(once: bool, interval: int | None) -> None:
     if once and interval is not None:
-        raise ConfigurationError("--once and --interval exclude each other")
+        raise ConfigurationError("--once and --interval exclude each other: leave one out")
 
 
 def _check_decode(decode: str | None, schema: str | None, avro_schema: Path | None) -> None:
@@ -195,12 +212,12 @@ def _check_decode(decode: str | None, schema: str | None, avro_schema: Path | No
             raise ConfigurationError(f"--decode {decode} needs {option}")
         if not wanted and value is not None:
             fitting = next(kind for kind, each in needed.items() if each == option)
-            raise ConfigurationError(f"{option} is for --decode {fitting}")
+            raise ConfigurationError(f"{option} is for --decode {fitting}: add that, or leave {option} out")
 
 
 def _check_packages(table_format: str) -> None:
-    """Before Spark is started, which takes seconds."""
-    from llog.spark.jobs.extras import optional_module
+    """Raise `MissingExtra` if a package is missing, before Spark takes seconds to start."""
+    from llog.spark.jobs.tasks import optional_module
 
     optional_module("pyspark", "spark", "the pipeline")
     package = {"delta": "deltalake", "iceberg": "pyiceberg"}.get(table_format)
@@ -227,18 +244,19 @@ def _repeat(once: Callable[[], None], interval_ms: int | None) -> None:
         time.sleep(max(0.0, interval_ms / 1000 - (time.monotonic() - began)))
 
 
-def _noted(position: Position) -> None:
+def _note_commit(position: TablePosition) -> None:
     first = [f"{partition}:{offset}" for partition, offset in sorted(position.offsets.items())[:_SHOWN_MAX]]
     more = " …" if len(position.offsets) > _SHOWN_MAX else ""
     note(f"committed {position.topic}; next offsets {' '.join(first)}{more}")
 
 
-def _show(result: msgspec.Struct, as_json: bool, shown: dict[str, str]) -> None:
+def _show(result: msgspec.Struct, as_json: bool, formatted: dict[str, str]) -> None:
+    """Print the figures of a result; `formatted` replaces some of them in the table."""
     if as_json:
         print_json(result)
         return
     figures = {name.upper(): getattr(result, name) for name in result.__struct_fields__ if name != "positions"}
-    figures |= {"SECONDS": f"{figures['SECONDS']:.1f}"} | shown
+    figures |= {"SECONDS": f"{figures['SECONDS']:.1f}"} | formatted
     numbers = [name for name in figures if name not in ("TOPIC", "TABLE")]
     print_table(list(figures), [list(figures.values())], numbers=numbers)
 
@@ -250,8 +268,8 @@ def _print_rows(to: str) -> None:
 
     for batch in current_rows(to).to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
-            click.echo(json.dumps(row, default=_plain, ensure_ascii=False))
+            click.echo(json.dumps(row, default=_to_text, ensure_ascii=False))
 
 
-def _plain(value: object) -> str:
+def _to_text(value: object) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

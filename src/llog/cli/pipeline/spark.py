@@ -1,4 +1,4 @@
-"""What every command that runs on Spark shares: its options, and a session or a reason why there is none."""
+"""What the commands on Spark share: the options `--master` and `--conf`, and opening a session."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _MASTER: Final = re.compile(
 
 
 def spark_options(command: F) -> F:
-    """`--master` and `--conf`, as spark-submit has them."""
+    """Add the options `--master` and `--conf`, as of spark-submit."""
     conf = click.option(
-        "--conf", metavar="KEY=VALUE", multiple=True, help="Setting of Spark, e.g. spark.driver.memory=4g; repeatable."
+        "--conf",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="A setting of Spark, e.g. spark.driver.memory=4g; repeatable.",
     )
     master = click.option(
         "--master",
         default="local[*]",
         show_default=True,
-        help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…",
+        help="Where Spark runs: local[N], spark://host:port, yarn or k8s://…",
     )
     return master(conf(command))
 
@@ -45,8 +48,11 @@ def require_spark() -> None:
 
 
 def open_session(app_name: str, master: str, conf: Sequence[str], settings: Settings) -> SparkSession:
-    """A session for the log that the settings name, or an error of one line that says why there is none."""
-    parsed = _parsed(conf)
+    """Return a session for the log that the settings name.
+
+    Raises `ConfigurationError` for malformed options, and `SparkFailed` if Spark does not start.
+    """
+    parsed = _parse_conf(conf)
     if not _MASTER.fullmatch(master):
         raise ConfigurationError(
             f"--master is {master!r}: it must be local, local[N], local[*], spark://host:port, yarn or k8s://…"
@@ -64,7 +70,7 @@ def open_session(app_name: str, master: str, conf: Sequence[str], settings: Sett
         raise SparkFailed(f"Spark did not start with {given}: {in_one_line(error)}") from error
 
 
-def _parsed(conf: Sequence[str]) -> dict[str, str]:
+def _parse_conf(conf: Sequence[str]) -> dict[str, str]:
     settings = {}
     for each in conf:
         key, separator, value = each.partition("=")

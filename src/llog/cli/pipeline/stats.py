@@ -1,4 +1,4 @@
-"""`llog pipeline stats`: numbers, tables and pictures of a log."""
+"""`llog pipeline stats`: statistics of a log as tables, Parquet files and charts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _PARTITIONS_SHOWN = 20
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(short_help="Records, rates, keys, skew, lag and the S3 bill.")
+@click.command(short_help="Show sizes, rates, keys, skew, lag and an S3 bill.")
 @click.argument("topic", required=False)
-@click.option("--to", metavar="DIR", type=_DIRECTORY, help="Add the numbers of this run as a Parquet file.")
-@click.option("--plot", metavar="DIR", type=_DIRECTORY, help="Draw charts as PNG files.")
-@click.option("--no-keys", is_flag=True, help="Do not count keys: reads metadata only, and needs no Spark.")
+@click.option("--to", metavar="DIR", type=_DIRECTORY, help="Write the figures to a new Parquet file in this directory.")
+@click.option("--plot", metavar="DIR", type=_DIRECTORY, help="Draw charts as PNG files in this directory.")
+@click.option("--no-keys", is_flag=True, help="Do not count keys. This reads only metadata and needs no Spark.")
 @click.option(
     "--price",
     "prices",
     metavar="NAME=DOLLARS",
     multiple=True,
-    help="Your price: storage (of a GiB and month), put, get or list (of 1,000 requests); repeatable.",
+    help="A price for the bill: storage (per GiB and month), put, get or list (per 1,000 requests); repeatable.",
 )
 @json_option
 @spark_options
@@ -48,12 +48,11 @@ def stats(
     master: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Show how large TOPIC, or every topic, is: records, bytes, rates, distinct keys, skew, lag, and what it costs on
-    S3.
+    """Show records, bytes, rates, distinct keys, skew, lag and an S3 bill of TOPIC, or of every topic.
 
-    Rates are by append time, from the first to the last record that is kept. Distinct keys are approximate (about 5 %)
-    and take a read of all records. The bill is an estimate from the index; its prices are listed ones of S3 Standard in
-    us-east-1 unless given.
+    Rates are by append time, from the first to the last record that is kept. The number of distinct keys is
+    approximate (about 5 %), and counting reads all records. The bill is an estimate from the index, at the list prices
+    of S3 Standard in us-east-1 unless --price is given.
 
     \b
       llog pipeline stats --no-keys
@@ -61,12 +60,12 @@ def stats(
     """
     from llog.spark.jobs.stats.stats import gather, with_keys
 
-    given = _parsed(prices)
+    given = _parse_prices(prices)
     measured = with_log(invocation, lambda log, _: gather(log, topic, prices=given))
     if not no_keys:
         names = [each.topic for each in measured.topics]
         measured = with_keys(measured, _count_keys(invocation.settings(), names, master, conf))
-    written = _written(measured, to, plot)
+    written = _write_files(measured, to, plot)
     if as_json:
         timelines = {name: timeline.moments() for name, timeline in measured.timelines.items()}
         print_json({**msgspec.structs.asdict(measured), "timelines": timelines})
@@ -86,7 +85,7 @@ def _count_keys(settings: Settings, topics: Sequence[str], master: str, conf: Se
         return count_distinct_keys(spark, settings, topics)
 
 
-def _written(measured: Stats, to: Path | None, plot: Path | None) -> list[Path]:
+def _write_files(measured: Stats, to: Path | None, plot: Path | None) -> list[Path]:
     written = []
     if to is not None:
         from llog.spark.jobs.stats.output import write_parquet
@@ -175,7 +174,7 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:,.0f}"
 
 
-def _parsed(prices: Sequence[str]) -> dict[str, float]:
+def _parse_prices(prices: Sequence[str]) -> dict[str, float]:
     given = {}
     for each in prices:
         name, _, text = each.partition("=")

@@ -1,6 +1,4 @@
-"""`llog repair`: puts right what an accident has left behind. Each command shows what it would do, and does it with
-`--apply`.
-"""
+"""`llog repair`: repairs what an accident has left behind."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from llog.cli.repair.home import home
 from llog.cli.repair.index import index
 
 
-@click.group(short_help="Put right what an accident has left behind.")
+@click.group(short_help="Repair what an accident has left behind.")
 def repair() -> None:
-    """Put right what an accident has left behind.
+    """Repair what an accident has left behind.
 
-    Each command shows what it would do and changes nothing, unless it is told to with --apply.
+    Each command shows what it would do. It changes something only with --apply.
     """
 
 

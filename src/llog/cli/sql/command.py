@@ -10,20 +10,22 @@ from llog.cli.common import Invocation, note_new_log
 
 
 @click.command(short_help="Run SQL: tables, topics and consumer groups.")
-@click.option("-c", "--command", "commands", multiple=True, metavar="SQL", help="Run this and end; may be repeated.")
+@click.option(
+    "-c", "--command", "commands", multiple=True, metavar="SQL", help="Run these statements and exit; may be repeated."
+)
 @click.option(
     "-f",
     "--file",
     "files",
     multiple=True,
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="Run the statements of this file, '-' for stdin, and end; may be repeated.",
+    help="Run the statements in this file ('-' for stdin) and exit; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header; NULL is empty.")
-@click.option("--url", metavar="URL", help="Go through the broker at http://host:port, which has the log open.")
-@click.option("--member", metavar="NAME", help="Who consumes, as consumer groups know it. Default: a new name.")
-@click.option("-q", "--quiet", is_flag=True, help="Print rows only, not what was done.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header; NULL is an empty field.")
+@click.option("--url", metavar="URL", help="Send the statements to the broker at http://host:port.")
+@click.option("--member", metavar="NAME", help="The name of this member in consumer groups. Default: a new name.")
+@click.option("-q", "--quiet", is_flag=True, help="Print rows only, no status lines.")
 @click.pass_obj
 def sql(
     invocation: Invocation,
@@ -35,10 +37,10 @@ def sql(
     member: str | None,
     quiet: bool,
 ) -> None:
-    """Run SQL statements: those of -c, of -f or of stdin; on a terminal, ask for them.
+    """Run SQL statements from -c, -f or stdin; on a terminal, start a shell.
 
-    One process at a time can have a log's tables open. If that is a broker, name it with --url; a transaction is then
-    one piece, from BEGIN to COMMIT. Statements stop at the first error, which names the line.
+    One process at a time can own a log's tables. If a broker owns them, name it with --url; a transaction is then sent
+    as one piece, from BEGIN to COMMIT. Execution stops at the first error, which names its line.
 
     \b
       llog sql

@@ -1,4 +1,4 @@
-"""Results and errors of SQL as people and programs read them: tables, one JSON object per row, or CSV."""
+"""Prints results and errors of SQL: as tables, as one JSON object per row, or as CSV."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from llog.sql.result import Result
 
 _ROWS_AT_A_TIME: Final = 4096
 _ROWS_DRAWN_MAX: Final = 1000
-"""On a terminal: nobody reads more, and drawing them takes longer than finding them."""
+"""Rows that a terminal shows: nobody reads more, and drawing them would take longer than the query."""
 _VALUE_CHARS_MIN: Final = 12
 _NAME_CHARS_MIN: Final = 24
-"""What must be seen of a long value, and of a long name, for a table to be worth drawing."""
+"""The least width of a long value, and of a long name, at which a table is worth drawing."""
 _GAP_CHARS: Final = 3
 _LINE_CHARS_MAX: Final = 200
 _NULL: Final = "NULL"
-_HARMLESS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+_CONTROL_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     9: "\\t",
     10: "\\n",
     13: "\\r",
 }
-"""Control characters, which in a value could draw anything on the terminal."""
+"""Escapes for control characters, which could draw anything on the terminal."""
 
 
 class Format(StrEnum):
@@ -46,7 +46,7 @@ class Format(StrEnum):
 
 
 class Output:
-    """Rows go to stdout, what is said about them to stderr, unless both are the same terminal."""
+    """Prints results: rows to stdout, status lines and warnings to stderr. No status lines follow rows in a pipe."""
 
     def __init__(self, form: Format, *, quiet: bool = False, timing: bool = False) -> None:
         self.form = form
@@ -57,32 +57,32 @@ class Output:
         if result.table is not None:
             _PRINTERS[self.form](result.table)
         for warning in result.warnings:
-            note(f"warning: {warning.translate(_HARMLESS)}")
+            note(f"warning: {warning.translate(_CONTROL_ESCAPES)}")
         if self._quiet or (result.table is not None and not sys.stdout.isatty()):
             return
         if result.table is None:
-            said = f"{result.kind} {result.changed}" if result.changed or result.kind in _COUNTED else result.kind
+            status = f"{result.kind} {result.changed}" if result.changed or result.kind in _COUNTED else result.kind
         elif result.table.num_rows == 1:
-            said = "1 row"
+            status = "1 row"
         else:
-            said = f"{result.table.num_rows:,} rows"
-        note(f"{said}, {ms:,.1f} ms" if self.timing else said)
+            status = f"{result.table.num_rows:,} rows"
+        note(f"{status}, {ms:,.1f} ms" if self.timing else status)
 
 
 _COUNTED: Final = ("INSERT", "UPDATE", "DELETE")
 
 
 def _cells(table: pa.Table) -> list[list[str]]:
-    """The rows as text that a terminal can show."""
+    """Return the rows as text that is safe to show on a terminal."""
     columns = [
-        [_NULL if value is None else text_of(value).translate(_HARMLESS) for value in column]
+        [_NULL if value is None else text_of(value).translate(_CONTROL_ESCAPES) for value in column]
         for column in json_columns(table)
     ]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _names(table: pa.Table) -> list[str]:
-    return [name.translate(_HARMLESS) for name in table.column_names]
+    return [name.translate(_CONTROL_ESCAPES) for name in table.column_names]
 
 
 def _print_table(table: pa.Table) -> None:
@@ -97,13 +97,13 @@ def _print_table(table: pa.Table) -> None:
     part = table.slice(0, _ROWS_DRAWN_MAX)
     names, rows = _names(table), _cells(part)
     nulls = [column.is_null().to_pylist() for column in part.columns]
-    whole = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    full_widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     room = shutil.get_terminal_size().columns - _GAP_CHARS * len(names)
-    least = [max(_VALUE_CHARS_MIN, min(cell_len(name), _NAME_CHARS_MIN)) for name in names]
-    if sum(map(min, whole, least)) > room:
+    least_widths = [max(_VALUE_CHARS_MIN, min(cell_len(name), _NAME_CHARS_MIN)) for name in names]
+    if sum(map(min, full_widths, least_widths)) > room:
         _print_expanded(table)
         return
-    widths = _fit_widths(whole, room)
+    widths = _fit_widths(full_widths, room)
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name, field, width in zip(names, table.schema, widths, strict=True):
         justify: Literal["left", "right"] = "right" if is_number(field.type) else "left"
@@ -120,7 +120,7 @@ def _print_table(table: pa.Table) -> None:
 
 
 def _fit_widths(widths: Sequence[int], room: int) -> list[int]:
-    """Columns that are narrow keep their width, wide ones share what is left."""
+    """Return widths that fit the room: narrow columns keep theirs, and wide ones share what is left."""
     fitting = list(widths)
     left = room
     for rank, place in enumerate(sorted(range(len(widths)), key=widths.__getitem__)):
@@ -132,13 +132,13 @@ def _fit_widths(widths: Sequence[int], room: int) -> list[int]:
 def _note_more_rows(table: pa.Table) -> None:
     if table.num_rows > _ROWS_DRAWN_MAX:
         note(
-            f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: ask for fewer with LIMIT, or take all with --csv "
+            f"… {table.num_rows - _ROWS_DRAWN_MAX:,} more rows: select fewer with LIMIT, or print all with --csv "
             "or --json"
         )
 
 
 def _print_plain(table: pa.Table) -> None:
-    """For a pipe: every value whole, columns aligned."""
+    """Print aligned columns with full values, for a pipe."""
     names, rows = _names(table), _cells(table)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     right = [is_number(field.type) for field in table.schema]
@@ -151,7 +151,7 @@ def _print_plain(table: pa.Table) -> None:
 
 
 def _print_expanded(table: pa.Table) -> None:
-    """One value per line."""
+    """Print one value per line."""
     part = table.slice(0, _ROWS_DRAWN_MAX) if sys.stdout.isatty() else table
     names = _names(table)
     width = max(map(len, names), default=0)
@@ -172,7 +172,7 @@ def _print_json(table: pa.Table) -> None:
 
 
 def _print_csv(table: pa.Table) -> None:
-    """With a header; NULL is empty."""
+    """Print CSV with a header; NULL is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -193,8 +193,9 @@ _PRINTERS: Final = {
 
 
 def place_of(error: LlogError, statement: ScriptStatement) -> tuple[int, int | None]:
-    """Line and column in the text that the statement is from; the statement's own line if the error does not say
-    more.
+    """Return the line and column of the error in the source of the statement.
+
+    If the error has none, that is the statement's first line, without a column.
     """
     if not isinstance(error, SqlError) or not error.line:
         return statement.line, None
@@ -205,14 +206,14 @@ def place_of(error: LlogError, statement: ScriptStatement) -> tuple[int, int | N
 
 
 def show_place(error: LlogError, statement: ScriptStatement, source: str | None) -> None:
-    """On stderr: the line of the statement that is wrong, and where in it."""
+    """Print the line with the error to stderr, and a caret below the column."""
     if isinstance(error, SqlError) and not error.line and error.shown:
-        note(error.shown.strip("\n"))  # of what DuckDB was given, whose lines are not those of the text
+        note(error.shown.strip("\n"))  # an excerpt of DuckDB's text, whose lines differ from the source's
         return
     line, column = place_of(error, statement)
     lines = statement.sql.split("\n")
     within = min(line - statement.line, len(lines) - 1)
-    text = lines[within].translate(_HARMLESS | {9: " "})
+    text = lines[within].translate(_CONTROL_ESCAPES | {9: " "})
     front = f"{source}:{line}: " if source else ""
     if not column:
         if source:
@@ -226,8 +227,8 @@ def show_place(error: LlogError, statement: ScriptStatement, source: str | None)
 
 
 def message_of(error: LlogError) -> str:
-    """On one line, with the hint, without the place."""
+    """Return the error on one line, with its hint and without its place."""
     if not isinstance(error, SqlError):
         return " ".join(str(error).split())
-    said = " ".join(error.message.split())
-    return f"{said} (hint: {error.hint})" if error.hint else said
+    message = " ".join(error.message.split())
+    return f"{message} (hint: {error.hint})" if error.hint else message

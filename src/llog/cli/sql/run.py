@@ -1,4 +1,4 @@
-"""Scripts of `llog sql`: statement after statement, up to the first that fails, which is shown with its place."""
+"""Runs the scripts of `llog sql`: one statement after the other, up to the first that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llog.cli.common import note
 from llog.cli.sql.output import Format, Output, message_of, place_of, show_place
-from llog.cli.sql.script import ScriptStatement, split, transactions
+from llog.cli.sql.script import ScriptStatement, join_transactions, split
 from llog.client.sessions import SqlSession
 from llog.errors import InvalidArgument, LlogError
 from llog.sql.result import Result
@@ -17,12 +17,12 @@ from llog.sql.result import Result
 
 class Source(NamedTuple):
     name: str | None
-    """Of a file; None for a command."""
+    """The file's name; None for statements of -c."""
     text: str
 
 
 def read(name: str) -> Source:
-    """The file, or stdin for `-`; `InvalidArgument` if it cannot be read as text."""
+    """Read the file, or stdin for `-`. Raises `InvalidArgument` if it cannot be read as text."""
     try:
         if name == "-":
             return Source("stdin", sys.stdin.buffer.read().decode("utf-8-sig"))
@@ -31,41 +31,41 @@ def read(name: str) -> Source:
     except OSError as error:
         raise InvalidArgument(f"{name!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{name!r} is no text in UTF-8: {error}") from error
+        raise InvalidArgument(f"{name!r} is not UTF-8 text: {error}") from error
 
 
 def run_scripts(session: SqlSession, sources: Iterable[Source], form: str, *, quiet: bool) -> LlogError | None:
-    """The error of the statement that failed, which was shown already."""
+    """Run the scripts. Returns the error of the statement that failed, after showing it, or None."""
     output = Output(Format(form), quiet=quiet)
     held: list[ScriptStatement] = []
     for source in sources:
         script = split(source.text)
         statements = [*script.statements, *([] if script.rest is None else [script.rest])]
         if session.is_remote:
-            statements, held = transactions(statements)
+            statements, held = join_transactions(statements)
         for statement in statements:
             try:
                 for result, ms in timed(session, statement.sql):
                     output.show(result, ms)
             except LlogError as error:
-                _show(error, statement, source)
+                _show_error(error, statement, source)
                 return error
         if held:
             break
     if held or session.in_transaction:
-        raise InvalidArgument("the statements end in a transaction, nothing of which is done: end it with COMMIT")
+        raise InvalidArgument("the statements end within a transaction, which is rolled back: end it with COMMIT")
     return None
 
 
 def timed(session: SqlSession, sql: str) -> Iterator[tuple[Result, float]]:
-    """Results, each with the ms that all of them took."""
+    """Yield the results, each with the ms that all of them took."""
     start = time.perf_counter()
     results = session.execute(sql)
     ms = (time.perf_counter() - start) * 1000
     return ((result, ms) for result in results)
 
 
-def _show(error: LlogError, statement: ScriptStatement, source: Source) -> None:
+def _show_error(error: LlogError, statement: ScriptStatement, source: Source) -> None:
     show_place(error, statement, source.name)
     line, column = place_of(error, statement)
     where = f"{source.name}, line {line}" if source.name else f"line {line}"

@@ -1,7 +1,6 @@
-"""SQL text taken apart at its semicolons, so that statements run one by one and an error can say where in a file it is.
-No I/O.
+"""Splits SQL text at its semicolons, so that statements run one by one and errors name their line in a file. No I/O.
 
-Nothing is parsed here but what may hide a semicolon: quotes, comments and dollar quotes.
+Only what may hide a semicolon is parsed here: quotes, dollar quotes and comments.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _ENDS: Final = (*COMMIT.begins, *ROLLBACK.begins)
 
 
 class ScriptStatement(NamedTuple):
-    """A statement as written, without its semicolon and comments before it, and where it begins, counted from 1."""
+    """A statement as written, without its semicolon and leading comments, and where it begins, counted from 1."""
 
     sql: str
     line: int
@@ -43,7 +42,7 @@ class ScriptStatement(NamedTuple):
 class Script(NamedTuple):
     statements: list[ScriptStatement]
     rest: ScriptStatement | None
-    """What comes after the last semicolon, if it is more than comments."""
+    """The text after the last semicolon, unless it is only comments."""
 
 
 def split(text: str) -> Script:
@@ -79,7 +78,7 @@ def split(text: str) -> Script:
 
 
 def _block_end(text: str, at: int) -> int:
-    """Where the comment ends that was begun before `at`: they nest. -1 if it does not end."""
+    """Return where the comment that began before `at` ends, or -1. Comments nest."""
     depth = 1
     for match in _BLOCK.finditer(text, at):
         depth += 1 if match.group() == "/*" else -1
@@ -88,9 +87,10 @@ def _block_end(text: str, at: int) -> int:
     return -1
 
 
-def transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStatement], list[ScriptStatement]]:
-    """The statements with those of a transaction, from BEGIN to its end, joined to one; and those of one that has not
-    ended.
+def join_transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStatement], list[ScriptStatement]]:
+    """Join the statements of each transaction, from BEGIN to its end, into one.
+
+    Returns the statements, and those of a transaction that has not ended.
     """
     joined: list[ScriptStatement] = []
     held: list[ScriptStatement] = []
@@ -106,7 +106,7 @@ def transactions(statements: Sequence[ScriptStatement]) -> tuple[list[ScriptStat
 
 
 def _join(statements: Sequence[ScriptStatement]) -> ScriptStatement:
-    """One text in which every statement is in the line that it was in."""
+    """Join statements into one text that keeps each on its line."""
     first = statements[0]
     text, line = "", first.line
     for statement in statements:

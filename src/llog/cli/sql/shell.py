@@ -1,6 +1,4 @@
-"""The shell of `llog sql`: a prompt with history and completion. A statement ends with a semicolon; `\\?` tells of the
-rest.
-"""
+"""The shell of `llog sql`: a prompt with history and completion. A statement ends with a semicolon."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Final
 from llog.cli.common import note
 from llog.cli.sql.output import Format, Output, message_of, show_place
 from llog.cli.sql.run import timed
-from llog.cli.sql.script import ScriptStatement, split, transactions
+from llog.cli.sql.script import ScriptStatement, join_transactions, split
 from llog.client.sessions import SqlSession
 from llog.errors import LlogError, MissingExtra
 from llog.sql.commands.registry import COMMANDS, keywords
@@ -31,13 +29,13 @@ try:
 except ImportError as error:
     raise MissingExtra(f"the shell needs {error.name}: pip install 'leaderless-log[sql]'") from error
 
-HELP: Final = r"""A statement ends with ; and may have several lines. Ctrl-C cancels, Ctrl-D leaves.
-  \d          tables           \timing  how long statements take, on or off
-  \d NAME     a table          \x       one value per line, on or off
-  \dt         topics           \?       this text
-  \dt NAME    a topic          \q       leave
-  \dg         consumer groups
-  \dr         routes"""
+HELP: Final = r"""A statement ends with ; and may span several lines. Ctrl-C cancels it, Ctrl-D quits.
+  \d          list tables           \timing  show how long statements take, on or off
+  \d NAME     describe a table      \x       show one value per line, on or off
+  \dt         list topics           \?       show this help
+  \dt NAME    describe a topic      \q       quit
+  \dg         list consumer groups
+  \dr         list routes"""
 _SHOWS: Final = {
     r"\d": "SHOW TABLES",
     r"\dt": "SHOW TOPICS",
@@ -45,18 +43,18 @@ _SHOWS: Final = {
     r"\dr": "SHOW ROUTES",
 }
 _DESCRIBES: Final = {r"\d": "DESCRIBE", r"\dt": "DESCRIBE TOPIC"}
-_LEAVING: Final = ("exit", "quit")
-_HELPING: Final = "help"
+_QUIT_WORDS: Final = ("exit", "quit")
+_HELP_WORD: Final = "help"
 _NAME: Final = re.compile(r'[\w."-]+')
 _KEYWORDS: Final = keywords()
 _NAME_CHANGES: Final = frozenset(
     begin.split()[0] for command in COMMANDS if command.changes_names for begin in command.begins
 )
-"""First words of statements after which other names can be completed."""
+"""First words of statements that may change the names to complete."""
 
 
 def run(session: SqlSession, form: str, *, where: str) -> None:
-    """Until Ctrl-D or `\\q`. Errors are shown, and it goes on."""
+    """Run statements until Ctrl-D or `\\q`. An error is shown and does not end the shell."""
     names = session.names()
     shell = Shell(session, Output(Format(form), timing=True))
     shell.completer.names = names
@@ -69,7 +67,7 @@ def run(session: SqlSession, form: str, *, where: str) -> None:
         prompt_continuation="   -> ",
         enable_open_in_editor=True,
     )
-    note(rf"llog, SQL on {where}. \? helps, \q leaves.")
+    note(rf"llog, SQL on {where}. \? for help, \q to quit.")
     while True:
         try:
             line = prompt.prompt(shell.prompt)
@@ -85,7 +83,7 @@ def run(session: SqlSession, form: str, *, where: str) -> None:
 
 
 class Shell:
-    """What happens with a line that was entered."""
+    """Runs the lines that a person enters."""
 
     def __init__(self, session: SqlSession, output: Output) -> None:
         self.completer = NameCompleter()
@@ -93,7 +91,7 @@ class Shell:
         self._output = output
         self._form = output.form
         self._held: list[ScriptStatement] = []
-        """A transaction for a broker that has begun: it is sent when it is whole."""
+        """The statements of an unfinished transaction for a broker, which are sent together with its end."""
 
     @property
     def prompt(self) -> str:
@@ -101,17 +99,17 @@ class Shell:
 
     def forget(self) -> None:
         if self._held:
-            note("the transaction is forgotten: nothing of it was sent")
+            note("the transaction was discarded; nothing of it was sent")
             self._held = []
 
     def take(self, text: str) -> bool:
-        """Whether there is to be another line."""
+        """Run a line, and return whether the shell goes on."""
         if _is_meta(text):
             return self._meta(text.split())
         script = split(text)
         statements = [*script.statements, *([] if script.rest is None else [script.rest])]
         if self._session.is_remote:
-            statements, self._held = transactions([*self._held, *statements])
+            statements, self._held = join_transactions([*self._held, *statements])
         for statement in statements:
             if not self._run(statement):
                 break
@@ -121,7 +119,7 @@ class Shell:
 
     def _meta(self, words: list[str]) -> bool:
         command, names = words[0], words[1:]
-        if command.lower() in (r"\q", r"\quit", *_LEAVING):
+        if command.lower() in (r"\q", r"\quit", *_QUIT_WORDS):
             return False
         if command == r"\timing":
             self._output.timing = not self._output.timing
@@ -136,12 +134,14 @@ class Shell:
             self._run(ScriptStatement(_SHOWS[command], 1, 1, "SHOW"))
         else:
             note(
-                HELP if command.lower() in (r"\?", _HELPING) else f"{' '.join(words)} is unknown or incomplete.\n{HELP}"
+                HELP
+                if command.lower() in (r"\?", _HELP_WORD)
+                else f"{' '.join(words)} is unknown or incomplete.\n{HELP}"
             )
         return True
 
     def _run(self, statement: ScriptStatement) -> bool:
-        """Whether it went well."""
+        """Run a statement, and return whether it succeeded."""
         try:
             for result, ms in timed(self._session, statement.sql):
                 self._output.show(result, ms)
@@ -158,21 +158,21 @@ class Shell:
         try:
             self.completer.names = self._session.names()
         except LlogError:
-            pass  # only what can be completed is missing
+            pass  # only the names to complete are out of date
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter ends the input: after a semicolon, for a command of the shell, or if there is nothing."""
+    """Whether Enter ends the input: after a semicolon, after a command of the shell, and if the input is empty."""
     return not text.strip() or _is_meta(text) or split(text).rest is None
 
 
 def _is_meta(text: str) -> bool:
-    """Also for the words that people try in every shell."""
-    return text.lstrip().startswith("\\") or text.strip().lower() in (*_LEAVING, _HELPING)
+    """Whether the text is a command of the shell, or a word that people try in every shell."""
+    return text.lstrip().startswith("\\") or text.strip().lower() in (*_QUIT_WORDS, _HELP_WORD)
 
 
 class NameCompleter(Completer):
-    """Keywords, tables and topics, the columns of the tables that the text names, and groups inside quotes."""
+    """Completes keywords, tables, topics, columns of the tables that the text names, and groups within quotes."""
 
     def __init__(self) -> None:
         self.names = Names({}, (), ())
@@ -207,8 +207,9 @@ class NameCompleter(Completer):
 
 
 def history() -> History:
-    """In a file that only its user can read: statements may have secrets in them. In memory if there can be no such
-    file.
+    """Return a history in a file that only its user can read, since statements may contain secrets.
+
+    If that file cannot be written, the history is kept in memory.
     """
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     path = Path(base, "llog", "sql_history")
@@ -220,7 +221,7 @@ def history() -> History:
         finally:
             os.close(descriptor)
     except OSError as error:
-        note(f"llog: without history: {path} cannot be written ({error.strerror})")
+        note(f"llog: the history is not saved: {path} cannot be written ({error.strerror})")
         return InMemoryHistory()
     return FileHistory(str(path))
 

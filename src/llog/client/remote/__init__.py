@@ -1,1 +1,1 @@
-"""Everything that a client does through a broker instead of a log of its own process, over HTTP."""
+"""Clients that work through a broker over HTTP instead of opening the log in their own process."""

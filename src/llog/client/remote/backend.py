@@ -1,7 +1,7 @@
 """A broker as a backend: consume and acknowledge over HTTP, messages as Arrow.
 
-Acknowledgements and releases are sent again if the broker does not answer. A group's consume is not: the caller asks
-again, under another member's name.
+Acknowledgements and releases are sent again if the broker does not answer. A group's consume is not: the caller must
+consume again under another member name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from llog.client.backend import Params
-from llog.groups.acks import Acked, Held
-from llog.groups.requests import ConsumeCall, Start
+from llog.groups.acks import AckResult, HeldRange
+from llog.groups.options import ConsumeOptions, Start
 from llog.sql.result import Result
 from llog.transport import ARROW, BrokerClient
 from llog.transport.client import TIMEOUT_S
@@ -27,46 +27,46 @@ _WAIT_MS_MAX: Final = 60_000
 """The longest that a broker waits in one request."""
 
 
-class _Acked(msgspec.Struct):
+class _AckAnswer(msgspec.Struct):
     committed: dict[int, int]
-    held_by_others: dict[int, tuple[Held, ...]] = {}
+    held_by_others: dict[int, tuple[HeldRange, ...]] = {}
 
 
 class RemoteBackend:
     """See `Backend`. Nothing is opened before the first call."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """`timeout_s` is besides the wait that a call asks for."""
+        """`timeout_s` is added to the wait that a call asks for."""
         self._client = BrokerClient(url, timeout_s=timeout_s)
         self._mutex = threading.Lock()
         self._session: RemoteSession | None = None
 
-    def consume(self, call: ConsumeCall) -> pa.Table:
-        left_ms = call.wait_ms
+    def consume(self, options: ConsumeOptions) -> pa.Table:
+        left_ms = options.wait_ms
         while True:
-            messages = self._consume_once(call, min(left_ms, _WAIT_MS_MAX))
+            messages = self._consume_once(options, min(left_ms, _WAIT_MS_MAX))
             left_ms -= _WAIT_MS_MAX
             if len(messages) or left_ms <= 0:
                 return messages
 
-    def _consume_once(self, call: ConsumeCall, wait_ms: int) -> pa.Table:
+    def _consume_once(self, options: ConsumeOptions, wait_ms: int) -> pa.Table:
         request = {
-            "topic": call.topic,
-            "group_id": call.group,
-            "member": call.member,
-            "partition_id": call.partition,
-            "start": encode_start(call.start),
-            "limit": call.limit,
+            "topic": options.topic,
+            "group_id": options.group,
+            "member": options.member,
+            "partition_id": options.partition,
+            "start": encode_start(options.start),
+            "limit": options.limit,
             "wait_ms": wait_ms,
-            "visibility_ms": call.visibility_ms,
-            "max_attempts": call.max_attempts,
-            "dead_letter": call.dead_letter,
-            "mode": call.mode,
-            "max_bytes": call.max_bytes,
+            "visibility_ms": options.visibility_ms,
+            "max_attempts": options.max_attempts,
+            "dead_letter": options.dead_letter,
+            "mode": options.mode,
+            "max_bytes": options.max_bytes,
         }
-        # A group's consume must not be repeated under one member: what the lost answer carried would count as
+        # A group's consume must not be repeated under the same member: the messages of the lost answer would count as
         # delivered.
-        repeatable = call.group is None
+        repeatable = options.group is None
         body = msgspec.json.encode(request)
         answer = self._client.post("/topics/consume", body, accept=ARROW, repeatable=repeatable, wait_s=wait_ms / 1000)
         try:
@@ -75,15 +75,15 @@ class RemoteBackend:
         except (pa.ArrowException, OSError) as error:
             raise self._client.unreadable(error) from error
 
-    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, Acked]:
+    def ack(self, topic: str, group: str, upto: Mapping[int | None, int], member: str = "") -> dict[int, AckResult]:
         request: dict[str, Any] = {"topic": topic, "group_id": group, "member": member}
         if None in upto and len(upto) == 1:
             request["upto_offset"] = upto[None]
         else:
             request["upto"] = [{"partition_id": partition, "offset": offset} for partition, offset in upto.items()]
-        answer = self._client.post_json(_Acked, "/topics/ack", request, repeatable=True)
+        answer = self._client.post_json(_AckAnswer, "/topics/ack", request, repeatable=True)
         held = answer.held_by_others
-        return {partition: Acked(offset, held.get(partition, ())) for partition, offset in answer.committed.items()}
+        return {partition: AckResult(offset, held.get(partition, ())) for partition, offset in answer.committed.items()}
 
     def release(self, topic: str, group: str, partition: int, offset: int, *, member: str, delay_ms: int = 0) -> None:
         request = {

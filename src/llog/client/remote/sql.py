@@ -32,7 +32,7 @@ class _Names(msgspec.Struct):
 
 
 class RemoteSession:
-    """See `SqlSession`. All calls have one member, so that a statement can acknowledge what an earlier one consumed."""
+    """See `SqlSession`. All calls use one member, so that a statement can acknowledge what an earlier one consumed."""
 
     is_remote = True
 

@@ -1,8 +1,7 @@
-"""The directories of disk topics, `{segments}/{topic directory}/{partition}/`: made with the topic, gone with it.
+"""Creates and removes the directories of disk topics, `{segments}/{topic directory}/{partition}/`.
 
-What lies in them is the engine's business. A deletion first renames the topic's directory to `{topic
-directory}~deleted`, which no topic is called: from that moment on, whoever holds files in it open finds its directory
-gone.
+A deletion first renames the topic's directory to `{topic directory}~deleted`, a name that no topic can have. From then
+on, a process that has files of the topic open finds the directory gone.
 """
 
 from __future__ import annotations
@@ -12,37 +11,39 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llog.base.durable import DIRECTORY_MODE, make_directory, sync_directory
-from llog.engines.disk.open_segments import OpenSegments
+from llog.engines.disk.segment_pool import SegmentPool
 from llog.errors import ConfigurationError, StoreUnavailable, WrongStore
 from llog.log.log import Log
-from llog.log.owners import disk_of
+from llog.log.owners import disk_ownership
 from llog.log.records import Topic
 
 _DELETED = "~deleted"
 
 
-async def topic_path(log: Log, segments: OpenSegments | None, topic: Topic) -> Path:
-    """Where the files of a disk topic lie on this machine; `ConfigurationError` if no setting says so.
+async def topic_path(log: Log, segments: SegmentPool | None, topic: Topic) -> Path:
+    """Return the directory of a disk topic on this machine. Raises `ConfigurationError` if no setting names one.
 
-    If they are in a directory of another one, `LogOwned` with the address of the broker there, or `OwnerUnavailable` if
-    none runs.
+    If the files are in a directory of another machine, raises `LogOwned` with the address of the broker there, or
+    `OwnerUnavailable` if none runs.
     """
     what = f"topic {topic.name!r}"
     if topic.home and log.owners is not None:
         here = None if segments is None else await segments.identity()
         if here != topic.home:
             directory = None if segments is None else segments.directory
-            raise await log.owners.elsewhere(disk_of(topic.home), what, topic.home, directory, "LLOG_SEGMENTS_DIR")
+            raise await log.owners.elsewhere(
+                disk_ownership(topic.home), what, topic.home, directory, "LLOG_SEGMENTS_DIR"
+            )
     if segments is None:
         raise ConfigurationError(
-            f"{what} is of engine 'disk', and nothing says where its files lie: set LLOG_SEGMENTS_DIR to a directory"
+            f"{what} is of engine 'disk', and no setting says where its files are: set LLOG_SEGMENTS_DIR to a directory"
         )
     return segments.directory / topic.directory
 
 
 def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> None:
-    """Makes the directories of a topic's partitions, durably. Those of a `new` topic must be empty: what is there would
-    be read as it.
+    """Make the directories of a topic's partitions durably. Those of a `new` topic must be empty: files in them would
+    be read as its records.
     """
     try:
         make_directory(path)
@@ -61,7 +62,7 @@ def make_directories(path: Path, partitions: Iterable[int], *, new: bool) -> Non
 
 
 def remove_directories(path: Path) -> None:
-    """Removes a topic's directory and all in it. Idempotent, also after one that was interrupted."""
+    """Remove a topic's directory with its files. Idempotent, even after an interrupted removal."""
     deleted = path.with_name(path.name + _DELETED)
     try:
         if path.exists():
@@ -72,6 +73,6 @@ def remove_directories(path: Path) -> None:
         if deleted.exists():
             shutil.rmtree(deleted)
     except FileNotFoundError:
-        return  # somebody else removes it, too
+        return  # another process is removing it, too
     except OSError as error:
         raise StoreUnavailable(f"cannot remove the directory {path} (LLOG_SEGMENTS_DIR): {error.strerror}") from error

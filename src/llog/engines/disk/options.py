@@ -1,4 +1,4 @@
-"""How a log of segments is kept."""
+"""The options of a log of segments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SEGMENT_BYTES_MAX: Final = (1 << 32) - 1
 
 
 class Fsync(StrEnum):
-    """What an acknowledged append has survived: a power cut (always), or only the end of this process until the next
-    sync.
+    """When appended records are synced: before they are acknowledged (`always`), at intervals, or when the operating
+    system does. Until then, they survive the end of this process, but not a power cut.
     """
 
     ALWAYS = "always"
@@ -30,11 +30,11 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_interval_bytes: int = 4 << 10
     index_interval_records: int | None = None
     frame_bytes: int = 1 << 20
-    """Records of an append that go into one frame, before compression; one record at least."""
+    """The bytes of records, before compression, that one frame holds at most; it holds at least one record."""
     fsync: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 1000
     ahead_bytes: int = 512 << 10
-    """Zeros that a segment is made longer by at most, with fsync `always`; 0: never."""
+    """The most zeros by which a segment is extended at a time, with fsync `always`; 0 never extends it."""
     codec: Codec = Codec.NONE
 
 

@@ -1,4 +1,4 @@
-"""Verification of a partition on disk: its frames, one by one, from its log start to its end."""
+"""Verifies a partition on disk, frame by frame, from its log start to its end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from llog.engines.disk.format.files import explained
-from llog.engines.disk.log.inspection import Piece
+from llog.engines.disk.format.files import translate_os_errors
+from llog.engines.disk.log.inspection import FrameInfo
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.disk.topics import DiskTopics
 from llog.engines.verify import report_unreadable
@@ -20,17 +20,17 @@ _ATTEMPTS: Final = 10
 
 async def verify(topics: DiskTopics, tp: TopicPartition, progress: Callable[[int], None] | None) -> VerifyReport:
     try:
-        place = await topics.find(tp)
+        partition = await topics.find(tp)
     except TopicElsewhere as error:
         if not await topics.has_directory(tp.topic):
             raise
-        return report_unreadable(tp, error)  # for the files of other partitions are here
-    with topics.segments.reading(place.path, tp) as reader:
+        return report_unreadable(tp, error)  # files of other partitions are here, so this is damage
+    with topics.segments.borrow_reader(partition.path, tp) as reader:
         return await asyncio.to_thread(_Walk(tp, reader, progress).run)
 
 
 class _Walk:
-    """Blocking, for a thread: one frame is in memory at a time."""
+    """Blocks, so it needs a thread; holds one frame in memory at a time."""
 
     def __init__(self, tp: TopicPartition, reader: SegmentReader, progress: Callable[[int], None] | None) -> None:
         self._tp = tp
@@ -42,7 +42,7 @@ class _Walk:
         self._newest = (0, 0)
 
     def run(self) -> VerifyReport:
-        with explained("verify", self._reader.directory):
+        with translate_os_errors("verify", self._reader.directory):
             return self._run()
 
     def _run(self) -> VerifyReport:
@@ -50,43 +50,42 @@ class _Walk:
         for attempt in range(_ATTEMPTS if self._expected < stop else 0):
             reached = self._expected
             try:
-                for piece in self._reader.pieces(self._expected):
-                    if piece.start_offset >= stop:
+                for frame in self._reader.frames(self._expected):
+                    if frame.start_offset >= stop:
                         break
-                    self._visit(piece)
+                    self._visit(frame)
                 break
             except FileNotFoundError as error:
-                # Trimmed or replaced since the segments were listed: what is above the log start now is looked for
-                # again.
+                # A segment was trimmed or replaced since they were listed: continue at the present log start.
                 self._expected = max(reached, self._expected, self._reader.bounds_now().log_start_offset)
                 if attempt + 1 == _ATTEMPTS:
                     self._report(ProblemKind.GAP, self._expected, stop - 1, str(error))
         return self._found.report()
 
-    def _visit(self, piece: Piece) -> None:
-        start = max(piece.start_offset, self._expected)
-        if piece.problem is not None:
-            # What was trimmed meanwhile is nobody's loss.
-            if piece.end_offset >= self._reader.bounds_now().log_start_offset:
-                where = f"{piece.path} at byte {piece.position}: {piece.problem}"
-                kind = ProblemKind.CORRUPT if piece.length else ProblemKind.GAP
-                self._report(kind, start, piece.end_offset, where)
+    def _visit(self, frame: FrameInfo) -> None:
+        start = max(frame.start_offset, self._expected)
+        if frame.problem is not None:
+            # A frame that was trimmed meanwhile is no problem.
+            if frame.end_offset >= self._reader.bounds_now().log_start_offset:
+                where = f"{frame.path} at byte {frame.position}: {frame.problem}"
+                kind = ProblemKind.CORRUPT if frame.length else ProblemKind.GAP
+                self._report(kind, start, frame.end_offset, where)
         else:
-            self._found.records += min(piece.records, piece.end_offset - start + 1)
-            self._found.bytes += piece.length
-            self._check_times(piece)
+            self._found.records += min(frame.records, frame.end_offset - start + 1)
+            self._found.bytes += frame.length
+            self._check_times(frame)
         self._found.pieces += 1
-        self._expected = piece.end_offset + 1
+        self._expected = frame.end_offset + 1
         if self._progress is not None:
             self._progress(self._found.records)
 
-    def _check_times(self, piece: Piece) -> None:
-        times = piece.max_append_ms or 0, piece.max_timestamp_ms or 0
+    def _check_times(self, frame: FrameInfo) -> None:
+        times = frame.max_append_ms or 0, frame.max_timestamp_ms or 0
         if times[0] < self._newest[0] or times[1] < self._newest[1]:
             detail = (
                 f"the running maxima {times} are below {self._newest} of the frame before: lookups by time go wrong"
             )
-            self._report(ProblemKind.TIME_ORDER, piece.start_offset, piece.end_offset, detail)
+            self._report(ProblemKind.TIME_ORDER, frame.start_offset, frame.end_offset, detail)
         self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""The headers of shared blobs, read alone."""
+"""Reading the headers of shared blobs without their bodies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _AT_ONCE_BYTES: Final = 64 << 10
 
 
 async def read_header(log: Log, blob: str) -> BlobHeader:
-    """What a shared blob says that it holds; `BlobNotFound`, or `CorruptBatch` if its header is damaged or cut off."""
+    """Return the header of a shared blob; raise `BlobNotFound`, or `CorruptBatch` if it is damaged or cut off."""
     start = await log.blobs.get_range(blob, 0, PREFIX_BYTES)
     return unpack_header(await log.blobs.get_range(blob, 0, header_length(start)))
 
 
-class Headers:
-    """Looks up bodies in headers, the latest of which stay in memory: partitions share blobs."""
+class BlobHeaders:
+    """Looks up bodies in blob headers, and caches the latest headers, because partitions share blobs."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class Headers:
         self._count = 0
 
     async def body_at(self, blob: str, byte_offset: int) -> Body | None:
-        """The body that begins there by the word of the header; errors as of `read_header`."""
+        """Return the body that begins there according to the header, or None; raise the errors of `read_header`."""
         bodies = self._bodies.get(blob)
         if bodies is None:
             bodies = {body.body_offset: body for body in (await self._read(blob, byte_offset)).partitions}

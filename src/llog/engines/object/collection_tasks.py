@@ -1,7 +1,7 @@
 """The reads of a collection that is spread over processes, as on Spark.
 
-Each process confirms what it has read before it hands the result on, for nobody else can. The order is that of
-`collector.py`, and each part is done in all processes before the next begins.
+Each process confirms its reads before it hands on the result, because no other process can. The steps are those of
+`collector.py`, and each step ends in all processes before the next begins.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from llog.engines.object.clocks import Window
 from llog.engines.object.collector import (
-    Span,
+    StampRange,
     alive_pin_ids,
-    partitions,
+    list_partitions,
     raise_floors,
     raise_sink_floors,
     references,
@@ -21,34 +21,34 @@ from llog.engines.object.collector import (
 from llog.engines.object.gaps import Gaps
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.stores.meta import all_confirmed, confirmed
+from llog.stores.meta import iterate_confirmed, read_confirmed
 
-# --- in the process that leads
+# --- in the leading process
 
 
 async def enumerate_partitions(log: Log) -> list[PartitionKeys]:
-    return await confirmed(log.meta, lambda: partitions(log))
+    return await read_confirmed(log.meta, lambda: list_partitions(log))
 
 
-async def raise_all_sink_floors(log: Log, run: Window, sink_open_ms: int) -> dict[str, Span]:
-    return await confirmed(log.meta, lambda: raise_sink_floors(log, run, sink_open_ms))
+async def raise_all_sink_floors(log: Log, run: Window, sink_open_ms: int) -> dict[str, StampRange]:
+    return await read_confirmed(log.meta, lambda: raise_sink_floors(log, run, sink_open_ms))
 
 
 async def read_pins(log: Log, run: Window) -> frozenset[str]:
-    return await confirmed(log.meta, lambda: alive_pin_ids(log, run))
+    return await read_confirmed(log.meta, lambda: alive_pin_ids(log, run))
 
 
 # --- in any process, each for a share of the partitions
 
 
 async def raise_floors_of(log: Log, share: Sequence[PartitionKeys], run: Window) -> int:
-    return await confirmed(log.meta, lambda: raise_floors(log, share, run))
+    return await read_confirmed(log.meta, lambda: raise_floors(log, share, run))
 
 
-def names_in_sinks(log: Log) -> AsyncIterator[str]:
-    return all_confirmed(log.meta, sink_references(log))
+def sink_referenced_names(log: Log) -> AsyncIterator[str]:
+    return iterate_confirmed(log.meta, sink_references(log))
 
 
-def names_in(log: Log, share: Sequence[PartitionKeys], gaps: Gaps) -> AsyncIterator[str]:
-    """What these partitions name; the gaps of their indexes are added to `gaps` on the way."""
-    return all_confirmed(log.meta, references(log, share, gaps))
+def referenced_names(log: Log, share: Sequence[PartitionKeys], gaps: Gaps) -> AsyncIterator[str]:
+    """Iterate over the blobs that these partitions name; the gaps of their indexes are added to `gaps`."""
+    return iterate_confirmed(log.meta, references(log, share, gaps))

@@ -1,26 +1,26 @@
 """The collector: deletes blobs that nothing names and nothing can come to name.
 
-1. Deletions of topics that were interrupted are finished, and leftover index entries swept.
-2. Listed: the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong
-   clock gave them. Those that something names are struck off by a first mark, which saves work and decides nothing.
-3. Only after the listing, the partitions and sinks are enumerated, and their floors raised to T by CAS, their ceilings
-   with them: a writer that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it
-   again. Blobs stamped above T stay unless they are above all ceilings as well (`clocks.py`).
-4. The last mark reads references in the order in which they move: sink manifests, then per partition `pending`, the
-   compaction's breadcrumb, the index. What it does not find is not named, and never will be, except by a repair: where
-   the index has a gap, what could fill it stays (`gaps.py`). One scan tells names and gaps, so that an entry which a
-   repair puts back meanwhile is met as one or as the other.
-5. The pins are read. A pin that is alive now may be of a reader that resolved a reference before it went away: a name
-   waits for the pins alive when it was first found here, however they started, for their clocks are not ours. Later
-   pins do not matter to it.
-6. All reads since step 3 are confirmed: what an old state of the metadata store did not show may be there. If one was
-   stale, the run ends with `StaleReads`, nothing is deleted, and the next run starts over.
-7. The rest is deleted.
+1. Finish interrupted deletions of topics, and sweep leftover index entries.
+2. List the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong clock
+   stamped them. A first mark strikes off the blobs that something names; it saves work and decides nothing.
+3. Only after the listing, enumerate the partitions and sinks, and raise their floors to T and their ceilings by CAS. A
+   writer that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it again. Blobs
+   stamped above T stay, unless they are also above all ceilings (`clocks.py`).
+4. The last mark reads references in the order in which they move: sink manifests, then for each partition `pending`,
+   the compaction's breadcrumb and the index. A blob that the mark does not meet is not named and never will be, except
+   by a repair: where the index has a gap, the blobs that could fill it stay (`gaps.py`). One scan collects both names
+   and gaps, so that an entry which a repair puts back meanwhile is met as one or the other.
+5. Read the pins. A live pin may belong to a reader that resolved a reference before the reference disappeared. A name
+   therefore waits for all pins that were alive when it was first found unreferenced, regardless of their start times,
+   because clocks differ. Later pins do not matter.
+6. Confirm all reads since step 3, because a stale read may have missed a reference. If one was stale, the run ends with
+   `StaleReads`, deletes nothing, and the next run starts over.
+7. Delete the remaining blobs.
 
-Clocks decide when a blob goes, never whether that is safe. Cost of a run: a probe of the blob store's clock, one
-listing, one scan of the control records and the index per `chunk_names` old blobs (referenced ones included), one more
-if any is unreferenced, and then one CAS per partition. Memory: at most two chunks of names, about 200 bytes each, and
-the waiting ones.
+Clocks decide when a blob is deleted, never whether that is safe. A run costs a probe of the blob store's clock, one
+listing, one scan of the control records and the index per `chunk_names` old blobs (including referenced ones), one more
+scan if any blob is unreferenced, and one CAS per partition. It holds at most two chunks of names, about 200 bytes each,
+and the waiting names in memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from llog.engines.object.clocks import Window, is_put, raised, window
-from llog.engines.object.gaps import Coverage, Gap, Gaps, without_trimmed
+from llog.engines.object.clocks import Window, collection_window, raise_bounds
+from llog.engines.object.gaps import Gap, GapFinder, Gaps, subtract_trimmed
 from llog.engines.object.partition_keys import find_keys
-from llog.engines.object.reader import pending_pieces
+from llog.engines.object.reader import pending_spans
 from llog.errors import VersionMismatch
+from llog.log.cas import update
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.log.log import Log
@@ -45,7 +46,7 @@ from llog.log.records import Compaction, Control, IndexEntry, Kind, LogState, Si
 from llog.model import TopicPartition
 from llog.runtime import stamp_of
 from llog.stores.blobs import BlobInfo
-from llog.stores.meta import Entry, Reads, after, scan
+from llog.stores.meta import MetaEntry, Reads, prefix_end, scan
 
 GRACE_MS = 3_600_000
 SINK_OPEN_MS = 86_400_000
@@ -59,7 +60,7 @@ _SHAPE = re.compile(rf"{ROOT}(?:wal-shared|clock|sink/[^/]+|[^/]+/partitions/[0-
 
 class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int = GRACE_MS
-    """How long a blob is left alone after its upload: longer than an append takes, or appends upload twice."""
+    """How long a blob is left alone after its upload. Keep it longer than an append takes, or appends upload twice."""
     sink_open_ms: int = SINK_OPEN_MS
     """How long a sink's batch may take from its first upload to its commit."""
     chunk_names: int = 200_000
@@ -67,8 +68,8 @@ class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held
-    back by pins.
+    """The counts of one run. `candidates` are old enough; of these, `referenced` are in use, `kept` could fill a gap,
+    and `waiting` are held back by pins.
     """
 
     listed: int
@@ -86,8 +87,9 @@ class CollectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting:
-    """Unreferenced names that pins hold back, with the pins alive when each was first found; beyond `names_max` they
-    start anew.
+    """Unreferenced names that pins hold back, with the pins that were alive when each was first found.
+
+    Names beyond `names_max` are forgotten, and begin to wait anew in the next run.
     """
 
     def __init__(self, names_max: int = 100_000) -> None:
@@ -96,11 +98,11 @@ class Waiting:
         self._now: dict[str, frozenset[str]] = {}
 
     def begin_run(self) -> None:
-        """Forgets the names that the run before did not meet again."""
+        """Forget the names that the previous run did not meet again."""
         self._before, self._now = self._now, {}
 
     def free(self, names: Iterable[str], alive: frozenset[str]) -> list[str]:
-        """Those of the names that no pin holds back; the others wait."""
+        """Return the names that no pin holds back; the others wait."""
         released = []
         still: dict[frozenset[str], frozenset[str]] = {}
         for name in names:
@@ -114,7 +116,7 @@ class Waiting:
 
 
 class Collector:
-    """Collects one log. Two may run at once; each remembers for itself which names wait for which pins."""
+    """Collects one log. Several may run at once; each remembers which names wait for which pins."""
 
     def __init__(self, log: Log, options: CollectorOptions | None = None) -> None:
         self._log = log
@@ -123,13 +125,13 @@ class Collector:
 
     async def collect_once(self) -> CollectionResult:
         await Catalog(self._log).finish_deletions()
-        for keys in await partitions(self._log):
+        for keys in await list_partitions(self._log):
             await sweep_partition(self._log, keys)
-        run = await window(self._log, self._options.grace_ms)
+        run = await collection_window(self._log, self._options.grace_ms)
         self._waiting.begin_run()
         listing = Listing(self._options.grace_ms)
         waiting = deleted = deleted_bytes = spared = kept = 0
-        async for names in unreferenced(self._log, run, listing, self._options.chunk_names):
+        async for names in list_unreferenced(self._log, run, listing, self._options.chunk_names):
             found = len(names)
             reads = await self._log.meta.begin_reads()
             await self._mark_last(names, run, listing.gaps)
@@ -153,10 +155,10 @@ class Collector:
         )
 
     async def _mark_last(self, names: dict[str, int], run: Window, gaps: Gaps) -> None:
-        """Leaves those in `names` that may go, pins and gaps aside."""
-        enumerated = await partitions(self._log)
-        bounds = Bounds(
-            Span(run.old_ms, await raise_floors(self._log, enumerated, run)),
+        """Remove from `names` all blobs that are, or may yet be, named; pins and gaps are considered later."""
+        enumerated = await list_partitions(self._log)
+        bounds = CommittableStamps(
+            StampRange(run.old_ms, await raise_floors(self._log, enumerated, run)),
             await raise_sink_floors(self._log, run, self._options.sink_open_ms),
         )
         for name in [name for name in names if may_be_named(name, bounds)]:
@@ -165,10 +167,10 @@ class Collector:
 
 
 def is_candidate(info: BlobInfo, run: Window) -> bool:
-    """Whether it is one of our blobs, and old by its name as well as by the store's clock.
+    """Return whether the blob is a log's, and old both by its name and by the store's clock.
 
-    A time that is far ahead says nothing: a clock was wrong when the blob was put, on one machine with the files maybe
-    the store's, too.
+    A time that is far ahead counts as old: a clock was wrong when the blob was put, perhaps the store's as well if it
+    is a local directory.
     """
     stamp = stamp_of(info.name)
     if stamp is None or run.is_inside(stamp) or run.is_inside(info.modified_ms):
@@ -176,7 +178,7 @@ def is_candidate(info: BlobInfo, run: Window) -> bool:
     return _SHAPE.fullmatch(info.name) is not None
 
 
-class Span(NamedTuple):
+class StampRange(NamedTuple):
     """Stamps from `floor_ms` to `ceiling_ms`, both included; without a ceiling, all from `floor_ms` on."""
 
     floor_ms: int
@@ -186,28 +188,28 @@ class Span(NamedTuple):
         return self.floor_ms <= stamp and (self.ceiling_ms is None or stamp <= self.ceiling_ms)
 
 
-class Bounds(NamedTuple):
-    """Which stamps writers may still commit: in any of the partitions, and in each sink."""
+class CommittableStamps(NamedTuple):
+    """The stamps that writers may still commit: to any of the partitions, and in each sink."""
 
-    partitions: Span
-    sinks: Mapping[str, Span]
+    partitions: StampRange
+    sinks: Mapping[str, StampRange]
 
 
-def may_be_named(name: str, bounds: Bounds) -> bool:
-    """Whether an append or a batch of its sink may still come to name a blob that was listed before these bounds were
-    set.
+def may_be_named(name: str, bounds: CommittableStamps) -> bool:
+    """Return whether an append, or a batch of the blob's sink, may still come to name a blob that was listed before
+    these bounds were set.
 
-    A sink that is not among them was forgotten: uploads follow the sink's record, and the listing follows the uploads.
+    A sink without bounds was forgotten: its record precedes its uploads, and the listing follows them.
     """
-    span: Span | None = bounds.partitions
+    stamps: StampRange | None = bounds.partitions
     if name.startswith(SINK_BLOBS):
-        span = bounds.sinks.get(name.removeprefix(SINK_BLOBS).split("/", 1)[0])
+        stamps = bounds.sinks.get(name.removeprefix(SINK_BLOBS).split("/", 1)[0])
     stamp = stamp_of(name)
-    return span is not None and (stamp is None or span.has(stamp))
+    return stamps is not None and (stamp is None or stamps.has(stamp))
 
 
-async def partitions(log: Log) -> list[PartitionKeys]:
-    """Every partition of every topic that is not deleted. Topics on disk have no blobs."""
+async def list_partitions(log: Log) -> list[PartitionKeys]:
+    """Return the keys of every partition of every `object` topic that is not deleted."""
     return [
         PartitionKeys(topic.directory, partition)
         for topic in await Catalog(log).topics(OBJECT)
@@ -216,7 +218,7 @@ async def partitions(log: Log) -> list[PartitionKeys]:
 
 
 class Listing:
-    """Counts of one listing, complete when it is, and the gaps that its marks met."""
+    """The counts of one listing, complete at its end, and the gaps that its marks met."""
 
     def __init__(self, grace_ms: int = GRACE_MS) -> None:
         self.gaps = Gaps(grace_ms)
@@ -225,17 +227,20 @@ class Listing:
         self.referenced = 0
 
 
-async def unreferenced(
+async def list_unreferenced(
     log: Log, run: Window, listing: Listing, chunk_names: int = 200_000
 ) -> AsyncIterator[dict[str, int]]:
-    """Candidates that nothing named when looked for, with their sizes; safe to delete only after a last mark."""
+    """Iterate over chunks of candidates that nothing named when they were listed, with their sizes.
+
+    They are safe to delete only after a last mark.
+    """
     chunk: dict[str, int] = {}
     suspects: dict[str, int] = {}
 
     async def settle() -> None:
         candidates = len(chunk)
         if chunk:
-            await strike_off(log, await partitions(log), chunk, listing.gaps)
+            await strike_off(log, await list_partitions(log), chunk, listing.gaps)
         listing.candidates += candidates
         listing.referenced += candidates - len(chunk)
         suspects.update(chunk)
@@ -257,7 +262,7 @@ async def unreferenced(
 async def strike_off(
     log: Log, enumerated: Sequence[PartitionKeys], names: dict[str, int], gaps: Gaps | None = None
 ) -> None:
-    """A mark: removes from `names` what something names, and adds the gaps that it meets."""
+    """Mark: remove from `names` every blob that something names, and add the gaps that the scan meets."""
     async for name in sink_references(log):
         names.pop(name, None)
     async for name in references(log, enumerated, gaps):
@@ -265,25 +270,24 @@ async def strike_off(
 
 
 def strike_off_kept(names: dict[str, int], gaps: Gaps) -> None:
-    """Removes from `names` what could fill a gap."""
+    """Remove from `names` the blobs that could fill a gap."""
     for name in [name for name in names if gaps.keeps(name)]:
         del names[name]
 
 
 def gap_warning(gaps: Sequence[Gap], kept: int) -> str | None:
-    """What an operator should know of the gaps that a collection met."""
+    """Return a warning for operators about the gaps that a collection met; None if it met none."""
     if not gaps:
         return None
     more = f" and {len(gaps) - _GAPS_NAMED} more" if len(gaps) > _GAPS_NAMED else ""
     return (
         f"the index has gaps ({'; '.join(map(str, gaps[:_GAPS_NAMED]))}{more}): {kept} blobs that could fill them "
-        "are kept. "
-        "`llog repair index` shows what can be mended"
+        "are kept. `llog repair index` shows what can be repaired"
     )
 
 
 async def sink_references(log: Log) -> AsyncIterator[str]:
-    """The blobs that sink manifests name. To be read before those of the partitions, to which they move."""
+    """Iterate over the blobs that sink manifests name. Read them before those of the partitions, to which they move."""
     async for found in scan(log.meta, SINKS):
         manifest = decode(Sink, found.value, found.key).manifest
         if manifest is not None:
@@ -292,42 +296,42 @@ async def sink_references(log: Log) -> AsyncIterator[str]:
 
 
 async def references(log: Log, enumerated: Sequence[PartitionKeys], gaps: Gaps | None = None) -> AsyncIterator[str]:
-    """The blobs that these partitions name, some more than once. A reference that moves meanwhile is met at least once.
+    """Iterate over the blobs that these partitions name, some more than once; a reference that moves meanwhile is met
+    at least once.
 
-    The gaps of the partitions' indexes are added to `gaps` on the way.
+    Adds the gaps of the partitions' indexes to `gaps`.
     """
     for keys in enumerated:
         control = await _control(log, keys)
-        coverage = Coverage(keys, control)
-        pending = pending_pieces(control)
-        for piece in pending:
-            yield log.blob_name(piece.entry.data_uri)
+        finder = GapFinder(keys, control)
+        pending = pending_spans(control)
+        for span in pending:
+            yield log.blob_name(span.entry.data_uri)
         found = await log.meta.get(keys.compaction)
         if found is not None:
             yield decode(Compaction, found.value, found.key).blob
         async for found in scan(log.meta, keys.index):
             entry = decode(IndexEntry, found.value, found.key)
-            coverage.add(end_offset_of(found.key), entry)
+            finder.add(end_offset_of(found.key), entry)
             yield log.blob_name(entry.data_uri)
-        for piece in pending:
-            coverage.add(piece.end_offset, piece.entry)
-        holes = coverage.gaps()
+        for span in pending:
+            finder.add(span.end_offset, span.entry)
+        holes = finder.gaps()
         if holes and gaps is not None:
-            gaps.add(without_trimmed(holes, await _control(log, keys)))
+            gaps.add(subtract_trimmed(holes, await _control(log, keys)))
 
 
 async def _control(log: Log, keys: PartitionKeys) -> Control:
-    """The control record; that of an empty partition if there is none."""
+    """Return the control record; that of an empty partition if there is none."""
     found = await log.meta.get(keys.control)
     return Control() if found is None else decode(Control, found.value, found.key)
 
 
 async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], run: Window) -> int:
-    """Returns the highest ceiling of these partitions, after floors and ceilings were raised; neither ever goes back
-    here.
+    """Raise the floors and ceilings of these partitions, never lower them, and return the highest ceiling.
 
-    From now on, no writer commits a blob stamped below `old_ms` to any of them, nor one that exists and is stamped
-    above that ceiling.
+    From now on, no writer commits to these partitions a blob stamped below `old_ms`, nor an existing blob stamped above
+    that ceiling.
     """
     highest = 0
     for first in range(0, len(enumerated), _CONCURRENCY):
@@ -337,57 +341,54 @@ async def raise_floors(log: Log, enumerated: Sequence[PartitionKeys], run: Windo
 
 
 async def _raise_floor(log: Log, keys: PartitionKeys, run: Window) -> int:
-    while True:
-        found = await log.meta.get(keys.control)
-        if found is None:
-            return 0
-        control = decode(Control, found.value, found.key)
+    def raise_control_bounds(control: Control) -> Control:
         if control.log_state is LogState.DELETED:
-            return 0
-        changed = raised(control, run.old_ms, run.far_ms)
+            return control
+        changed = raise_bounds(control, run.old_ms, run.far_ms)
         if not control.blob_ceiling_ms:
-            # The first one lowers it from infinity: uploads that nobody could bound are voided.
+            # The first ceiling lowers the bound from infinity, so it voids the uploads under way, as a repair does.
             changed = msgspec.structs.replace(changed, clock_repairs=control.clock_repairs + 1)
-        if await is_put(log, found, changed):
-            return changed.blob_ceiling_ms
+        return changed
+
+    change = await update(log, keys.control, Control, raise_control_bounds)
+    return 0 if change is None or change.new.log_state is LogState.DELETED else change.new.blob_ceiling_ms
 
 
-async def raise_sink_floors(log: Log, run: Window, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, Span]:
-    """Of every sink, the stamps of uploads that can still be committed, after its floor was raised to `old_ms`.
+async def raise_sink_floors(log: Log, run: Window, sink_open_ms: int = SINK_OPEN_MS) -> dict[str, StampRange]:
+    """Raise the floor of every sink to `old_ms`, and return the stamps of uploads that each can still commit.
 
-    The floor of a sink in use stops short of the batch it may be working on, which can then take longer than the grace
-    period.
+    The floor of a sink in use stays below the batch that it may be working on, so that a batch can take longer than the
+    grace period.
     """
-    spans = {}
+    ranges = {}
     async for found in scan(log.meta, SINKS):
-        span = await _raise_sink_floor(log, found.key, run, sink_open_ms)
-        if span is not None:
-            spans[found.key.removeprefix(SINKS)] = span
-    return spans
+        stamps = await _raise_sink_floor(log, found.key, run, sink_open_ms)
+        if stamps is not None:
+            ranges[found.key.removeprefix(SINKS)] = stamps
+    return ranges
 
 
-async def _raise_sink_floor(log: Log, key: str, run: Window, sink_open_ms: int) -> Span | None:
-    while True:
-        found = await log.meta.get(key)
-        if found is None:
-            return None
-        sink = decode(Sink, found.value, key)
+async def _raise_sink_floor(log: Log, key: str, run: Window, sink_open_ms: int) -> StampRange | None:
+    def raise_sink_bounds(sink: Sink) -> Sink:
         in_use = sink.touched_ms + sink_open_ms > run.now_ms
-        changed = raised(sink, min(run.old_ms, sink.finished_ms + 1) if in_use else run.old_ms, run.far_ms)
+        changed = raise_bounds(sink, min(run.old_ms, sink.finished_ms + 1) if in_use else run.old_ms, run.far_ms)
         if not sink.blob_ceiling_ms:
-            # A sink of old: to void its uploads would fail its batch, which only a repair may.
+            # A sink of an older version has no ceiling: setting one would void its uploads and fail its batch, which
+            # only a repair may do.
             changed = msgspec.structs.replace(changed, blob_ceiling_ms=0)
-        if await is_put(log, found, changed):
-            return Span(changed.blob_floor_ms, changed.blob_ceiling_ms or None)
+        return changed
+
+    change = await update(log, key, Sink, raise_sink_bounds)
+    return None if change is None else StampRange(change.new.blob_floor_ms, change.new.blob_ceiling_ms or None)
 
 
 async def delete_unreferenced(
     log: Log, names: Collection[str], waiting: Waiting, run: Window, reads: Reads
 ) -> list[str]:
-    """Deletes what the last mark has left in `names`, except for what pins hold back; returns what was deleted.
+    """Delete the blobs that the last mark left in `names`, except those that pins hold back; return what was deleted.
 
-    `reads` were begun before that mark. They are confirmed before `waiting` learns of the pins: one that an old state
-    did not show would not be waited for in later runs either.
+    `reads` began before the mark. They are confirmed before `waiting` learns of the pins, because later runs would not
+    wait for a pin that a stale read missed.
     """
     alive = await alive_pin_ids(log, run)
     await reads.confirm()
@@ -402,22 +403,24 @@ async def alive_pin_ids(log: Log, run: Window) -> frozenset[str]:
 
 
 async def sweep(log: Log, tp: TopicPartition) -> int:
-    """Deletes index entries that a stalled writer left where nobody needs them; returns how many."""
+    """Delete index entries that a stalled writer left where they are not needed; return their number."""
     return await sweep_partition(log, await find_keys(log, tp))
 
 
 async def sweep_partition(log: Log, keys: PartitionKeys) -> int:
-    """As `sweep`: entries that end below the log start, and WAL entries wholly inside a COMPACTED one."""
+    """Delete index entries that end below the log start, and WAL entries that lie completely inside a COMPACTED one;
+    return their number.
+    """
     found = await log.meta.get(keys.control)
     if found is None:
         return 0
-    # The log start never goes back: what is below the one read here is never needed again.
+    # The log start never goes back: entries below the one read here are never needed again.
     log_start = decode(Control, found.value, found.key).log_start_offset
     swept = 0
     async for found in _entries(log, keys.index, keys.entry(log_start)):
-        swept += await _delete_at_version(log, found)
+        swept += await _delete_if_unchanged(log, found)
     previous_end = log_start - 1
-    async for found in _entries(log, keys.entry(log_start), after(keys.index)):
+    async for found in _entries(log, keys.entry(log_start), prefix_end(keys.index)):
         entry, end = decode(IndexEntry, found.value, found.key), end_offset_of(found.key)
         start = end - entry.msg_count + 1
         if entry.kind is Kind.COMPACTED and max(start, log_start) <= previous_end:
@@ -425,12 +428,12 @@ async def sweep_partition(log: Log, keys: PartitionKeys) -> int:
                 leftover = decode(IndexEntry, inner.value, inner.key)
                 inside = end_offset_of(inner.key) - leftover.msg_count + 1 >= start
                 if leftover.kind is Kind.WAL and inside:
-                    swept += await _delete_at_version(log, inner)
+                    swept += await _delete_if_unchanged(log, inner)
         previous_end = end
     return swept
 
 
-async def _entries(log: Log, start: str, end: str) -> AsyncIterator[Entry]:
+async def _entries(log: Log, start: str, end: str) -> AsyncIterator[MetaEntry]:
     while True:
         page = await log.meta.range(start, end, _INDEX_PAGE)
         for found in page:
@@ -440,7 +443,7 @@ async def _entries(log: Log, start: str, end: str) -> AsyncIterator[Entry]:
         start = page[-1].key + "\x00"
 
 
-async def _delete_at_version(log: Log, found: Entry) -> int:
+async def _delete_if_unchanged(log: Log, found: MetaEntry) -> int:
     try:
         return int(await log.meta.delete(found.key, expected=found.version))
     except VersionMismatch:

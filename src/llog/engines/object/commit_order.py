@@ -1,7 +1,6 @@
-"""The order of commits: appends to one partition commit in the order of the calls that made them.
+"""The order of commits: appends to one partition commit in the order of their calls.
 
-A turn costs no future and no callback of its own: a call wakes those that wait for it once for all the turns that it
-has ended.
+A turn needs no future and no callback of its own: a call wakes its waiters once for all the turns that it has ended.
 """
 
 from __future__ import annotations
@@ -12,26 +11,28 @@ from collections.abc import Iterable, Sequence
 from llog.model import TopicPartition
 
 
-class Turns:
+class CommitOrder:
     """The newest turn of every partition."""
 
     def __init__(self) -> None:
-        self._last: dict[TopicPartition, Turn] = {}
+        self._last: dict[TopicPartition, CommitTurn] = {}
 
-    def take(self, tps: Sequence[TopicPartition]) -> list[Turn]:
-        """The turns of one call on these partitions, each behind all that were taken before."""
+    def take_turns(self, tps: Sequence[TopicPartition]) -> list[CommitTurn]:
+        """Return the turns of one call on these partitions, each after all turns taken before it."""
         call, last = _Call(), self._last
         turns = []
         for tp in tps:
-            turn = last[tp] = Turn(call, last.get(tp))
+            turn = last[tp] = CommitTurn(call, last.get(tp))
             turns.append(turn)
         return turns
 
 
-class Turn:
+class CommitTurn:
+    """The turn of one call on one partition."""
+
     __slots__ = ("before", "call", "is_over")
 
-    def __init__(self, call: _Call, before: Turn | None) -> None:
+    def __init__(self, call: _Call, before: CommitTurn | None) -> None:
         self.call = call
         self.before = before
         self.is_over = False
@@ -45,7 +46,7 @@ class Turn:
 
 
 class _Call:
-    """One call's turns, as those see them who wait for some of them."""
+    """The turns of one call, for other calls that wait for some of them."""
 
     __slots__ = ("_progress",)
 
@@ -53,7 +54,7 @@ class _Call:
         self._progress: asyncio.Future[None] | None = None
 
     def progress(self) -> asyncio.Future[None]:
-        """Done when turns of this call end."""
+        """Return a future that is done when turns of this call end."""
         if self._progress is None:
             self._progress = asyncio.get_running_loop().create_future()
         return self._progress
@@ -64,8 +65,8 @@ class _Call:
             self._progress = None
 
 
-def end_turns(turns: Iterable[Turn]) -> None:
-    """Lets the next ones go. A turn that ends before it has come leaves its place to those before it."""
+def end_turns(turns: Iterable[CommitTurn]) -> None:
+    """End these turns and wake the calls that wait for them. A turn may end before it has come."""
     ended = [turn for turn in turns if not turn.is_over]
     for turn in ended:
         turn.is_over = True
@@ -73,7 +74,7 @@ def end_turns(turns: Iterable[Turn]) -> None:
         call.wake()
 
 
-async def next_turn(turns: Iterable[Turn]) -> None:
-    """Returns once a call that these turns wait for has ended some of its own."""
+async def wait_for_turn(turns: Iterable[CommitTurn]) -> None:
+    """Wait until a call that these turns wait for has ended some of its own turns."""
     calls = {turn.before.call: None for turn in turns if not turn.has_come and turn.before is not None}
     await asyncio.wait([call.progress() for call in calls], return_when=asyncio.FIRST_COMPLETED)

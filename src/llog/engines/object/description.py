@@ -1,4 +1,4 @@
-"""What a partition and a blob look like inside, for people who look: nothing here is used by the log itself."""
+"""Descriptions of how a partition and a blob are stored, for people to read; the log itself does not use them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from llog.errors import BlobNotFound, InvalidArgument, PartitionNotInitialized
 from llog.log.engine import Description
 from llog.log.keys import end_offset_of
 from llog.log.log import Log
-from llog.log.records import Compaction, CompactorClaim, Control, Cursor, IndexEntry, decode
+from llog.log.records import Compaction, CompactionCursor, CompactorClaim, Control, IndexEntry, decode
 from llog.model import TopicPartition
-from llog.stores.meta import after
+from llog.stores.meta import prefix_end
 
 
 class EntryDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,9 @@ class EntryDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionDescription(Description, frozen=True, kw_only=True):
-    """The records of a partition as they are stored. Not one moment's: each is read on its own."""
+    """The metadata records of a partition as they are stored. Each is read on its own, at a slightly different
+    moment.
+    """
 
     directory: str
     control: Control
@@ -33,16 +35,14 @@ class PartitionDescription(Description, frozen=True, kw_only=True):
     cursor: int | None
     compaction: Compaction | None
     claim: CompactorClaim | None
-    """Who compacts it now."""
+    """The claim of the compactor that works on the partition now."""
     entries: tuple[EntryDescription, ...]
     more_from: int | None
-    """Where to ask on from, if there are more entries."""
+    """The offset at which the next page of entries begins; None if there are no more."""
 
 
 class BlobDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """`shared` is the directory of a blob of several partitions, `batch` the header of a compacted one; the other is
-    None.
-    """
+    """A blob, with its header: `shared` if it has one that lists its bodies, otherwise `batch`, that of its batch."""
 
     name: str
     size: int
@@ -54,7 +54,7 @@ class BlobDescription(msgspec.Struct, frozen=True, kw_only=True):
 async def describe_partition(
     log: Log, tp: TopicPartition, max_entries: int = 100, *, from_offset: int = 0
 ) -> PartitionDescription:
-    """Up to `max_entries` index entries that end at `from_offset` or above, and everything else that is stored."""
+    """Describe a partition, with up to `max_entries` index entries that end at `from_offset` or above."""
     if max_entries < 1:
         raise InvalidArgument(f"max_entries must be 1 or more: {max_entries}")
     keys = await find_keys(log, tp)
@@ -64,7 +64,7 @@ async def describe_partition(
     cursor = await log.meta.get(keys.cursor)
     compaction = await log.meta.get(keys.compaction)
     claim = await log.meta.get(keys.claim)
-    found = await log.meta.range(keys.entry(max(from_offset, 0)), after(keys.index), max_entries + 1)
+    found = await log.meta.range(keys.entry(max(from_offset, 0)), prefix_end(keys.index), max_entries + 1)
     entries = []
     for item in found[:max_entries]:
         entry, end = decode(IndexEntry, item.value, item.key), end_offset_of(item.key)
@@ -77,7 +77,7 @@ async def describe_partition(
         directory=keys.directory,
         control=decode(Control, control.value, control.key),
         control_version=control.version,
-        cursor=None if cursor is None else decode(Cursor, cursor.value, cursor.key).offset,
+        cursor=None if cursor is None else decode(CompactionCursor, cursor.value, cursor.key).offset,
         compaction=None if compaction is None else decode(Compaction, compaction.value, compaction.key),
         claim=None if claim is None else decode(CompactorClaim, claim.value, keys.claim),
         entries=tuple(entries),
@@ -86,7 +86,7 @@ async def describe_partition(
 
 
 async def describe_blob(log: Log, name: str) -> BlobDescription:
-    """What a blob says about itself, from its first bytes; `CorruptBatch` if it is none of ours, or damaged there."""
+    """Describe a blob by its header; raise `CorruptBatch` if the header is damaged or the blob is not a log's."""
     info = await log.blobs.head(name)
     if info is None:
         raise BlobNotFound(f"blob {name!r} is not in {log.blobs.uri}")

@@ -1,6 +1,6 @@
-"""Fencing: stops all appends to a partition, whoever makes them, without stopping readers.
+"""Fencing: stops all appends to a partition, from any process, without stopping readers.
 
-The fence is in the control record, whose CAS is the commit point of every append: one that was under way loses its CAS,
+The fence is in the control record, whose CAS is the commit point of every append: an append under way loses its CAS,
 reads the record again and is refused.
 """
 
@@ -8,40 +8,27 @@ from __future__ import annotations
 
 import msgspec
 
+from llog.engines.object.control_record import update_control
 from llog.engines.object.partition_keys import find_keys
-from llog.errors import OutcomeUnknown, PartitionNotInitialized, VersionMismatch
 from llog.log.log import Log
-from llog.log.records import Control, LogState, decode, encode
+from llog.log.records import Control, LogState
 from llog.model import TopicPartition
 
 
 async def fence(log: Log, tp: TopicPartition) -> None:
-    """Once this returned, no append to the partition commits until it is unfenced. Fencing twice is no error."""
+    """Fence the partition: after this returns, no append commits until it is unfenced. Idempotent."""
     await _change_state(log, tp, LogState.FENCED)
 
 
 async def unfence(log: Log, tp: TopicPartition) -> None:
-    """Lets appends in again."""
+    """Let appends commit again. Idempotent."""
     await _change_state(log, tp, LogState.OPEN)
 
 
 async def _change_state(log: Log, tp: TopicPartition, state: LogState) -> None:
     keys = await find_keys(log, tp)
-    while True:
-        reads = await log.meta.begin_reads()
-        found = await log.meta.get(keys.control)
-        control = None if found is None else decode(Control, found.value, found.key)
-        if found is None or control is None:
-            raise PartitionNotInitialized(f"partition {tp} has no control record")
-        if control.log_state is LogState.DELETED:
-            raise PartitionNotInitialized(f"partition {tp} was deleted")
-        if control.log_state is state:
-            await reads.confirm()  # in an old state it may be: then the partition is not what the caller wants
-            return
-        try:
-            await log.meta.put(
-                keys.control, encode(msgspec.structs.replace(control, log_state=state)), expected=found.version
-            )
-        except (VersionMismatch, OutcomeUnknown):
-            continue  # what the record says now is what counts
-        return
+
+    def change_state(control: Control) -> Control:
+        return msgspec.structs.replace(control, log_state=state)
+
+    await update_control(log, tp, keys, change_state, confirm=True)

@@ -1,13 +1,13 @@
-"""Gaps in a partition's index: offsets between the log start and the next offset that no entry and no pending append
-covers.
+"""Gaps in a partition's index: offsets between the log start and the next offset that neither an entry nor the pending
+append covers.
 
-The protocol leaves none behind, so a gap is damage: an entry was lost. Its records may still lie in a blob that nothing
-names any more, which is all that `llog repair index` has to go by. While there is a gap, the collector therefore keeps
-every blob that could fill it:
+The protocol leaves no gaps, so a gap is damage: an index entry was lost. The lost entry's records may still lie in a
+blob that nothing names any more, and `llog repair index` can find them only there. As long as a gap exists, the
+collector therefore keeps every blob that could fill it:
 
 - the compacted blobs of that partition;
-- shared blobs and sinks' blobs, which name no single partition, if they are stamped between the append times of the
-  gap's neighbours, give or take `SLACK_MS` for clocks that differ and writers that were slow to commit.
+- shared blobs and sinks' blobs, whose names contain no partition, if they are stamped between the append times of the
+  gap's neighbours, plus or minus `SLACK_MS` for clocks that differ and writers that were slow to commit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from llog.runtime import stamp_of
 SLACK_MS: Final = 3_600_000
 _NEVER_MS: Final = 1 << 62
 GAPS_MAX: Final = 100
-"""Gaps of one partition that are told apart; beyond them, the last one reaches over the others."""
+"""The most gaps listed for one partition; the last one is extended over any further gaps."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets that nothing covers, and the stamps that a shared blob with their records may have."""
+    """Offsets that nothing covers, and the range of stamps of shared blobs that may hold their records."""
 
     directory: str
     partition: int
@@ -41,24 +41,24 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.directory}/{self.partition} offsets {self.start_offset} to {self.end_offset}"
 
 
-class Coverage:
-    """What one scan of a partition's index covers: entries are added by rising end, the pending append last."""
+class GapFinder:
+    """Finds the gaps in a scan of a partition's index. Add the entries by rising end, the pending append last."""
 
     def __init__(self, keys: PartitionKeys, control: Control) -> None:
         self._keys = keys
         self._control = control
         self._expected = control.log_start_offset
-        """The lowest offset above all entries so far."""
+        """The lowest offset above all entries added so far."""
         self._before: IndexEntry | None = None
         self._gaps: list[Gap] = []
         self._lowest_ms: list[tuple[int, int]] = []
-        """Where gaps begin, and the lowest append time from there to the next gap."""
+        """The start of each gap, and the lowest append time from there to the next gap."""
 
     def add(self, end_offset: int, entry: IndexEntry) -> None:
         start_offset = end_offset - entry.msg_count + 1
         if start_offset < self._expected:
-            # A compacted entry reaches under leftovers that lie inside it; so may a pending append.
-            self._gaps = [part for gap in self._gaps for part in without(gap, start_offset, end_offset)]
+            # A compacted entry, or a pending append, may reach below leftovers that lie inside it.
+            self._gaps = [part for gap in self._gaps for part in subtract_range(gap, start_offset, end_offset)]
         elif start_offset > self._expected:
             self._open(start_offset - 1, entry)
         if self._lowest_ms:
@@ -68,14 +68,14 @@ class Coverage:
             self._expected, self._before = end_offset + 1, entry
 
     def gaps(self) -> list[Gap]:
-        """The gaps that are left once all was added."""
-        if self._expected < self._control.sequence_counter:
-            self._open(self._control.sequence_counter - 1, None)
-            self._expected = self._control.sequence_counter
+        """Return the gaps, once all entries were added."""
+        if self._expected < self._control.next_offset:
+            self._open(self._control.next_offset - 1, None)
+            self._expected = self._control.next_offset
         return [msgspec.structs.replace(gap, from_ms=self._from_ms(gap)) for gap in self._gaps]
 
     def _from_ms(self, gap: Gap) -> int:
-        """Lower where a clock that was ahead has stamped the neighbours, and went right again later."""
+        """Return the gap's earliest stamp, lowered if later entries show that a clock which was ahead was corrected."""
         behind = [lowest_ms for first, lowest_ms in self._lowest_ms if first >= gap.start_offset]
         return min([gap.from_ms, *(lowest_ms - SLACK_MS for lowest_ms in behind)])
 
@@ -84,7 +84,7 @@ class Coverage:
             self._lowest_ms.append((self._expected, _NEVER_MS))
         before = self._before
         oldest = [entry.append_ms for entry in (before, after) if entry is not None]
-        # The maximum of the entry behind the gap runs over the lost ones, too.
+        # The running maximum of the entry after the gap includes the lost entries.
         newest = [self._control.max_append_ms if after is None else after.max_append_ms, *oldest]
         gap = Gap(
             directory=self._keys.directory,
@@ -106,12 +106,11 @@ class Coverage:
 
 
 class Gaps:
-    """The gaps that a collection has met so far, and what it keeps for them."""
+    """The gaps that a collection has met so far, and the blobs that it keeps for them."""
 
     def __init__(self, grace_ms: int = SLACK_MS) -> None:
-        self._wider_ms = max(
-            0, grace_ms - SLACK_MS
-        )  # never narrower: a collection without any grace must not make damage final
+        # Never narrower: a collection without a grace period must not make damage final.
+        self._wider_ms = max(0, grace_ms - SLACK_MS)
         self._found: dict[Gap, None] = {}
         self._compacted: set[str] = set()
         self._starts: list[int] = []
@@ -135,27 +134,27 @@ class Gaps:
                 self._ends.append(end)
 
     def keeps(self, blob: str) -> bool:
-        """Whether the blob could fill one of the gaps."""
+        """Return whether the blob could fill one of the gaps."""
         if not blob.startswith((WAL, SINK_BLOBS)):
             return blob[: blob.rfind("/") + 1] in self._compacted
         stamp = stamp_of(blob)
         if stamp is None:
             return bool(self._found)
-        place = bisect_right(self._starts, stamp) - 1
-        return place >= 0 and stamp <= self._ends[place]
+        position = bisect_right(self._starts, stamp) - 1
+        return position >= 0 and stamp <= self._ends[position]
 
 
-def without_trimmed(gaps: list[Gap], control: Control) -> list[Gap]:
-    """What is left of the gaps by a control record that was read after the index: retention removes entries during a
-    scan.
+def subtract_trimmed(gaps: list[Gap], control: Control) -> list[Gap]:
+    """Return what is left of the gaps by a control record that was read after the index, because retention may have
+    removed entries during the scan.
     """
     if control.log_state is LogState.DELETED:
         return []
-    return [part for gap in gaps for part in without(gap, 0, control.log_start_offset - 1)]
+    return [part for gap in gaps for part in subtract_range(gap, 0, control.log_start_offset - 1)]
 
 
-def without(gap: Gap, start_offset: int, end_offset: int) -> list[Gap]:
-    """What is left of the gap when these offsets are covered."""
+def subtract_range(gap: Gap, start_offset: int, end_offset: int) -> list[Gap]:
+    """Return the parts of the gap that lie outside these offsets."""
     if end_offset < gap.start_offset or gap.end_offset < start_offset:
         return [gap]
     below = msgspec.structs.replace(gap, end_offset=start_offset - 1)

@@ -1,5 +1,5 @@
-"""What a writer knows of the partitions that it appends to: their keys and control records, read for all of them in one
-request.
+"""Lanes: the keys and the last known control record of each partition that a writer appends to, read in one request
+for many partitions.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from llog.engines.object.clocks import AHEAD_MS, is_near_ceiling, present_ms, raised
+from llog.engines.object.clocks import AHEAD_MS, is_near_ceiling, present_ms, raise_bounds
 from llog.engines.object.partition_keys import keys_in
 from llog.errors import InconsistentReadState, LlogError, OutcomeUnknown, PartitionNotInitialized
 from llog.log.catalog import Catalog
@@ -18,11 +18,11 @@ from llog.model import TopicPartition
 from llog.stores.meta import Put
 
 _RAISES_MAX: Final = 5
-"""Attempts to raise a ceiling: after them, blobs are stamped no higher than it is."""
+"""The attempts to raise a ceiling; after them, blobs are stamped no higher than the ceiling."""
 
 
 class Lane:
-    """What a writer knows of one partition."""
+    """The state of one partition, as far as a writer knows it."""
 
     __slots__ = ("keys", "known", "last", "tp")
 
@@ -30,9 +30,9 @@ class Lane:
         self.tp = tp
         self.keys = keys
         self.known: tuple[Control, int] | None = None
-        """The control record with its version; None if it is known to have changed."""
+        """The control record and its version; None if the record is known to have changed."""
         self.last = Control()
-        """What was known last, which may be old."""
+        """The control record that was known last, which may be outdated."""
 
     def know(self, control: Control, version: int) -> None:
         self.known, self.last = (control, version), control
@@ -47,14 +47,14 @@ class Lanes:
         self._lanes: dict[TopicPartition, Lane] = {}
 
     async def find(self, tps: Sequence[TopicPartition]) -> list[Lane | LlogError]:
-        """The lane of each partition, its control record known; or why there is none."""
+        """Return the lane of each partition with its control record known, or the error why there is none."""
         errors = await self._open([tp for tp in dict.fromkeys(tps) if tp not in self._lanes])
         lanes = {tp: self._lanes[tp] for tp in tps if tp not in errors}
         errors |= await self.learn([lane for lane in lanes.values() if lane.known is None])
         return [errors[tp] if tp in errors else lanes[tp] for tp in tps]
 
     async def learn(self, lanes: Sequence[Lane]) -> dict[TopicPartition, LlogError]:
-        """Reads the control records of these; returns the errors of those that could not be read."""
+        """Read the control records of these lanes; return the errors of those that could not be read."""
         if not lanes:
             return {}
         try:
@@ -66,7 +66,7 @@ class Lanes:
             if found is None:
                 self.forget(lane)
                 errors[lane.tp] = PartitionNotInitialized(f"partition {lane.tp} has no control record")
-            elif lane.known is None or lane.known[1] < found.version:  # an append may have got further meanwhile
+            elif lane.known is None or lane.known[1] < found.version:  # An append may have advanced it meanwhile.
                 try:
                     lane.know(decode(Control, found.value, found.key), found.version)
                 except InconsistentReadState as error:
@@ -74,13 +74,11 @@ class Lanes:
         return errors
 
     def forget(self, lane: Lane) -> None:
-        """Has the topic looked up again at the next append: it may be created again, under other keys."""
+        """Look the topic up again at the next append: it may have been created again, with other keys."""
         self._lanes.pop(lane.tp, None)
 
     async def present_ms(self, lanes: Collection[Lane]) -> int:
-        """The present, by a clock that is not far ahead. Ceilings that it comes near to are raised, before anything is
-        stamped.
-        """
+        """Return the present by a clock that is not far ahead, after raising the ceilings that are near it."""
         now = self._log.runtime.now_ms()
         if any(is_near_ceiling(lane.last, now) for lane in lanes):
             now = await present_ms(self._log)
@@ -88,9 +86,7 @@ class Lanes:
         return now
 
     async def _open(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LlogError]:
-        """Makes the lanes of these, of which nothing is known yet but their keys; returns the errors of those that are
-        not there.
-        """
+        """Create lanes that know only their keys; return the errors of partitions that do not exist."""
         if not tps:
             return {}
         try:
@@ -111,12 +107,12 @@ class Lanes:
 
     async def _raise_ceilings(self, lanes: Collection[Lane], now_ms: int) -> None:
         for _ in range(_RAISES_MAX):
-            await self.learn([lane for lane in lanes if lane.known is None])  # what is wrong, the commit will say
+            await self.learn([lane for lane in lanes if lane.known is None])  # The commit reports errors.
             known = [(lane, *lane.known) for lane in lanes if lane.known is not None]
             low = [(lane, control, version) for lane, control, version in known if is_near_ceiling(control, now_ms)]
             if not low:
                 return
-            changed = [raised(control, control.blob_floor_ms, now_ms + AHEAD_MS) for _, control, _ in low]
+            changed = [raise_bounds(control, control.blob_floor_ms, now_ms + AHEAD_MS) for _, control, _ in low]
             puts = [
                 Put(lane.keys.control, encode(control), version)
                 for (lane, _, version), control in zip(low, changed, strict=True)

@@ -1,4 +1,7 @@
-"""The keys of partitions of engine `object` in the metadata store; topics of other engines have none."""
+"""The metadata keys of `object` partitions; topics of other engines have none.
+
+Every part of the engine finds its keys here.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from llog.model import TopicPartition
 
 
 async def find_keys(log: Log, tp: TopicPartition) -> PartitionKeys:
-    """The keys of a partition that the catalog names; `WrongEngine` if its topic is of another engine."""
+    """Look the topic up in the catalog and return the partition's keys; raise `WrongEngine` if the topic is of another
+    engine.
+    """
     return keys_in(await Catalog(log).get(tp.topic), tp.partition)
 
 
 def keys_in(topic: Topic, partition: int) -> PartitionKeys:
-    """The keys of a partition of this topic; `WrongEngine` if it is of another engine."""
+    """Return the keys of a partition of this topic; raise `WrongEngine` if the topic is of another engine."""
     check_partition(topic, partition)
     if topic.engine != OBJECT:
         raise WrongEngine(
-            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works on engine {OBJECT!r} only: its "
-            "records are files of one "
-            "machine, to be read and written there by `llog`, or from anywhere through the broker that runs there"
+            f"topic {topic.name!r} is of engine {topic.engine!r}, and this works only on engine {OBJECT!r}: its "
+            "records are files of one machine. Read and write them there with `llog`, or from anywhere through the "
+            "broker that runs there"
         )
     return PartitionKeys(topic.directory, partition)

@@ -1,7 +1,8 @@
-"""Retention: raises a partition's log start past what is too old or too much, then deletes the index entries below it.
+"""Retention: raises a partition's log start past records that are too old or too many, then deletes the index entries
+below it.
 
-`log_start_offset` in the control record decides: readers refuse what is below it from the CAS on. Entries that a crash
-leaves behind are deleted by the next call; blobs go with the next collection once nothing names them.
+`log_start_offset` in the control record decides: from its CAS on, readers refuse offsets below it. The next call
+deletes entries that a crash left behind; the next collection deletes blobs that nothing names any more.
 """
 
 from __future__ import annotations
@@ -10,22 +11,17 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from llog.engines.object.control_record import read_control, update_control
 from llog.engines.object.partition_keys import find_keys, keys_in
-from llog.engines.object.reader import Piece, pending_pieces
-from llog.engines.port import RetentionResult
-from llog.errors import (
-    InvalidArgument,
-    OffsetOutOfRange,
-    OutcomeUnknown,
-    PartitionNotInitialized,
-    VersionMismatch,
-)
+from llog.engines.object.reader import EntrySpan, pending_spans, span_of
+from llog.errors import InvalidArgument, OffsetOutOfRange
 from llog.log.catalog import Catalog
-from llog.log.keys import PartitionKeys, end_offset_of
+from llog.log.engine import RetentionResult
+from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import Control, IndexEntry, LogState, decode, encode
+from llog.log.records import Control
 from llog.model import FIRST_OFFSET, TimestampType, TopicPartition
-from llog.stores.meta import after, certain
+from llog.stores.meta import prefix_end, read_confirming_errors
 
 _PAGE = 5000
 
@@ -38,118 +34,100 @@ async def retain(
     retention_bytes: int | None,
     now_ms: int,
 ) -> RetentionResult:
-    """Trims whole pieces: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no limit.
+    """Trim the spans of whole index entries: those older than `retention_ms`, and the oldest beyond `retention_bytes`;
+    None is no limit.
 
-    Age is by the topic's timestamp type, as a running maximum: a late record lives as long as those before it. The
-    piece that crosses `retention_bytes` is kept. Everything may go, up to the next offset.
+    Age is by the topic's timestamp type, as a running maximum: a late record lives as long as those before it. The span
+    that crosses `retention_bytes` is kept. All records up to the next offset may be trimmed.
     """
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
         if value is not None and value < 0:
             raise InvalidArgument(f"{name} must not be negative: {value}")
     topic = await Catalog(log).get(tp.topic)
     keys, by = keys_in(topic, tp.partition), topic.timestamp_type
-    control, _ = await _control(log, tp, keys)
+    control, _ = await read_control(log, tp, keys)
     excess = None
     if retention_bytes is not None:
         size = 0
-        async for piece in _pieces(log, keys, control):
-            size += piece.entry.byte_length
+        async for span in _spans(log, keys, control):
+            size += span.entry.byte_length
         excess = size - retention_bytes
     start, dropped = control.log_start_offset, 0
-    async for piece in _pieces(log, keys, control):
-        entry, size_through = piece.entry, dropped + piece.entry.byte_length
+    async for span in _spans(log, keys, control):
+        entry, size_through = span.entry, dropped + span.entry.byte_length
         newest = entry.max_append_ms if by is TimestampType.APPEND else entry.max_timestamp_ms
         too_old = retention_ms is not None and newest < now_ms - retention_ms
         too_much = excess is not None and size_through <= excess
         if not (too_old or too_much):
             break
-        start, dropped = max(start, piece.end_offset + 1), size_through
+        start, dropped = max(start, span.end_offset + 1), size_through
     return await _raise_start(log, tp, keys, start, dropped)
 
 
 async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionResult:
-    """Removes every record below `before_offset`, exactly and at once. `OffsetOutOfRange` beyond the next offset."""
+    """Remove exactly the records below `before_offset`; raise `OffsetOutOfRange` beyond the next offset."""
     if before_offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
     keys = await find_keys(log, tp)
 
-    async def reaching() -> Control:
-        control, _ = await _control(log, tp, keys)
-        if before_offset > control.sequence_counter:
-            raise OffsetOutOfRange(str(tp), before_offset, control.log_start_offset, control.sequence_counter)
+    async def read_checked_control() -> Control:
+        control, _ = await read_control(log, tp, keys)
+        if before_offset > control.next_offset:
+            raise OffsetOutOfRange(str(tp), before_offset, control.log_start_offset, control.next_offset)
         return control
 
-    control = await certain(log.meta, reaching, OffsetOutOfRange)
+    control = await read_confirming_errors(log.meta, read_checked_control, OffsetOutOfRange)
     dropped = 0
-    async for piece in _pieces(log, keys, control):
-        if piece.end_offset >= before_offset:
+    async for span in _spans(log, keys, control):
+        if span.end_offset >= before_offset:
             break
-        dropped += piece.entry.byte_length
+        dropped += span.entry.byte_length
     return await _raise_start(log, tp, keys, before_offset, dropped)
 
 
-async def _control(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[Control, int]:
-    found = await log.meta.get(keys.control)
-    if found is None:
-        raise PartitionNotInitialized(f"partition {tp} has no control record")
-    control = decode(Control, found.value, found.key)
-    if control.log_state is LogState.DELETED:
-        raise PartitionNotInitialized(f"partition {tp} was deleted")
-    return control, found.version
+async def _spans(log: Log, keys: PartitionKeys, control: Control) -> AsyncIterator[EntrySpan]:
+    """Iterate over the spans from the log start to the next offset of `control`, with one page in memory at a time.
 
-
-async def _pieces(log: Log, keys: PartitionKeys, control: Control) -> AsyncIterator[Piece]:
-    """The pieces from the log start to the next offset of `control`, one page in memory at a time.
-
-    Entries that a zombie left inside a compacted range are passed over, except where a page ends between the two.
+    Skips entries that a stalled writer left inside a compacted range, except where a page ends between the two.
     """
-    start, end = keys.entry(control.log_start_offset), after(keys.index)
+    start, end = keys.entry(control.log_start_offset), prefix_end(keys.index)
     covered = control.log_start_offset - 1
     while True:
         entries = await log.meta.range(start, end, _PAGE)
-        page: list[Piece] = []
-        lowest = control.sequence_counter
+        page: list[EntrySpan] = []
+        lowest = control.next_offset
         for found in reversed(entries):
-            entry = decode(IndexEntry, found.value, found.key)
-            last = end_offset_of(found.key)
-            first = last - entry.msg_count + 1
-            if first < lowest:
-                page.append(Piece(first, last, entry))
-                lowest = first
-        for piece in reversed(page):
-            covered = max(covered, piece.end_offset)
-            yield piece
+            span = span_of(found)
+            if span.start_offset < lowest:
+                page.append(span)
+                lowest = span.start_offset
+        for span in reversed(page):
+            covered = max(covered, span.end_offset)
+            yield span
         if len(entries) < _PAGE:
             break
         start = entries[-1].key + "\x00"
-    for piece in pending_pieces(control):
-        if piece.end_offset > covered:
-            yield piece
+    for span in pending_spans(control):
+        if span.end_offset > covered:
+            yield span
 
 
 async def _raise_start(log: Log, tp: TopicPartition, keys: PartitionKeys, start: int, dropped: int) -> RetentionResult:
-    """CASes the log start up to `start`, never back, and deletes the index entries that end below it.
+    """Raise the log start to `start` by CAS, never lower it, and delete the index entries that end below it.
 
-    Under the keys that `start` was found under: a topic that was created again meanwhile keeps its records.
+    Works on the keys under which `start` was found: a topic that was created again meanwhile keeps its records.
     """
-    while True:
-        control, version = await _control(log, tp, keys)
-        old = control.log_start_offset
-        if start <= old:
-            start = old
-            break
-        if start > control.sequence_counter:
-            raise OffsetOutOfRange(str(tp), start, old, control.sequence_counter)
-        # Nobody reads a pending append below the log start, and left there it would keep its blob for as long as nobody
-        # appends.
+
+    def raise_start(control: Control) -> Control:
+        if start <= control.log_start_offset:
+            return control
+        if start > control.next_offset:
+            raise OffsetOutOfRange(str(tp), start, control.log_start_offset, control.next_offset)
+        # Nobody reads a pending append below the log start; left there, it would keep its blob until the next append.
         pending = control.pending if control.pending and control.pending.end_offset >= start else None
-        changed = msgspec.structs.replace(control, log_start_offset=start, pending=pending)
-        try:
-            await log.meta.put(keys.control, encode(changed), expected=version)
-        except (VersionMismatch, OutcomeUnknown):
-            continue
-        break
-    await log.meta.delete_range(keys.index, keys.entry(start))
-    if start == old:
-        dropped = 0
-    return RetentionResult(old_start=old, new_start=start, records=start - old, bytes=dropped)
+        return msgspec.structs.replace(control, log_start_offset=start, pending=pending)
+
+    change = await update_control(log, tp, keys, raise_start)
+    old, new = change.old.log_start_offset, change.new.log_start_offset
+    await log.meta.delete_range(keys.index, keys.entry(new))
+    return RetentionResult(old_start=old, new_start=new, records=new - old, bytes=0 if new == old else dropped)

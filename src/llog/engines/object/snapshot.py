@@ -1,8 +1,8 @@
-"""Where a range of records lies, resolved once and small enough to plan reads over millions of index entries.
+"""Snapshots: where a range of records lies, resolved once, compact enough to plan reads over millions of index entries.
 
-Take a pin first (`pins.pin`): what a snapshot names is then kept from the collector while the pin lives. Confirm the
-reads after it (`stores.meta.confirmed`): in a state from before the pin, the snapshot may name what the collector has
-deleted.
+Take a pin before a snapshot (`pins.pin`), so that the collector keeps the blobs that the snapshot names while the pin
+lives. Confirm the snapshot's reads (`stores.meta.read_confirmed`): a stale read, from before the pin, may name blobs
+that the collector has deleted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llog.engines.object.reader import Piece, Reader, parts_of, pending_pieces
+from llog.engines.object.reader import EntrySpan, Reader, parts_of, pending_spans
 from llog.errors import InconsistentReadState, OffsetOutOfRange
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
-from llog.log.records import Compaction, Cursor, IndexEntry, Kind, decode
+from llog.log.records import Compaction, CompactionCursor, IndexEntry, Kind, decode
 from llog.model import TopicPartition
-from llog.stores.meta import after, certain
+from llog.stores.meta import prefix_end, read_confirming_errors
 
 _PAGE = 5000
 _ATTEMPTS = 3
@@ -40,7 +40,9 @@ class Extent(NamedTuple):
 
 
 class Snapshot:
-    """Extents by rising offset, without gaps or overlaps, in columns: a tenth of what as many objects would take."""
+    """Extents by rising offset, without gaps or overlaps, stored in columns: a tenth of the memory of as many
+    objects.
+    """
 
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
@@ -51,13 +53,13 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self._uris)
 
-    def __getitem__(self, place: int) -> Extent:
-        place = range(len(self))[place]
-        start, end, byte_offset, byte_length = self._numbers[4 * place : 4 * place + 4]
-        return Extent(start, end, self._uris[place], byte_offset, byte_length, self._encodings[place])
+    def __getitem__(self, position: int) -> Extent:
+        position = range(len(self))[position]
+        start, end, byte_offset, byte_length = self._numbers[4 * position : 4 * position + 4]
+        return Extent(start, end, self._uris[position], byte_offset, byte_length, self._encodings[position])
 
     def __iter__(self) -> Iterator[Extent]:
-        return (self[place] for place in range(len(self)))
+        return (self[position] for position in range(len(self)))
 
     @property
     def byte_lengths(self) -> npt.NDArray[np.int64]:
@@ -65,36 +67,36 @@ class Snapshot:
 
     @property
     def _table(self) -> npt.NDArray[np.int64]:
-        """A copy: an array that numpy looks into cannot grow."""
+        """A copy of the numbers: an array that shares its buffer with numpy cannot grow."""
         return np.array(self._numbers, np.int64).reshape(-1, 4)
 
     def part(self, first: int, last: int) -> Snapshot:
-        """The extents from place `first` up to `last`, exclusive."""
+        """Return the extents from position `first` up to `last`, exclusive."""
         part = Snapshot(self.tp)
         part._numbers = self._numbers[4 * first : 4 * last]
         part._uris, part._encodings = self._uris[first:last], self._encodings[first:last]
         return part
 
     def add(self, start_offset: int, end_offset: int, entry: IndexEntry) -> None:
-        """Adds the extents of an entry that ends above all others, and drops those inside it: a zombie's in a compacted
-        range.
+        """Add the extents of an entry that ends above all others, and drop those inside it, which a stalled writer left
+        in a compacted range.
         """
         numbers = self._numbers
         if numbers and numbers[-4] >= start_offset:
             self.cut(start_offset)
-        for start, end, part in parts_of(Piece(start_offset, end_offset, entry)):
+        for start, end, part in parts_of(EntrySpan(start_offset, end_offset, entry)):
             numbers.extend((start, end, part.byte_offset, part.byte_length))
-            # Partitions share blobs: one string for each, over all snapshots.
+            # Partitions share blobs, and all snapshots share one string for each blob.
             self._uris.append(sys.intern(part.data_uri))
             self._encodings.append(sys.intern(part.encoding))
 
     def cut(self, stop: int) -> None:
-        """Drops the extents that begin at `stop` or above."""
+        """Drop the extents that begin at `stop` or above."""
         while self._uris and self._numbers[-4] >= stop:
             del self._numbers[-4:], self._uris[-1], self._encodings[-1]
 
     def skip(self, start: int) -> None:
-        """Drops the extents that end below `start`: the first batches of a body that has several."""
+        """Drop the extents that end below `start`: the first batches of a body with several."""
         first = 0
         while first < len(self) and self._numbers[4 * first + 1] < start:
             first += 1
@@ -114,37 +116,38 @@ class Snapshot:
 
 
 async def take_snapshot(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
-    """The extents that hold [start, stop), the first and last of which may reach beyond it. Reads no blob."""
-    taking = partial(_taken, log, tp, start, stop)
-    return await certain(log.meta, taking, InconsistentReadState, OffsetOutOfRange)
+    """Return the extents that hold [start, stop); the first and the last may reach beyond it. Reads no blob."""
+    take = partial(_take, log, tp, start, stop)
+    return await read_confirming_errors(log.meta, take, InconsistentReadState, OffsetOutOfRange)
 
 
-async def _taken(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
+async def _take(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     for _ in range(_ATTEMPTS - 1):
         try:
-            return await _resolved(log, tp, start, stop)
+            return await _resolve(log, tp, start, stop)
         except InconsistentReadState:
-            pass  # trimmed or deleted since the control record was read: what that says now is what counts
-    return await _resolved(log, tp, start, stop)
+            pass  # Records were trimmed or deleted since the control record was read: read it again.
+    return await _resolve(log, tp, start, stop)
 
 
-async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
+async def _resolve(log: Log, tp: TopicPartition, start: int, stop: int) -> Snapshot:
     keys, control = await Reader(log).control(tp)
-    if start < control.log_start_offset or stop > control.sequence_counter:
+    if start < control.log_start_offset or stop > control.next_offset:
         outside = start if start < control.log_start_offset else stop
-        raise OffsetOutOfRange(str(tp), outside, control.log_start_offset, control.sequence_counter)
+        raise OffsetOutOfRange(str(tp), outside, control.log_start_offset, control.next_offset)
     snapshot = Snapshot(tp)
     if start >= stop:
         return snapshot
-    compacted = await _compacted_through(log, keys)
-    key, end, covered, more = keys.entry(start), after(keys.index), start - 1, True
+    compacted = await _compacted_end(log, keys)
+    key, end, covered, more = keys.entry(start), prefix_end(keys.index), start - 1, True
     while more:
         page = await log.meta.range(key, end, _PAGE)
         for found in page:
             entry = decode(IndexEntry, found.value, found.key)
             covered = end_offset_of(found.key)
             snapshot.add(covered - entry.msg_count + 1, covered, entry)
-            # A WAL entry below that may be a zombie's, whose blob is gone: then a COMPACTED one above covers it.
+            # A stalled writer may have left a WAL entry below the compacted end, whose blob is gone: a COMPACTED entry
+            # above covers it.
             if covered >= stop - 1 and (entry.kind is Kind.COMPACTED or covered > compacted):
                 more = False
                 break
@@ -152,19 +155,20 @@ async def _resolved(log: Log, tp: TopicPartition, start: int, stop: int) -> Snap
             break
         key = page[-1].key + "\x00"
     snapshot.cut(stop)
-    for piece in pending_pieces(control):
-        if piece.end_offset > covered and piece.start_offset < stop:
-            snapshot.add(*piece)
+    for span in pending_spans(control):
+        if span.end_offset > covered and span.start_offset < stop:
+            snapshot.add(*span)
     snapshot.skip(start)
     snapshot.check_whole(start, stop)
     return snapshot
 
 
-async def _compacted_through(log: Log, keys: PartitionKeys) -> int:
-    """No COMPACTED entry ends above this. The breadcrumb goes before the cursor, for it is cleared after that has
-    moved.
+async def _compacted_end(log: Log, keys: PartitionKeys) -> int:
+    """Return the highest offset at which a COMPACTED entry can end.
+
+    Reads the breadcrumb before the cursor, because a compactor moves the cursor before it clears the breadcrumb.
     """
     found = await log.meta.get(keys.compaction)
     begun = 0 if found is None else decode(Compaction, found.value, found.key).end_offset
     found = await log.meta.get(keys.cursor)
-    return max(begun, 0 if found is None else decode(Cursor, found.value, found.key).offset - 1)
+    return max(begun, 0 if found is None else decode(CompactionCursor, found.value, found.key).offset - 1)

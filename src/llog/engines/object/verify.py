@@ -1,7 +1,7 @@
-"""Verification: walks a partition from its log start to its end and reads every record on the way.
+"""Verification: walks a partition from its log start to its end and reads every record.
 
-The walk holds a pin, so that what it resolves stays while others append, compact, trim and collect. One page of
-index entries and one piece are in memory at a time.
+The walk holds a pin, so that the blobs that it resolves stay while others append, compact, trim and collect. It holds
+one page of index entries and the records of one entry in memory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 import msgspec
 
-from llog.batch.joined import layout_of
+from llog.batch.multi_batch import layout_of
 from llog.batch.shared import Body
-from llog.engines.object.blob_headers import Headers
+from llog.engines.object.blob_headers import BlobHeaders
 from llog.engines.object.clocks import Window
-from llog.engines.object.collector import Listing, unreferenced
-from llog.engines.object.reader import Piece, Reader, decode_piece, pending_pieces
-from llog.engines.object.repair.damaged_index import decoded
+from llog.engines.object.collector import Listing, list_unreferenced
+from llog.engines.object.reader import EntrySpan, Reader, decode_span, pending_spans
+from llog.engines.object.repair.damaged_index import decode_if_intact
 from llog.errors import (
     BlobNotFound,
     CorruptBatch,
@@ -32,9 +32,9 @@ from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.pins import LEASE_MS, pin, release, renew
-from llog.log.records import Compaction, CompactionState, Control, Cursor, IndexEntry, Kind, decode
+from llog.log.records import Compaction, CompactionCursor, CompactionState, Control, IndexEntry, Kind, decode
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.stores.meta import after
+from llog.stores.meta import prefix_end
 
 _PAGE: Final = 1000
 _LOOKAHEAD: Final = 5000
@@ -42,7 +42,7 @@ _EVERY_STAMP: Final = Window(1 << 62, 1 << 62, 1 << 62)
 
 
 class OrphanCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Blobs that nothing names. Uploads under way are among them: only what stays from one look to the next is
+    """The number of blobs that nothing names. It includes uploads under way: only a blob that stays unnamed is
     garbage.
     """
 
@@ -56,15 +56,16 @@ async def verify(
     tp: TopicPartition,
     *,
     progress: Callable[[int], None] | None = None,
-    headers: Headers | None = None,
+    headers: BlobHeaders | None = None,
 ) -> VerifyReport:
-    """Reads everything below what is the next offset when this begins; `progress` gets the records read so far.
+    """Read every record below the present next offset and report damage; `progress` is called with the records read so
+    far.
 
-    Damage is reported, not raised; `StaleReads` if it may only be an old state of the metadata that looks like damage.
-    `TopicNotFound` if there is no such topic, or not any more. Calls that share `headers` read the header of a blob
-    once, not once for each of its partitions.
+    Damage is never raised, but `StaleReads` is if a stale read may have looked like damage, and `TopicNotFound` if the
+    topic does not exist or was deleted meanwhile. Calls that share `headers` read the header of a blob once, not once
+    for each of its partitions.
     """
-    walk = _Walk(log, tp, progress, headers or Headers(log))
+    walk = _Walk(log, tp, progress, headers or BlobHeaders(log))
     pin_id = await pin(log, f"verify {tp}")
     reads = await log.meta.begin_reads()
     try:
@@ -72,8 +73,8 @@ async def verify(
     except TopicNotFound:
         raise
     except (InconsistentReadState, PartitionNotInitialized) as error:
-        await Catalog(log).directory(tp)  # it may have been deleted meanwhile
-        report = walk.given_up(error)
+        await Catalog(log).directory(tp)  # raises if the topic was deleted meanwhile
+        report = walk.report_after(error)
     finally:
         await release(log, walk.pin_id or pin_id)
     if not report.healthy:
@@ -81,17 +82,19 @@ async def verify(
     return report
 
 
-async def orphans(log: Log) -> OrphanCounts:
+async def count_orphans(log: Log) -> OrphanCounts:
     listing = Listing()
     count = size = 0
-    async for names in unreferenced(log, _EVERY_STAMP, listing):
+    async for names in list_unreferenced(log, _EVERY_STAMP, listing):
         count += len(names)
         size += sum(names.values())
     return OrphanCounts(blobs=listing.candidates, orphans=count, orphan_bytes=size)
 
 
 class _Walk:
-    def __init__(self, log: Log, tp: TopicPartition, progress: Callable[[int], None] | None, headers: Headers) -> None:
+    def __init__(
+        self, log: Log, tp: TopicPartition, progress: Callable[[int], None] | None, headers: BlobHeaders
+    ) -> None:
         self.pin_id = ""
         self._log = log
         self._tp = tp
@@ -99,7 +102,7 @@ class _Walk:
         self._progress = progress
         self._renewed_ms = log.runtime.now_ms()
         self._expected = FIRST_OFFSET
-        """The lowest offset not yet accounted for."""
+        """The lowest offset that no entry so far accounts for."""
         self._newest = (0, 0)
         self._found = Findings(tp)
 
@@ -108,64 +111,64 @@ class _Walk:
         keys, control = await Reader(self._log).control(self._tp)
         self._expected = control.log_start_offset
         self._check_control(control)
-        async for piece in self._index(keys, control.log_start_offset):
-            if self._expected >= control.sequence_counter:
+        async for span in self._index(keys, control.log_start_offset):
+            if self._expected >= control.next_offset:
                 break
-            await self._visit(keys, piece)
-        for piece in pending_pieces(control):
-            if piece.end_offset >= self._expected:
-                await self._visit(keys, piece)
-        if self._expected < control.sequence_counter:
-            await self._gap(control.sequence_counter)
+            await self._visit(keys, span)
+        for span in pending_spans(control):
+            if span.end_offset >= self._expected:
+                await self._visit(keys, span)
+        if self._expected < control.next_offset:
+            await self._report_gap(control.next_offset)
         await self._check_compaction(keys)
         return self._found.report()
 
-    def given_up(self, error: LlogError) -> VerifyReport:
-        """What was found so far, and the record of the partition's own that ended the walk."""
+    def report_after(self, error: LlogError) -> VerifyReport:
+        """Return the findings so far, with the error of the control record that ended the walk."""
         self._report(ProblemKind.CONTROL, 0, 0, str(error))
         return self._found.report()
 
-    async def _visit(self, keys: PartitionKeys, piece: Piece) -> None:
-        start, end, entry = piece
+    async def _visit(self, keys: PartitionKeys, span: EntrySpan) -> None:
+        start, end, entry = span
         if start > self._expected:
-            if await self._is_covered(keys, piece, self._expected):
-                self._stale(piece)
+            if await self._is_covered(keys, span, self._expected):
+                self._report_stale(span)
                 return
-            await self._gap(start)
+            await self._report_gap(start)
             if end < self._expected:
-                return  # trimmed meanwhile
+                return  # The span was trimmed meanwhile.
         elif start < self._expected and self._found.pieces:
             if entry.kind is Kind.COMPACTED:
-                await self._report_inside(keys, piece)
+                await self._report_inside(keys, span)
             else:
                 self._report(
                     ProblemKind.OVERLAP, start, self._expected - 1, f"the entry that ends at {end} begins too low"
                 )
         await self._renew()
-        trouble = await self._trouble(piece)
-        if trouble is not None and await self._is_covered(keys, piece, start):
-            self._stale(piece)
+        trouble = await self._check_bytes(span)
+        if trouble is not None and await self._is_covered(keys, span, start):
+            self._report_stale(span)
             return
         if trouble is not None:
             self._report(trouble[0], start, end, trouble[1])
         else:
             self._found.records += end - max(start, self._expected) + 1
             self._found.bytes += entry.byte_length
-            await self._check_header(keys, piece)
+            await self._check_header(keys, span)
         self._found.pieces += 1
-        self._check_times(piece)
+        self._check_times(span)
         self._expected = end + 1
         if self._progress is not None:
             self._progress(self._found.records)
 
-    async def _trouble(self, piece: Piece) -> tuple[ProblemKind, str] | None:
-        """What is wrong with the bytes of a piece: checksum and record count are looked at."""
-        entry = piece.entry
+    async def _check_bytes(self, span: EntrySpan) -> tuple[ProblemKind, str] | None:
+        """Return what is wrong with the bytes of a span, its checksum or its record count; None if nothing is."""
+        entry = span.entry
         try:
             data = await self._log.blobs.get_range(
                 self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
             )
-            decode_piece(self._tp, piece, data)
+            decode_span(self._tp, span, data)
             if entry.parts != layout_of(data).parts:
                 raise InconsistentReadState(f"blob {entry.data_uri} has other batches than its index entry says")
         except (BlobNotFound, WrongStore) as error:
@@ -176,47 +179,45 @@ class _Walk:
             return ProblemKind.COUNT_MISMATCH, str(error)
         return None
 
-    async def _check_header(self, keys: PartitionKeys, piece: Piece) -> None:
-        """The blob's header must say of these records what the index does. Compacted blobs of older versions have
-        none.
-        """
-        entry = piece.entry
+    async def _check_header(self, keys: PartitionKeys, span: EntrySpan) -> None:
+        """Report a blob header that contradicts the index entry. Compacted blobs of older versions have no header."""
+        entry = span.entry
         if entry.byte_offset == 0:
             return
         try:
             body = await self._headers.body_at(self._log.blob_name(entry.data_uri), entry.byte_offset)
         except CorruptBatch as error:
-            self._report(ProblemKind.HEADER, *piece[:2], f"blob {entry.data_uri}: {error}")
+            self._report(ProblemKind.HEADER, *span[:2], f"blob {entry.data_uri}: {error}")
             return
         except BlobNotFound:
-            return  # collected since its records were read
-        if body is None or not _agree(keys, piece, body):
+            return  # The blob was collected since its records were read.
+        if body is None or not _agree(keys, span, body):
             detail = f"the header of blob {entry.data_uri} does not name these records at byte {entry.byte_offset}"
-            self._report(ProblemKind.HEADER, *piece[:2], detail)
+            self._report(ProblemKind.HEADER, *span[:2], detail)
 
-    async def _is_covered(self, keys: PartitionKeys, piece: Piece, offset: int) -> bool:
-        """Whether an index entry further up covers `offset` and all of the piece."""
-        key = keys.entry(piece.end_offset) + "\x00"
-        for found in await self._log.meta.range(key, after(keys.index), _LOOKAHEAD):
-            entry = decoded(found)
-            if entry is not None and end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, piece.start_offset):
+    async def _is_covered(self, keys: PartitionKeys, span: EntrySpan, offset: int) -> bool:
+        """Return whether a later index entry covers `offset` and the whole span."""
+        key = keys.entry(span.end_offset) + "\x00"
+        for found in await self._log.meta.range(key, prefix_end(keys.index), _LOOKAHEAD):
+            entry = decode_if_intact(found)
+            if entry is not None and end_offset_of(found.key) - entry.msg_count + 1 <= min(offset, span.start_offset):
                 return True
         return False
 
-    async def _report_inside(self, keys: PartitionKeys, compacted: Piece) -> None:
-        """Entries below a COMPACTED one that reaches under them: leftovers, unless they reach out of it or are
-        compacted too.
+    async def _report_inside(self, keys: PartitionKeys, compacted: EntrySpan) -> None:
+        """Report the entries inside the range of a COMPACTED one: as leftovers, or as an overlap if they reach out of
+        the range or are compacted themselves.
 
-        None are there any more if the compaction ran while the walk passed.
+        Finds none if the compaction ended while the walk passed.
         """
         low, high = keys.entry(compacted.start_offset), keys.entry(compacted.end_offset)
         for found in await self._log.meta.range(low, high, _LOOKAHEAD):
-            entry, end = decoded(found), end_offset_of(found.key)
+            entry, end = decode_if_intact(found), end_offset_of(found.key)
             if entry is None:
                 continue
-            piece = Piece(end - entry.msg_count + 1, end, entry)
-            if entry.kind is Kind.WAL and piece.start_offset >= compacted.start_offset:
-                self._stale(piece)
+            span = EntrySpan(end - entry.msg_count + 1, end, entry)
+            if entry.kind is Kind.WAL and span.start_offset >= compacted.start_offset:
+                self._report_stale(span)
             else:
                 self._report(
                     ProblemKind.OVERLAP,
@@ -225,8 +226,8 @@ class _Walk:
                     f"two entries cover this, ending at {end} and {compacted.end_offset}",
                 )
 
-    async def _gap(self, until: int) -> None:
-        """No entry covers the offsets from the expected one to below `until`, unless they were trimmed meanwhile."""
+    async def _report_gap(self, until: int) -> None:
+        """Report a gap from the expected offset to below `until`, unless these offsets were trimmed meanwhile."""
         _, control = await Reader(self._log).control(self._tp)
         self._expected = max(self._expected, control.log_start_offset)
         if self._expected < until:
@@ -239,7 +240,7 @@ class _Walk:
             self._expected = until
 
     def _check_control(self, control: Control) -> None:
-        start, following = control.log_start_offset, control.sequence_counter
+        start, following = control.log_start_offset, control.next_offset
         if not FIRST_OFFSET <= start <= following:
             self._report(ProblemKind.CONTROL, start, following, "the log start is not between 1 and the next offset")
         if control.pending is not None and control.pending.end_offset != following - 1:
@@ -250,40 +251,42 @@ class _Walk:
                 detail = f"producer {name} is remembered beyond the next offset {following}"
                 self._report(ProblemKind.CONTROL, state.last[-1].start_offset, state.last[-1].end_offset, detail)
 
-    def _check_times(self, piece: Piece) -> None:
-        times = piece.entry.max_append_ms, piece.entry.max_timestamp_ms
+    def _check_times(self, span: EntrySpan) -> None:
+        times = span.entry.max_append_ms, span.entry.max_timestamp_ms
         if times[0] < self._newest[0] or times[1] < self._newest[1]:
             detail = (
                 f"the running maxima {times} are below {self._newest} of the entry before: lookups by time go wrong"
             )
-            self._report(ProblemKind.TIME_ORDER, piece.start_offset, piece.end_offset, detail)
+            self._report(ProblemKind.TIME_ORDER, span.start_offset, span.end_offset, detail)
         self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
 
     async def _check_compaction(self, keys: PartitionKeys) -> None:
-        """Cursor and breadcrumb, then a control record read after them: it can only have moved on."""
+        """Check the cursor and the breadcrumb against a control record that is read after them and can only be
+        ahead.
+        """
         cursor = await self._log.meta.get(keys.cursor)
-        crumb = await self._log.meta.get(keys.compaction)
-        following = (await Reader(self._log).control(self._tp))[1].sequence_counter
+        breadcrumb = await self._log.meta.get(keys.compaction)
+        following = (await Reader(self._log).control(self._tp))[1].next_offset
         if cursor is None:
             self._report(ProblemKind.CURSOR, FIRST_OFFSET, following - 1, "there is no compaction cursor")
         else:
-            offset = decode(Cursor, cursor.value, cursor.key).offset
+            offset = decode(CompactionCursor, cursor.value, cursor.key).offset
             if not FIRST_OFFSET <= offset <= following:
                 detail = f"the compaction cursor is at {offset}, beyond the next offset {following}"
                 self._report(ProblemKind.CURSOR, offset, offset, detail)
-        if crumb is None:
+        if breadcrumb is None:
             return
-        record = decode(Compaction, crumb.value, crumb.key)
+        record = decode(Compaction, breadcrumb.value, breadcrumb.key)
         detail = ""
         if not FIRST_OFFSET <= record.start_offset <= record.end_offset < following:
             detail = f"it is not within the log, whose next offset is {following}"
         elif record.state is not CompactionState.WRITING_BLOB and await self._log.blobs.head(record.blob) is None:
             detail = f"its blob {record.blob} is missing in state {record.state}"
-        if detail and await self._log.meta.get(keys.compaction) == crumb:
+        if detail and await self._log.meta.get(keys.compaction) == breadcrumb:
             self._report(ProblemKind.BREADCRUMB, record.start_offset, record.end_offset, f"compaction: {detail}")
 
-    async def _index(self, keys: PartitionKeys, start_offset: int) -> AsyncIterator[Piece]:
-        key, end = keys.entry(start_offset), after(keys.index)
+    async def _index(self, keys: PartitionKeys, start_offset: int) -> AsyncIterator[EntrySpan]:
+        key, end = keys.entry(start_offset), prefix_end(keys.index)
         while True:
             page = await self._log.meta.range(key, end, _PAGE)
             for found in page:
@@ -293,13 +296,13 @@ class _Walk:
                 except InconsistentReadState as error:
                     self._report(ProblemKind.CORRUPT, last, last, str(error))
                     continue
-                yield Piece(last - entry.msg_count + 1, last, entry)
+                yield EntrySpan(last - entry.msg_count + 1, last, entry)
             if len(page) < _PAGE:
                 return
             key = page[-1].key + "\x00"
 
     async def _renew(self) -> None:
-        """Keeps the pin; one that ran out is replaced: what it protected is resolved page by page, and newly so."""
+        """Renew the pin; replace one that has ended, since the walk resolves each page anew."""
         now = self._log.runtime.now_ms()
         if 0 <= now - self._renewed_ms < LEASE_MS // 4:
             return
@@ -307,21 +310,21 @@ class _Walk:
         if not await renew(self._log, self.pin_id):
             self.pin_id = await pin(self._log, f"verify {self._tp}")
 
-    def _stale(self, piece: Piece) -> None:
-        detail = f"a leftover inside a compacted range, naming {piece.entry.data_uri}"
-        self._report(ProblemKind.STALE_ENTRY, piece.start_offset, piece.end_offset, detail)
+    def _report_stale(self, span: EntrySpan) -> None:
+        detail = f"a leftover inside a compacted range, naming {span.entry.data_uri}"
+        self._report(ProblemKind.STALE_ENTRY, span.start_offset, span.end_offset, detail)
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
         problem = Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail)
         if problem not in self._found.problems:
-            # A leftover is met twice: on the way, and under the entry that covers it.
+            # The walk meets a leftover twice: in order, and under the entry that covers it.
             self._found.add(problem)
 
 
-def _agree(keys: PartitionKeys, piece: Piece, body: Body) -> bool:
-    """Whether the index entry and the blob's header speak of the same records."""
-    entry = piece.entry
+def _agree(keys: PartitionKeys, span: EntrySpan, body: Body) -> bool:
+    """Return whether the index entry and the blob's header describe the same records."""
+    entry = span.entry
     here = (keys.directory, keys.partition, entry.byte_length, entry.msg_count, entry.encoding)
     there = (body.directory, body.partition, body.body_length, body.msg_count, body.encoding)
-    placed = body.start_offset in (None, piece.start_offset)
-    return here == there and placed and (body.next_offset is None or body.next_offset <= piece.start_offset)
+    placed = body.start_offset in (None, span.start_offset)
+    return here == there and placed and (body.next_offset is None or body.next_offset <= span.start_offset)

@@ -1,15 +1,15 @@
 """The append path: one blob put per call, then one metadata request for all of its partitions.
 
-1. The control records are known, from the last append or by one read of those that are not, so that the blob's stamp is
+1. Know the control records, from the last append or by one read of the unknown ones, so that the blob's stamp is
    between the collector's floors and ceilings.
-2. The shared blob is put.
-3. One `put_many` has for each partition, in this order, the index entries of the append that `pending` names, and a CAS
-   on the control record that advances the counter and names this append as pending. The CAS is the partition's commit
-   point.
-4. Partitions that lost their CAS are read, judged and tried again, together. So are all of them if the answer got lost.
+2. Put the shared blob.
+3. Send one `put_many` that holds for each partition, in this order, the index entries of the append that `pending`
+   names, and a CAS on the control record that advances the next offset and names this append as pending. The CAS is the
+   partition's commit point.
+4. Read, judge and retry the partitions that lost their CAS together; all partitions if the answer was lost.
 
 Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs
-upload at a time, and their commits to one partition keep the order of the calls.
+upload at the same time, and their commits to one partition keep the order of the calls.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from llog.batch.columns import Columns, stamped
-from llog.batch.shared import Body, pack
+from llog.batch.columns import Buffer, Columns, stamp
+from llog.batch.shared import Body, body_parts, pack
 from llog.engines.checks import checked_columns
-from llog.engines.object.clocks import bounded_ms, may_commit, stamp_within
-from llog.engines.object.commit_order import Turn, Turns, end_turns, next_turn
+from llog.engines.object.clocks import clamp_to_ceiling, may_commit, stamp_within
+from llog.engines.object.commit_order import CommitOrder, CommitTurn, end_turns, wait_for_turn
 from llog.engines.object.lanes import Lane, Lanes
 from llog.engines.object.retention import retain, trim
-from llog.engines.port import AppendResult, Group, RetentionResult, WriterOptions
 from llog.errors import (
     Contention,
     InvalidArgument,
@@ -37,24 +36,25 @@ from llog.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
+from llog.log.engine import AppendGroup, AppendResult, RetentionResult, WriterOptions
 from llog.log.keys import WAL, PartitionKeys
 from llog.log.log import Log
-from llog.log.producers import Appended, Producer, find_appended, find_repeated, remembered
+from llog.log.producers import Producer, RememberedAppend, find_appended, find_repeated, remember
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
 from llog.model import TopicPartition
 from llog.runtime import uuid7
-from llog.stores.meta import ABSENT, Put, Reads, check
+from llog.stores.meta import ABSENT, Put, Reads, check_size
 
 COMMIT_BYTES_MAX: Final = 64 << 20
-"""Values in one `put_many`: partitions beyond that commit with the next one."""
+"""The most bytes of values in one `put_many`; further partitions commit with the next one."""
 
 
-class Uploaded(NamedTuple):
-    """Bodies in blobs that are there already, to be appended to one partition in this order, as one append."""
+class UploadedGroup(NamedTuple):
+    """Bodies in existing blobs, to be appended to one partition in this order, as one append."""
 
     tp: TopicPartition
     sources: Sequence[tuple[str, Body]]
-    """Each body with the blob that it is in."""
+    """Each body with its blob."""
     producer: Producer
 
 
@@ -66,20 +66,20 @@ class Writer:
         self._options = options or WriterOptions()
         self._name = uuid7(log.runtime.now_ms(), log.runtime.random())
         self._lanes = Lanes(log)
-        self._turns = Turns()
+        self._commit_order = CommitOrder()
         self._sequence = 0
         self.attempts = 0
-        """CAS attempts so far, for measuring contention."""
+        """The number of CAS attempts so far, for measuring contention."""
 
-    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
-        """One result or error per group, in their order: partitions commit independently.
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]:
+        """Append the groups and return one result or error for each, in order: partitions commit independently.
 
-        Raises only if nothing at all was appended (a bad argument, or the blob could not be put).
+        Raises only if nothing at all was appended (an invalid argument, or the blob could not be put).
         """
         columns = checked_columns(groups, self._options.append_bytes_max)
         tps = [TopicPartition(group.topic, group.partition) for group in groups]
-        # Before anything is awaited: calls that have yet to learn their lanes must not overtake each other on the way.
-        turns = self._turns.take(tps)
+        # Before the first await: calls that have yet to learn their lanes must not overtake each other.
+        turns = self._commit_order.take_turns(tps)
         try:
             lanes = await self._lanes.find(tps)
             appends = [
@@ -91,22 +91,25 @@ class Writer:
                 raise next(lane for lane in lanes if isinstance(lane, LlogError))
             now = await self._lanes.present_ms({append.lane: None for append in appends})
             await self._upload(appends, now)
-            return await self._committed(lanes, turns, appends)
+            return await self._commit_in_order(lanes, turns, appends)
         finally:
             end_turns(turns)
 
-    async def append_uploaded(self, uploads: Sequence[Uploaded]) -> list[AppendResult | LlogError]:
-        """One result or error per partition, as of `append`. The caller keeps the blobs from being collected."""
+    async def append_uploaded(self, uploads: Sequence[UploadedGroup]) -> list[AppendResult | LlogError]:
+        """Append uploaded groups and return one result or error for each, as `append` does.
+
+        The caller keeps the blobs from the collector.
+        """
         tps = [upload.tp for upload in uploads]
-        turns = self._turns.take(tps)
+        turns = self._commit_order.take_turns(tps)
         try:
-            lanes = [*map(_same_topic, await self._lanes.find(tps), uploads)]
+            lanes = [*map(_check_topic, await self._lanes.find(tps), uploads)]
             appends = []
             for lane, turn, upload in zip(lanes, turns, uploads, strict=True):
                 if isinstance(lane, Lane):
                     appends.append(_Append(lane, turn, self._next_sequence(), upload.producer, None))
                     appends[-1].sources = upload.sources
-            return await self._committed(lanes, turns, appends)
+            return await self._commit_in_order(lanes, turns, appends)
         finally:
             end_turns(turns)
 
@@ -120,38 +123,41 @@ class Writer:
         return await retain(self._log, tp, retention_ms=retention_ms, retention_bytes=retention_bytes, now_ms=now_ms)
 
     def _next_sequence(self) -> int:
-        # One sequence for all lanes: a lane that is given up and made again must not repeat one that the partition
-        # remembers.
+        # One sequence for all lanes: a lane that is forgotten and created again must not repeat a number that the
+        # partition remembers.
         self._sequence += 1
         return self._sequence
 
     async def _upload(self, appends: Sequence[_Append], now_ms: int) -> None:
-        """Puts one shared blob of all these, stamped within the bounds that are known, as far as one stamp can be."""
+        """Put one shared blob of all these appends, stamped within their known bounds as far as one stamp can be."""
         controls = [append.lane.last for append in appends]
         blob = WAL + uuid7(stamp_within(now_ms, *controls), self._log.runtime.random())
         parts, bodies = pack(
-            ((append.lane.tp, append.lane.keys.directory, stamped(append.records, now_ms)) for append in appends),
+            ((append.lane.tp, append.lane.keys.directory, stamp(append.records, now_ms)) for append in appends),
             writer=self._name,
             created_at_ms=now_ms,
             codec=self._options.codec,
-            next_offsets=[control.sequence_counter for control in controls],
+            next_offsets=[control.next_offset for control in controls],
         )
         await self._log.blobs.put(blob, parts)
         for append, control, body in zip(appends, controls, bodies, strict=True):
             append.sources = ((blob, body),)
             append.clock_repairs = control.clock_repairs
+        if self._options.on_commit is not None:
+            for append, batch in zip(appends, body_parts(parts, bodies), strict=True):
+                append.batch = batch
 
-    async def _committed(
-        self, lanes: Sequence[Lane | LlogError], turns: Sequence[Turn], appends: Sequence[_Append]
+    async def _commit_in_order(
+        self, lanes: Sequence[Lane | LlogError], turns: Sequence[CommitTurn], appends: Sequence[_Append]
     ) -> list[AppendResult | LlogError]:
-        """The outcomes of all, in order: of those that have a lane, once they are settled."""
+        """Commit the appends, and return the results and the errors of missing lanes in the order of the call."""
         end_turns(turn for lane, turn in zip(lanes, turns, strict=True) if isinstance(lane, LlogError))
         await self._commit(appends)
-        settled = iter(appends)
-        return [lane if isinstance(lane, LlogError) else next(settled).settled for lane in lanes]
+        final_outcome = iter(appends)
+        return [lane if isinstance(lane, LlogError) else next(final_outcome).final_outcome for lane in lanes]
 
     async def _commit(self, appends: Sequence[_Append]) -> None:
-        """Settles all of these: first those that may go at once, then those that lost, or have yet to wait for their
+        """Settle all appends: first those that may commit at once, then those that lost their CAS or wait for their
         turn.
         """
         left = list(appends)
@@ -163,12 +169,12 @@ class Writer:
             elif ready:
                 await self._look(ready)
             else:
-                await next_turn(append.turn for append in left)
+                await wait_for_turn(append.turn for append in left)
             end_turns(append.turn for append in left if append.outcome is not None)
             left = [append for append in left if append.outcome is None]
 
     async def _look(self, appends: Sequence[_Append]) -> None:
-        """Reads the control records of these, after a pause if others have won races for them."""
+        """Read the control records of these appends, after a pause if other writers won their CAS."""
         attempts = max(append.attempts for append in appends)
         if attempts:
             ceiling_ms = min(self._options.retry_delay_ms_max, 2 ** min(attempts, 12))
@@ -185,10 +191,10 @@ class Writer:
                 self._fail([append], errors[append.lane.tp])
 
     async def _attempt(self, appends: Sequence[_Append]) -> None:
-        """Judges these by what is known, and tries one CAS for each that may go on, in one request.
+        """Judge these appends by the known control records, and try one CAS for each that may proceed, in one request.
 
-        Not settled is what lost its CAS or may have, what is refused by knowledge that may be old, and what did not
-        fit.
+        Leaves unsettled the appends that lost their CAS or may have, that only an old control record refuses, and that
+        did not fit into the request.
         """
         going, refused = [], []
         for append in appends:
@@ -196,7 +202,7 @@ class Writer:
             append.control, append.version = append.lane.known
             verdict = self._verdict(append, append.control)
             if verdict is None:
-                append.since = append.since or append.control.sequence_counter
+                append.since = append.since or append.control.next_offset
                 going.append(append)
                 continue
             if isinstance(verdict, LlogError):
@@ -206,14 +212,14 @@ class Writer:
                 continue
             append.outcome = verdict
         await self._refuse(refused)
-        # Those that may go at once do: what has to be put again first is left to the next round.
+        # Appends that may commit now do; those whose blob has to be put again wait for the next round.
         going = [append for append in going if append.may_commit()] or await self._upload_again(going)
         puts: list[Put] = []
         tried: list[_Append] = []
         places: list[int] = []
         size = 0
         for append in going:
-            append.changed, append.appended = self._advanced(append)
+            append.changed, append.appended = self._advance(append)
             entries = index_puts(append.lane.keys, append.control.pending)
             commit = Put(append.lane.keys.control, encode(append.changed), append.version)
             size += len(commit.value)
@@ -222,7 +228,7 @@ class Writer:
             if size > COMMIT_BYTES_MAX and tried:
                 break
             try:
-                check(commit.key, commit.value)
+                check_size(commit.key, commit.value)
             except InvalidArgument as error:
                 append.outcome = error
                 continue
@@ -241,24 +247,27 @@ class Writer:
             self._settle(tried, [results[place] for place in places])
 
     async def _refuse(self, refused: Sequence[tuple[_Append, Reads, LlogError]]) -> None:
-        """Refuses these, unless the look at their control records was at an old state."""
+        """Refuse these appends, unless the read of their control records was stale."""
         for look in {look: None for _, look, _ in refused}:
-            same = [append for append, own, _ in refused if own is look]
+            together = [append for append, own, _ in refused if own is look]
             try:
                 await look.confirm()
             except LlogError as error:
-                self._fail(same, error)
+                self._fail(together, error)
         for append, _, verdict in refused:
             append.outcome = append.outcome or verdict
 
     def _settle(self, tried: Sequence[_Append], results: Sequence[int | VersionMismatch]) -> None:
-        """Acknowledges each append whose own CAS was won."""
+        """Acknowledge each append that won its own CAS."""
         for append, result in zip(tried, results, strict=True):
             if isinstance(result, VersionMismatch):
                 self._lose(append)
             else:
                 append.lane.know(append.changed, result)
                 append.outcome = _result(append.lane, append.appended)
+                if self._options.on_commit is not None and append.batch:
+                    keys = append.lane.keys
+                    self._options.on_commit(keys.directory, keys.partition, append.appended.start_offset, append.batch)
 
     def _lose(self, append: _Append, error: OutcomeUnknown | None = None) -> None:
         append.lane.known = None
@@ -268,7 +277,7 @@ class Writer:
             return
         if append.is_doubtful:
             append.outcome = error or OutcomeUnknown(
-                f"the append to {append.lane.tp} may have happened: {append.attempts} attempts could not tell"
+                f"the append to {append.lane.tp} may have happened: {append.attempts} attempts did not show its outcome"
             )
         else:
             append.outcome = Contention(
@@ -276,7 +285,7 @@ class Writer:
             )
 
     def _fail(self, appends: Sequence[_Append], error: LlogError) -> None:
-        """What an error of a request means for each of these: it did not happen, or has to be looked for."""
+        """Apply a failed request to its appends: each did not happen, or has to be looked up."""
         for append in appends:
             if isinstance(error, OutcomeUnknown):
                 append.is_doubtful = True
@@ -288,23 +297,25 @@ class Writer:
                 append.outcome = OutcomeUnknown(f"the append to {append.lane.tp} may have happened: {error}")
 
     def _verdict(self, append: _Append, control: Control) -> AppendResult | LlogError | None:
-        """What the control record says about this append: None, go on."""
+        """Return the outcome of this append according to the control record; None if it may proceed."""
         lane, producer = append.lane, append.producer
         mine = find_appended(control.writers, self._name, append.sequence)
         if mine is not None:
             return _result(lane, mine)
         if append.is_doubtful and self._name not in control.writers and control.writers_evicted_through >= append.since:
-            return OutcomeUnknown(f"whether the append to {lane.tp} happened cannot be told any more")
+            return OutcomeUnknown(
+                f"the append to {lane.tp} may have happened: the partition no longer remembers this writer"
+            )
         repeated = None
         if producer is not None:
             try:
                 repeated = find_repeated(
-                    control.producers, control.evicted_through, control.sequence_counter, producer, str(lane.tp)
+                    control.producers, control.evicted_through, control.next_offset, producer, str(lane.tp)
                 )
             except LlogError as error:
                 if control.log_state is not LogState.DELETED:
                     return error
-                # The producer may mean the topic that has the name now.
+                # The producer may mean the topic that was created again under the name.
         if repeated is not None:
             return _result(lane, repeated, repeated=True)
         if control.log_state is LogState.FENCED:
@@ -315,28 +326,28 @@ class Writer:
         return None
 
     async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
-        """Puts copies, under new names, of what collectors may already have decided about: one blob for all that the
-        same stamp suits.
+        """Put copies, under new names, of records whose blobs a collector may have decided to delete, in one blob for
+        each stamp.
 
-        Returns those that may go on.
+        Returns the appends that may proceed.
         """
         now = self._log.runtime.now_ms()
         by_stamp: dict[int, list[_Append]] = {}
         for append in appends:
             by_stamp.setdefault(stamp_within(now, append.control), []).append(append)
         done: list[_Append] = []
-        for same in by_stamp.values():
+        for together in by_stamp.values():
             try:
-                await self._upload(same, min(bounded_ms(now, append.control) for append in same))
-                done += same
+                await self._upload(together, min(clamp_to_ceiling(now, append.control) for append in together))
+                done += together
             except LlogError as error:
-                self._fail(same, error)
+                self._fail(together, error)
         return done
 
-    def _advanced(self, append: _Append) -> tuple[Control, Appended]:
-        """The control record after this append."""
+    def _advance(self, append: _Append) -> tuple[Control, RememberedAppend]:
+        """Return the control record after this append, and the append as the record remembers it."""
         control, now_ms = append.control, self._log.runtime.now_ms()
-        start, end = control.sequence_counter, control.sequence_counter - 1
+        start, end = control.next_offset, control.next_offset - 1
         entries, max_append, max_timestamp = [], control.max_append_ms, control.max_timestamp_ms
         for blob, body in append.sources:
             end += body.msg_count
@@ -351,17 +362,17 @@ class Writer:
                     max_timestamp_ms=max_timestamp,
                 )
             )
-        appended = Appended(append.sequence, start, end)
-        writers, writers_evicted = remembered(
+        appended = RememberedAppend(append.sequence, start, end)
+        writers, writers_evicted = remember(
             control.writers, control.writers_evicted_through, self._name, appended, now_ms
         )
         producers, evicted = control.producers, control.evicted_through
         if append.producer is not None:
-            named = Appended(append.producer.sequence, start, end)
-            producers, evicted = remembered(producers, evicted, append.producer.id, named, now_ms)
+            named = RememberedAppend(append.producer.sequence, start, end)
+            producers, evicted = remember(producers, evicted, append.producer.id, named, now_ms)
         changed = msgspec.structs.replace(
             control,
-            sequence_counter=end + 1,
+            next_offset=end + 1,
             pending=Pending(start_offset=start, entries=tuple(entries)),
             max_append_ms=max_append,
             max_timestamp_ms=max_timestamp,
@@ -374,58 +385,38 @@ class Writer:
 
 
 _NOTHING_KNOWN: Final = Control()
-_NOTHING_APPENDED: Final = Appended(0, 0, 0)
+_NOTHING_APPENDED: Final = RememberedAppend(0, 0, 0)
 
 
-class _Append:
-    """One group of records on its way into its partition."""
+class _Append(msgspec.Struct, eq=False, gc=False):
+    """An append of one group to its partition, while it is under way."""
 
-    __slots__ = (
-        "appended",
-        "attempts",
-        "changed",
-        "clock_repairs",
-        "columns",
-        "control",
-        "is_doubtful",
-        "lane",
-        "look",
-        "outcome",
-        "producer",
-        "sequence",
-        "since",
-        "sources",
-        "turn",
-        "version",
-    )
-
-    def __init__(
-        self, lane: Lane, turn: Turn, sequence: int, producer: Producer | None, columns: Columns | None
-    ) -> None:
-        self.lane = lane
-        self.turn = turn
-        self.sequence = sequence
-        self.producer = producer
-        self.columns = columns
-        """The records, to be put again if their blob may be gone; None if somebody else keeps their blobs."""
-        self.sources: Sequence[tuple[str, Body]] = ()
-        """Where the records are: each body with its blob."""
-        self.clock_repairs = 0
-        """Of the partition, as far as the writer knew when it chose the blob's name."""
-        self.control, self.version = _NOTHING_KNOWN, ABSENT
-        """What the append was judged by last."""
-        self.changed, self.appended = _NOTHING_KNOWN, _NOTHING_APPENDED
-        """What the last attempt was to put in its place, and the offsets that the append has if it did."""
-        self.since = 0
-        """The partition's next offset before the first attempt: what is remembered below it cannot be this append."""
-        self.attempts = 0
-        self.look: Reads | None = None
-        """The look at the control record after the last attempt, if there was one: only by that may the append be
-        refused.
-        """
-        self.is_doubtful = False
-        """Whether an earlier attempt may have happened."""
-        self.outcome: AppendResult | LlogError | None = None
+    lane: Lane
+    turn: CommitTurn
+    sequence: int
+    producer: Producer | None
+    columns: Columns | None
+    """The records, to be put again if their blob may be gone; None if the caller keeps their blobs."""
+    sources: Sequence[tuple[str, Body]] = ()
+    """Each body of the records with its blob."""
+    batch: Sequence[Buffer] = ()
+    """The parts of the batch in the blob that this writer put last; kept only for `on_commit`."""
+    clock_repairs: int = 0
+    """The partition's count that the writer knew when it chose the blob's name."""
+    control: Control = _NOTHING_KNOWN
+    version: int = ABSENT
+    """The control record, with its version, by which the append was judged last."""
+    changed: Control = _NOTHING_KNOWN
+    appended: RememberedAppend = _NOTHING_APPENDED
+    """The control record that the last attempt tried to put, and the append's offsets if it succeeded."""
+    since: int = 0
+    """The partition's next offset before the first attempt: a remembered append below it cannot be this one."""
+    attempts: int = 0
+    look: Reads | None = None
+    """The reads of the control record after the last attempt; an append may be refused only by a record read here."""
+    is_doubtful: bool = False
+    """Whether an earlier attempt may have happened."""
+    outcome: AppendResult | LlogError | None = None
 
     @property
     def records(self) -> Columns:
@@ -433,18 +424,18 @@ class _Append:
         return self.columns
 
     @property
-    def settled(self) -> AppendResult | LlogError:
+    def final_outcome(self) -> AppendResult | LlogError:
         assert self.outcome is not None
         return self.outcome
 
     def may_commit(self) -> bool:
-        """Whether no collector can have decided about its blob."""
+        """Return whether no collector can have decided to delete the append's blob."""
         return self.columns is None or may_commit(self.control, self.sources[0][0], self.clock_repairs)
 
 
 def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
-    """The index entries of a pending append. ABSENT: whoever put them before has put the same, or compacted them
-    since.
+    """Return the puts of a pending append's index entries. They expect ABSENT: an existing entry is the same, or has
+    been compacted since.
     """
     if pending is None:
         return []
@@ -455,14 +446,14 @@ def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
     return puts
 
 
-def _same_topic(lane: Lane | LlogError, upload: Uploaded) -> Lane | LlogError:
-    """The lane, or the error of records that were uploaded for another topic than the one that has the name now."""
+def _check_topic(lane: Lane | LlogError, upload: UploadedGroup) -> Lane | LlogError:
+    """Return the lane, or an error if the records were uploaded for an earlier incarnation of the topic."""
     if isinstance(lane, LlogError) or all(body.directory == lane.keys.directory for _, body in upload.sources):
         return lane
     return PartitionNotInitialized(f"partition {lane.tp} was deleted with its topic, which was created again since")
 
 
-def _result(lane: Lane, appended: Appended, *, repeated: bool = False) -> AppendResult:
+def _result(lane: Lane, appended: RememberedAppend, *, repeated: bool = False) -> AppendResult:
     return AppendResult(
         topic=lane.tp.topic,
         partition=lane.tp.partition,

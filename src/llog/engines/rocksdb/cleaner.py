@@ -1,9 +1,9 @@
-"""Key compaction: of each key, the newest record stays, at its offset; which records those are not.
+"""Key compaction: the newest record of each key stays, at its offset; older ones are removed.
 
-A pass finds the newest offset of each key among the records that no pass has reached, up to `KEYS_MAX` keys, and then,
-from the log start on, what is older of these keys. Deletions (records without a payload, events of a deleted row) go
-when they are old enough: all that is older of their keys goes before them. A record without a key stays, and so does
-the log's last record.
+A pass finds the newest offset of each key among the records that no pass has reached, up to `KEYS_MAX` keys, and then
+removes, from the log start on, older records of these keys. Deletions (records without a value, events of a deleted
+row) are removed when they are old enough, after all older records of their keys. A record without a key stays, and so
+does the log's last record.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llog.batch.event_headers import deletions
+from llog.batch.event_headers import deletion_mask
 from llog.engines.rocksdb.partition_state import PartitionState
-from llog.engines.rocksdb.reader import decoded
+from llog.engines.rocksdb.reader import decode_batches
 
 if TYPE_CHECKING:
     from llog.engines.rocksdb.logs import RocksLogs
@@ -27,7 +27,7 @@ KEYS_MAX: Final = 1_000_000
 
 
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done. `through`: offsets below are compacted."""
+    """What a compaction did. Offsets below `through` are compacted."""
 
     through: int = 0
     passes: int = 0
@@ -37,14 +37,14 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Newest(NamedTuple):
-    """The newest offset of each key in some range, which ends before `stop`."""
+    """The newest offset of each key in a range that ends before `stop`."""
 
     offsets: dict[bytes, int]
     stop: int
 
 
 class _Removal(NamedTuple):
-    """Records to be removed, and what stays beside them. All that lies below was told before."""
+    """The records of one batch to be removed, and the number and bytes of those that stay."""
 
     offsets: list[int]
     bytes: int
@@ -53,7 +53,7 @@ class _Removal(NamedTuple):
 
 
 def is_worth_it(state: PartitionState) -> bool:
-    """Whether as many records came since the last compaction as it had left."""
+    """Whether more records were appended since the last compaction than it had left."""
     new = state.last_offset - max(state.compacted_through, state.log_start_offset - 1)
     return new > state.compacted_records
 
@@ -61,7 +61,7 @@ def is_worth_it(state: PartitionState) -> bool:
 def compact(
     logs: RocksLogs, directory: str, partition: int, deletions_before_ms: int, keys_max: int, what: str
 ) -> CompactResult:
-    """Everything up to what is the last record when this begins. What comes meanwhile is left alone."""
+    """Compact up to the record that is the last one at the time of the call. Later records are left alone."""
     state = logs.state(directory, partition, what)
     first, last, stop = state.log_start_offset, state.last_offset, state.next_offset
     passes = removed = removed_bytes = 0
@@ -87,9 +87,9 @@ def compact(
 
 
 def _newest_of(store: RocksStore, topic: str, partition: int, start: int, stop: int, keys_max: int) -> _Newest:
-    """Of the records of [start, stop), or fewer if their keys are too many."""
+    """Return the newest offsets of the keys of [start, stop), or of a shorter range if it has too many keys."""
     newest: dict[bytes, int] = {}
-    for batch in decoded(store, topic, partition, start, stop):
+    for batch in decode_batches(store, topic, partition, start, stop):
         keys, offsets = batch.columns.keys, batch.offsets
         if keys is not None and keys.null_count:
             keys, offsets = keys.drop_null(), offsets[keys.is_valid().to_numpy(zero_copy_only=False)]
@@ -109,8 +109,8 @@ def _removals(
     last_offset: int,
     deletions_before_ms: int,
 ) -> Iterator[_Removal]:
-    """What of [start, newest.stop) is not the newest of its key, or a deletion from before this time."""
-    for batch in decoded(store, topic, partition, start, newest.stop):
+    """Yield the records of [start, newest.stop) that are not the newest of their keys, or old deletions."""
+    for batch in decode_batches(store, topic, partition, start, newest.stop):
         offsets, keys = batch.offsets, batch.columns.keys
         if keys is None:
             yield _Removal([], 0, len(offsets), int(batch.lengths.sum()))
@@ -120,7 +120,7 @@ def _removals(
             (find(key, 0) if key is not None else 0 for key in keys.to_pylist()), np.int64, len(offsets)
         )
         has_key = keys.is_valid().to_numpy(zero_copy_only=False)
-        goes = (above > offsets) | (deletions(batch.columns) & has_key & (batch.append_ms < deletions_before_ms))
+        goes = (above > offsets) | (deletion_mask(batch.columns) & has_key & (batch.append_ms < deletions_before_ms))
         goes &= offsets != last_offset
         stays = batch.lengths[~goes]
         yield _Removal(offsets[goes].tolist(), int(batch.lengths[goes].sum()), len(stays), int(stays.sum()))

@@ -1,4 +1,4 @@
-"""What a partition in RocksDB looks like inside, for people who look: the log itself uses nothing of it."""
+"""Describes how a partition is stored in RocksDB, for people. The log itself does not use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from llog.engines.rocksdb.partition_state import PartitionState
-from llog.engines.rocksdb.reader import fixed_from
+from llog.engines.rocksdb.reader import headers_from
 from llog.engines.rocksdb.topics import RocksTopics
 from llog.errors import InvalidArgument
 from llog.log.engine import Description
@@ -26,19 +26,19 @@ class RocksDescription(Description, frozen=True, kw_only=True):
     state: PartitionState
     records: list[RecordInfo]
     more_from: int | None
-    """Where to ask on from, if there are more records."""
+    """The offset from which to ask for more records; None if there are none."""
 
 
 async def describe_partition(
     topics: RocksTopics, tp: TopicPartition, max_records: int, *, from_offset: int = 0
 ) -> RocksDescription:
-    """The state, and up to `max_records` records from `from_offset` on."""
+    """Describe the partition's state, and up to `max_records` records from `from_offset` on."""
     if max_records < 1:
         raise InvalidArgument(f"max_records must be 1 or more: {max_records}")
     topic, logs = await topics.find(tp)
     state = logs.state(topic.directory, tp.partition, str(tp))
     records = await asyncio.to_thread(
-        fixed_from, logs.store, topic.directory, tp.partition, state, from_offset, max_records + 1
+        headers_from, logs.store, topic.directory, tp.partition, state, from_offset, max_records + 1
     )
     return RocksDescription(
         topic=tp.topic,

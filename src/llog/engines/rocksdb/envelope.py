@@ -1,19 +1,19 @@
 """One record as the value of a RocksDB entry. Does no I/O.
 
      0  1  version 1
-     1  1  flags: 1 key, 2 no payload, 4 headers
+     1  1  flags: 1 key, 2 no value, 4 headers
      2  2  zero
      4  4  length of the key (u32)
      8  4  length of the headers (u32)
     12  8  offset (u64)
     20  8  timestamp, ms (i64): the create time, or the append time if none was given
-    28  8  append time, ms (i64): never goes back
+    28  8  append time, ms (i64): never decreases
     36  8  highest timestamp of the partition so far, ms (i64)
     44  8  bytes of the partition before this record (u64)
-    52  …  key · headers (`encode_headers`) · payload
+    52  …  key · headers (`encode_headers`) · value
 
-All numbers are little-endian. The bytes of a partition are those of its envelopes, whether they are still there or not.
-RocksDB has checksums of its own: what is checked here is that an envelope is whole and is the one that was looked for.
+All numbers are little-endian. The bytes of a partition are those of all its envelopes, including removed ones. RocksDB
+has checksums of its own; this module checks that an envelope is complete and belongs to its offset.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from llog.errors import CorruptBatch, InvalidArgument
 
 VERSION: Final = 1
 FIXED_BYTES: Final = 52
-_KEY, _NO_PAYLOAD, _HEADERS = 1, 2, 4
-_FLAGS: Final = _KEY | _NO_PAYLOAD | _HEADERS
+_KEY, _NO_VALUE, _HEADERS = 1, 2, 4
+_FLAGS: Final = _KEY | _NO_VALUE | _HEADERS
 _FIXED: Final = struct.Struct("<BBHIIQqqqQ")
 _ROW: Final = np.dtype(
     [
@@ -66,8 +66,8 @@ Times: TypeAlias = Sequence[int | None] | pa.Int64Array
 """Columns of records: all of one call are sequences, or all are Arrow arrays."""
 
 
-class Fixed(NamedTuple):
-    """The numbers of one envelope."""
+class EnvelopeHeader(NamedTuple):
+    """The fixed part of one envelope."""
 
     offset: int
     timestamp: int
@@ -76,17 +76,17 @@ class Fixed(NamedTuple):
     """The highest timestamp of the partition up to this record."""
     position: int
     length: int
-    """Bytes of the whole envelope."""
+    """The bytes of the whole envelope."""
 
 
-class Encoded(NamedTuple):
+class EncodedRecords(NamedTuple):
     envelopes: list[bytes]
     newest_ms: int
     position: int
-    """Behind the last one."""
+    """The position behind the last envelope."""
 
 
-class Decoded(NamedTuple):
+class DecodedRecords(NamedTuple):
     """Records in the order of their offsets, which may have gaps."""
 
     offsets: npt.NDArray[np.int64]
@@ -95,10 +95,10 @@ class Decoded(NamedTuple):
     newest_ms: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    """Bytes of each envelope."""
+    """The bytes of each envelope."""
 
     def runs(self) -> list[tuple[int, Columns]]:
-        """The records cut at the gaps, each run with its first offset."""
+        """Return the records, cut at the gaps; each run with its first offset."""
         offsets, columns = self.offsets, self.columns
         if int(offsets[-1]) - int(offsets[0]) == len(offsets) - 1:
             return [(int(offsets[0]), columns)]
@@ -112,7 +112,7 @@ def check_records(
     headers: Cells | None,
     timestamps: Times | None,
 ) -> None:
-    """Before `encode`: that there are some, that the columns go together, and that the times can be stored."""
+    """Check, before `encode`, that there are records, that columns have equal lengths, and that times can be stored."""
     if not len(values):
         raise InvalidArgument("an append has at least one record")
     for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
@@ -132,10 +132,8 @@ def encode(
     append_ms: int,
     newest_ms: int,
     position: int,
-) -> Encoded:
-    """The envelopes of records that follow one another. `newest_ms` and `position` are those of the partition before
-    them.
-    """
+) -> EncodedRecords:
+    """Encode consecutive records as envelopes. `newest_ms` and `position` are the partition's before them."""
     if isinstance(values, pa.Array):
         return _encode_arrays(values, keys, headers, timestamps, first_offset, append_ms, newest_ms, position)
     envelopes: list[bytes] = []
@@ -154,7 +152,7 @@ def encode(
         else:
             flags = _KEY
         if value is None:
-            flags |= _NO_PAYLOAD
+            flags |= _NO_VALUE
             value = b""
         if head:
             flags |= _HEADERS
@@ -165,7 +163,7 @@ def encode(
         envelope = join((fixed, key, head, value))
         position += len(envelope)
         add(envelope)
-    return Encoded(envelopes, newest_ms, position)
+    return EncodedRecords(envelopes, newest_ms, position)
 
 
 def _encode_arrays(
@@ -177,9 +175,9 @@ def _encode_arrays(
     append_ms: int,
     newest_ms: int,
     position: int,
-) -> Encoded:
-    """Without a loop over the records: four times as fast as `encode` with lists of a thousand, and slower with a
-    few.
+) -> EncodedRecords:
+    """Encode without a loop over the records: for a thousand of them, four times as fast as `encode` with lists; for a
+    few, slower.
     """
     number = len(values)
     rows = np.zeros(number, _ROW)
@@ -187,7 +185,7 @@ def _encode_arrays(
     rows["offset"] = np.arange(first_offset, first_offset + number)
     rows["append_ms"] = append_ms
     if values.null_count:
-        rows["flags"][values.is_null().to_numpy(zero_copy_only=False)] = _NO_PAYLOAD
+        rows["flags"][values.is_null().to_numpy(zero_copy_only=False)] = _NO_VALUE
     if keys is not None:
         rows["key"] = binary_lengths(keys)
         rows["flags"] |= _KEY * keys.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
@@ -204,21 +202,21 @@ def _encode_arrays(
     parts = [part.fill_null(b"") if part.null_count else part for part in (keys, headers, values) if part is not None]
     fixed = binary_rows(rows.view(np.uint8).reshape(number, FIXED_BYTES))
     envelopes = pc.binary_join_element_wise(fixed, *parts, pa.scalar(b"", pa.binary())).to_pylist()
-    return Encoded(envelopes, int(rows["newest_ms"][-1]), int(ends[-1]))
+    return EncodedRecords(envelopes, int(rows["newest_ms"][-1]), int(ends[-1]))
 
 
-def fixed_of(envelope: bytes) -> Fixed:
-    """The numbers of one envelope; `CorruptBatch` if it is none."""
+def decode_header(envelope: bytes) -> EnvelopeHeader:
+    """Decode the fixed part of one envelope; raises `CorruptBatch` if the bytes are no envelope."""
     if len(envelope) < FIXED_BYTES:
         raise CorruptBatch(f"an entry of {len(envelope)} bytes is no record: the least is {FIXED_BYTES}")
     version, flags, zero, key, headers, offset, timestamp, append_ms, newest_ms, position = _FIXED.unpack_from(envelope)
     if version != VERSION or flags & ~_FLAGS or zero or FIXED_BYTES + key + headers > len(envelope):
         raise CorruptBatch(f"an entry of {len(envelope)} bytes is no record: it begins with {envelope[:12]!r}")
-    return Fixed(offset, timestamp, append_ms, newest_ms, position, len(envelope))
+    return EnvelopeHeader(offset, timestamp, append_ms, newest_ms, position, len(envelope))
 
 
-def decode(envelopes: Sequence[bytes]) -> Decoded:
-    """All at once, without a loop over them; `CorruptBatch` names the first that is damaged."""
+def decode(envelopes: Sequence[bytes]) -> DecodedRecords:
+    """Decode envelopes without a loop over them. Raises `CorruptBatch`, which names the first damaged one."""
     number = len(envelopes)
     data = b"".join(envelopes)
     ends = np.cumsum(np.fromiter(map(len, envelopes), np.int64, number))
@@ -227,54 +225,54 @@ def decode(envelopes: Sequence[bytes]) -> Decoded:
         raise CorruptBatch(
             f"{number} entries of {len(data)} bytes are no records: one has at least {FIXED_BYTES} bytes"
         )
-    # Every byte could be the first of a row; those that are get picked.
+    # A view with a row at every byte, from which the rows at the starts of envelopes are taken.
     rows = np.ndarray((len(data) - FIXED_BYTES + 1,), _ANY, data, strides=(1,))[starts].view(_ROW)
     flags = rows["flags"]
     key_starts = starts + FIXED_BYTES
     header_starts = key_starts + rows["key"]
-    payload_starts = header_starts + rows["headers"]
-    has_key, has_headers, is_deletion = (flags & _KEY) != 0, (flags & _HEADERS) != 0, (flags & _NO_PAYLOAD) != 0
+    value_starts = header_starts + rows["headers"]
+    has_key, has_headers, is_deletion = (flags & _KEY) != 0, (flags & _HEADERS) != 0, (flags & _NO_VALUE) != 0
     offsets = rows["offset"].astype(np.int64)
     damaged = (
         (rows["version"] != VERSION)
         | (flags & ~np.uint8(_FLAGS) != 0)
         | (rows["zero"] != 0)
-        | (payload_starts > ends)
+        | (value_starts > ends)
         | (~has_key & (rows["key"] != 0))
         | (has_headers != (rows["headers"] != 0))
-        | (is_deletion & (payload_starts != ends))
+        | (is_deletion & (value_starts != ends))
     )
     damaged[1:] |= offsets[1:] <= offsets[:-1]
     damaged |= (offsets < 1) | (rows["position"] >= 1 << 63)
     if damaged.any():
-        place = int(damaged.argmax())
+        first = int(damaged.argmax())
         raise CorruptBatch(
-            f"the entry of offset {offsets[place]} is no record: it begins with {envelopes[place][:20]!r}"
+            f"the entry of offset {offsets[first]} is no record: it begins with {envelopes[first][:20]!r}"
         )
     bounds = np.empty(4 * number + 1, np.int32)
-    bounds[0:-1:4], bounds[1::4], bounds[2::4], bounds[3::4] = starts, key_starts, header_starts, payload_starts
+    bounds[0:-1:4], bounds[1::4], bounds[2::4], bounds[3::4] = starts, key_starts, header_starts, value_starts
     bounds[-1] = len(data)
-    pieces = pa.Array.from_buffers(pa.binary(), 4 * number, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    fields = pa.Array.from_buffers(pa.binary(), 4 * number, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
     append_ms, timestamps = rows["append_ms"].astype(np.int64), rows["timestamp"].astype(np.int64)
     columns = Columns(
-        values=_every_fourth(pieces, 3, is_deletion),
-        keys=_every_fourth(pieces, 1, ~has_key) if has_key.any() else None,
+        values=_take_every_fourth(fields, 3, is_deletion),
+        keys=_take_every_fourth(fields, 1, ~has_key) if has_key.any() else None,
         timestamps=None if (timestamps == append_ms).all() else pa.array(timestamps),
-        headers=_every_fourth(pieces, 2, None) if has_headers.any() else None,
-        append_runs=_runs(append_ms),
+        headers=_take_every_fourth(fields, 2, None) if has_headers.any() else None,
+        append_runs=_append_runs(append_ms),
     )
     newest_ms, positions = rows["newest_ms"].astype(np.int64), rows["position"].astype(np.int64)
-    return Decoded(offsets, columns, append_ms, newest_ms, positions, ends - starts)
+    return DecodedRecords(offsets, columns, append_ms, newest_ms, positions, ends - starts)
 
 
-def _every_fourth(pieces: Any, first: int, missing: npt.NDArray[np.bool_] | None) -> pa.BinaryArray:
-    """A copy without what lies between; null where it is missing."""
-    places = np.arange(first, len(pieces), 4, dtype=np.int64)
+def _take_every_fourth(fields: Any, first: int, missing: npt.NDArray[np.bool_] | None) -> pa.BinaryArray:
+    """Copy every fourth value from `first` on; null where it is missing."""
+    indexes = np.arange(first, len(fields), 4, dtype=np.int64)
     mask = missing if missing is not None and missing.any() else None
-    return pieces.take(pa.array(places, mask=mask))
+    return fields.take(pa.array(indexes, mask=mask))
 
 
-def _runs(append_ms: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+def _append_runs(append_ms: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
     firsts = np.concatenate((np.zeros(1, np.int64), (append_ms[1:] != append_ms[:-1]).nonzero()[0] + 1))
     lengths = np.diff(firsts, append=len(append_ms))
     return tuple(zip(lengths.tolist(), append_ms[firsts].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Every key in RocksDB, by column family; none is spelled anywhere else. `<topic>` is the topic's directory in the
+"""Every key in RocksDB, by column family: no other module spells one. `<topic>` is the topic's directory in the
 catalog.
 
 | family | key | value | written by |
@@ -48,7 +48,7 @@ def record_key(topic: str, partition: int, offset: int) -> bytes:
 
 
 def record_keys(topic: str, partition: int, offsets: range) -> list[bytes]:
-    return _numbered(record_prefix(topic, partition), offsets)
+    return _keys_with_numbers(record_prefix(topic, partition), offsets)
 
 
 def record_prefix(topic: str, partition: int) -> bytes:
@@ -56,7 +56,7 @@ def record_prefix(topic: str, partition: int) -> bytes:
 
 
 def offset_of(key: bytes) -> int:
-    """The offset, or the sequence, at the end of a key."""
+    """Return the offset, or the sequence, at the end of a key."""
     return int(key[-20:])
 
 
@@ -73,7 +73,7 @@ def group_key(topic: str, group: str, partition: int) -> bytes:
 
 
 def group_prefix(topic: str, group: str | None = None) -> bytes:
-    """Of all groups of a topic, or of one."""
+    """Return the prefix of the keys of all groups of a topic, or of one group."""
     return b"offset/%s/" % topic.encode() + (b"" if group is None else b"%s/" % group.encode())
 
 
@@ -98,7 +98,7 @@ def outbox_key(topic: str, partition: int, sequence: int) -> bytes:
 
 
 def outbox_keys(topic: str, partition: int, sequences: range) -> list[bytes]:
-    return _numbered(outbox_prefix(topic, partition), sequences)
+    return _keys_with_numbers(outbox_prefix(topic, partition), sequences)
 
 
 def outbox_prefix(topic: str, partition: int) -> bytes:
@@ -106,12 +106,12 @@ def outbox_prefix(topic: str, partition: int) -> bytes:
 
 
 def outbox_prefixes(topic: str) -> tuple[bytes, ...]:
-    """What all keys of a topic in the outbox start with."""
+    """Return the prefixes of all keys of a topic in the outbox."""
     return tuple(b"%s/%s/" % (kind, topic.encode()) for kind in (b"outbox", b"last", b"relay"))
 
 
 def partition_of(key: bytes) -> tuple[str, int]:
-    """The topic and the partition that a key of the outbox names."""
+    """Return the topic and the partition that a key of the outbox names."""
     _, topic, partition, *_ = key.decode().split("/")
     return topic, int(partition)
 
@@ -125,7 +125,7 @@ def relay_key(topic: str, partition: int) -> bytes:
 
 
 def prefixes_of(topic: str) -> tuple[tuple[str, bytes], ...]:
-    """By family, what all keys of a topic start with that are gone with it."""
+    """Return the families and prefixes of all keys that are removed with a topic."""
     return (
         (LOGS, b"topic/%s/" % topic.encode()),
         (OFFSETS, group_prefix(topic)),
@@ -135,15 +135,15 @@ def prefixes_of(topic: str) -> tuple[tuple[str, bytes], ...]:
 
 
 def after(prefix: bytes) -> bytes:
-    """The lowest key above every key that starts with `prefix`."""
+    """Return the lowest key above every key that starts with `prefix`."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 _LAST_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
 
 
-def _numbered(prefix: bytes, numbers: range) -> list[bytes]:
-    """The prefix with each number in 20 digits, of which the first 17 are made once for a thousand."""
+def _keys_with_numbers(prefix: bytes, numbers: range) -> list[bytes]:
+    """Return the prefix with each number in 20 digits. The first 17 are formatted once per thousand numbers."""
     keys: list[bytes] = []
     for thousand in range(numbers.start // 1000, -(-numbers.stop // 1000)):
         front, zero = prefix + b"%017d" % thousand, thousand * 1000

@@ -1,8 +1,8 @@
 """The logs of partitions in one RocksDB: appends that commit together with whatever else is in their WriteBatch, reads,
-retention.
+retention, key compaction.
 
-Blocking; any thread may call. The state of each partition that was used is in memory, and is the truth: there is one
-owner. `directory` is that of the topic in the catalog. A topic exists here from `create` to `remove`.
+All calls block, and any thread may make them. The state of each partition in use is in memory, and authoritative, since
+the RocksDB has one owner. `directory` is the topic's in the catalog. A topic exists here from `create` to `remove`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from llog.batch.columns import Columns
-from llog.engines.port import Bounds, RetentionResult
 from llog.engines.rocksdb.cleaner import KEYS_MAX, CompactResult, compact, is_worth_it
 from llog.engines.rocksdb.keys import (
     COUNTERS,
@@ -30,7 +29,7 @@ from llog.engines.rocksdb.keys import (
 )
 from llog.engines.rocksdb.partition_state import PartitionState, decode_state, encode_state
 from llog.engines.rocksdb.reader import bytes_below, first_at_time, first_within_bytes, read
-from llog.engines.rocksdb.staging import Staged, StagedAppend
+from llog.engines.rocksdb.staging import StagedAppend, StagedWrites
 from llog.engines.rocksdb.waiters import Partition, Waiters
 from llog.errors import (
     InconsistentReadState,
@@ -40,16 +39,17 @@ from llog.errors import (
     StoreUnavailable,
     WrongStore,
 )
+from llog.log.engine import Bounds, RetentionResult
 from llog.model import FIRST_OFFSET, TimestampType
 from llog.runtime import Runtime
 
 if TYPE_CHECKING:
     from llog.engines.rocksdb.store import Changes, RocksStore
 
-__all__ = ["RocksLogs", "Staged", "StagedAppend"]
+__all__ = ["RocksLogs", "StagedAppend", "StagedWrites"]
 
 _RECLAIM_BYTES: Final = 64 << 20
-"""Less than this is left to RocksDB to reclaim when it comes to it."""
+"""Removed bytes below this are left to RocksDB's own compaction."""
 
 
 class RocksLogs:
@@ -64,8 +64,8 @@ class RocksLogs:
         self._closed = False
 
     def create(self, directory: str, entry: bytes) -> None:
-        """Makes a topic, whose catalog entry is `entry`. `WrongStore` if there are records already, which would be read
-        as its own.
+        """Create a topic whose catalog entry is `entry`. Raises `WrongStore` if its directory has records already,
+        which would be read as its own.
         """
         with self.store.mutex:
             for family, prefix in prefixes_of(directory):
@@ -79,40 +79,40 @@ class RocksLogs:
             self.store.write(changes, sync=True)
 
     def remove(self, directory: str) -> None:
-        """Removes a topic with its records, routes and groups, at once. Idempotent."""
+        """Remove a topic with its records, routes and groups in one write. Idempotent."""
         with self.store.mutex:
             changes = self.store.changes()
             for family, prefix in prefixes_of(directory):
                 changes.delete_range(family, prefix, after(prefix))
             changes.delete(META, meta_key(directory))
             self.store.write(changes, sync=True)
-            for known in [known for known in self._states if known[0] == directory]:
-                del self._states[known]
+            for cached_state in [cached_state for cached_state in self._states if cached_state[0] == directory]:
+                del self._states[cached_state]
         self._waiters.wake_where(lambda partition: partition[0] == directory)
 
-    def staged(self) -> Staged:
-        return Staged(self)
+    def stage(self) -> StagedWrites:
+        return StagedWrites(self)
 
-    def known(self, directory: str, partition: int) -> PartitionState | None:
-        """The state as it is now, if it is in memory: never blocks."""
+    def cached_state(self, directory: str, partition: int) -> PartitionState | None:
+        """Return the present state if it is in memory, else None; never blocks."""
         return None if self._closed else self._states.get((directory, partition))
 
     def state(self, directory: str, partition: int, what: str = "") -> PartitionState:
-        """`PartitionNotInitialized` if the topic is gone."""
-        found = self.known(directory, partition)
+        """Return the present state. Raises `PartitionNotInitialized` if the topic was deleted."""
+        found = self.cached_state(directory, partition)
         if found is not None:
             return found
         what = what or f"{directory}/{partition}"
         if self._closed:
             raise StoreUnavailable(f"the log that {what} is read and written through is closed: open another one")
-        self._check_there(directory, what)  # before the mutex, which may be held for long
+        self._check_exists(directory, what)  # first without the mutex, which others may hold for long
         with self.store.mutex:
-            self._check_there(directory, what)
+            self._check_exists(directory, what)
             value = self.store.get(COUNTERS, counter_key(directory, partition))
             state = PartitionState() if value is None else decode_state(value, what)
             return self._states.setdefault((directory, partition), state)
 
-    def _check_there(self, directory: str, what: str) -> None:
+    def _check_exists(self, directory: str, what: str) -> None:
         if self.store.get(META, meta_key(directory)) is None:
             raise PartitionNotInitialized(f"partition {what} was deleted, or is not in {self.store.directory}")
 
@@ -122,7 +122,7 @@ class RocksLogs:
     def read(
         self, directory: str, partition: int, offset: int, max_bytes: int, *, stop: int | None = None, what: str = ""
     ) -> list[tuple[int, Columns]]:
-        """Runs of consecutive records from `offset` on, each with its first offset, as the port says."""
+        """Return runs of consecutive records from `offset` on, each with its first offset, as `LogReader.read` does."""
         what = what or f"{directory}/{partition}"
         before = self.state(directory, partition, what)
         if not before.log_start_offset <= offset <= before.next_offset:
@@ -133,7 +133,7 @@ class RocksLogs:
         found = read(self.store, directory, partition, offset, end, max_bytes)
         state = self.state(directory, partition, what)
         if not found or not (state.has_gaps or found[0][0] == offset):
-            with self.store.mutex:  # whoever removes records says so before it lets go of this
+            with self.store.mutex:  # a removal of records updates the state before it releases the mutex
                 state = self.state(directory, partition, what)
         if offset < state.log_start_offset:
             raise OffsetOutOfRange(what, offset, *state.bounds)
@@ -141,9 +141,9 @@ class RocksLogs:
             found = _without_gaps(found, offset)
         if found or (state.has_gaps and end < before.next_offset):
             return found
-        if state.has_gaps and end < state.next_offset:  # what was the last record was compacted meanwhile
+        if state.has_gaps and end < state.next_offset:  # the last record of `before` was compacted meanwhile
             return self.read(directory, partition, offset, max_bytes, stop=stop, what=what)
-        # The last record is always there.
+        # Key compaction never removes the last record.
         raise InconsistentReadState(
             f"offset {offset} of {what} is missing in {self.store.directory}: `llog verify` shows all damage"
         )
@@ -151,12 +151,12 @@ class RocksLogs:
     def offset_for_time(
         self, directory: str, partition: int, timestamp_ms: int, by: TimestampType, what: str = ""
     ) -> int:
-        """The first offset whose time, as a running maximum, is at or after this; the next offset if there is none."""
+        """Return the first offset whose time, as a running maximum, is at or after this time; else the next offset."""
         state = self.state(directory, partition, what)
         return first_at_time(self.store, directory, partition, state, timestamp_ms, by)
 
     def trim(self, directory: str, partition: int, before_offset: int, what: str = "") -> RetentionResult:
-        """Removes every record below `before_offset` and raises the log start, in one write."""
+        """Remove every record below `before_offset` and raise the log start, in one write."""
         if before_offset < FIRST_OFFSET:
             raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
         with self.store.mutex:
@@ -184,10 +184,10 @@ class RocksLogs:
         by: TimestampType,
         what: str = "",
     ) -> RetentionResult:
-        """Removes what is older than `retention_ms`, by running maxima, and the oldest beyond `retention_bytes`; None
-        is no limit.
+        """Remove the records older than `retention_ms`, by running maxima, and the oldest beyond `retention_bytes`;
+        None is no limit.
 
-        The record that crosses `retention_bytes` is kept. Everything may go, up to the next offset.
+        The record that crosses `retention_bytes` stays. All records may be removed, up to the next offset.
         """
         for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
             if value is not None and value < 0:
@@ -215,8 +215,8 @@ class RocksLogs:
         keys_max: int = KEYS_MAX,
         what: str = "",
     ) -> CompactResult:
-        """Key compaction of what is worth it, or with `force` of all there is; nothing if it is being done. Appends and
-        reads go on.
+        """Compact by key if enough records are new, or, with `force`, in any case; not if a compaction is under way.
+        Appends and reads go on.
         """
         with self.store.mutex:
             state = self.state(directory, partition, what)
@@ -231,24 +231,24 @@ class RocksLogs:
         finally:
             self._compacting.discard((directory, partition))
 
-    def changed(self, directory: str, partition: int) -> AbstractContextManager[asyncio.Event]:
-        """An event of the running loop, set with every commit to this partition, with its deletion, and with the
-        end.
+    def commit_event(self, directory: str, partition: int) -> AbstractContextManager[asyncio.Event]:
+        """Yield an event of the running loop that is set with every commit to this partition, with its deletion, and by
+        `close`.
         """
-        return self._waiters.waiting((directory, partition))
+        return self._waiters.register((directory, partition))
 
     def close(self) -> None:
-        """Before the store is closed. Idempotent; those who wait are woken, and told with their next call."""
+        """Refuse further calls and wake all waiters, before the store is closed. Idempotent."""
         self._closed = True
         self._waiters.wake_where(lambda _: True)
 
     def publish(self, new: Mapping[Partition, PartitionState]) -> None:
-        """What a write under the mutex has made of these partitions."""
+        """Take over the states that a write under the mutex has given these partitions, and wake their waiters."""
         self._states.update(new)
         self._waiters.wake(new)
 
     def remove_records(self, directory: str, partition: int, offsets: Sequence[int], what: str) -> None:
-        """For key compaction, in one write that also says that there are gaps now."""
+        """Remove records for key compaction, in one write that also records that the partition has gaps."""
         with self.store.mutex:
             state = self.state(directory, partition, what)
             changes = self.store.changes()
@@ -257,7 +257,7 @@ class RocksLogs:
             self._replace(directory, partition, changes, msgspec.structs.replace(state, has_gaps=True))
 
     def note_compaction(self, directory: str, partition: int, through: int, records: int, what: str) -> None:
-        """That the offsets up to `through` are compacted, and how many records that has left."""
+        """Record that the offsets up to `through` are compacted, and how many records are left there."""
         with self.store.mutex:
             state = self.state(directory, partition, what)
             state = msgspec.structs.replace(state, compacted_through=through, compacted_records=records)
@@ -268,16 +268,16 @@ class RocksLogs:
         self.store.reclaim(LOGS, prefix, after(prefix))
 
     def _replace(self, directory: str, partition: int, changes: Changes, state: PartitionState) -> None:
-        """Under the mutex."""
+        """Write changes together with the new state; the caller holds the mutex."""
         changes.put(COUNTERS, counter_key(directory, partition), encode_state(state))
         self.store.write(changes, sync=True)
         self.publish({(directory, partition): state})
 
 
 def _without_gaps(found: list[tuple[int, Columns]], expected: int) -> list[tuple[int, Columns]]:
-    """As many as follow one another from `expected` on."""
-    for place, (start, columns) in enumerate(found):
+    """Return the leading runs that follow one another from `expected` on."""
+    for index, (start, columns) in enumerate(found):
         if start != expected:
-            return found[:place]
+            return found[:index]
         expected += columns.count
     return found

@@ -1,4 +1,4 @@
-"""Where the log of one partition is: the value of its counter, u64 last offset (little-endian), then the rest as
+"""The state of one partition, stored as the value of its counter: u64 last offset (little-endian), then the rest as
 MessagePack.
 """
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import msgspec
 
-from llog.engines.port import Bounds
 from llog.errors import InconsistentReadState
+from llog.log.engine import Bounds
 from llog.log.producers import ProducerState
 
 
@@ -17,19 +17,19 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     last_offset: int = 0
     log_start_offset: int = 1
     append_ms: int = 0
-    """Of the newest append: later ones are never before it."""
+    """The append time of the newest append; it never decreases."""
     timestamp_ms: int = 0
     """The highest timestamp so far."""
     position: int = 0
-    """Bytes of all envelopes so far."""
+    """The bytes of all envelopes so far."""
     producers: dict[str, ProducerState] = {}
     evicted_through: int = 0
     compacted_through: int = 0
-    """No offset up to here has a newer record of its key below it."""
+    """Up to this offset, each key has only its newest record."""
     compacted_records: int = 0
-    """Records that were left up to there."""
+    """The number of records left up to `compacted_through`."""
     has_gaps: bool = False
-    """Key compaction has removed records."""
+    """Whether key compaction has removed records."""
 
     @property
     def next_offset(self) -> int:
@@ -49,7 +49,7 @@ def encode_state(state: PartitionState) -> bytes:
 
 
 def decode_state(value: bytes, what: str) -> PartitionState:
-    """`InconsistentReadState` if it is none."""
+    """Decode a counter's value; raises `InconsistentReadState` if it is damaged."""
     try:
         rest = _decoder.decode(memoryview(value)[8:])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

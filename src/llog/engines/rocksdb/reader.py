@@ -1,5 +1,5 @@
-"""Finding and reading the records of one partition: in passes of one iterator, and by bisection over what only
-grows.
+"""Finds and reads the records of one partition: with one iterator per read, and by bisection over values that only
+grow.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from llog.batch.columns import Columns
-from llog.engines.rocksdb.envelope import Decoded, Fixed, decode, fixed_of
+from llog.engines.rocksdb.envelope import DecodedRecords, EnvelopeHeader, decode, decode_header
 from llog.engines.rocksdb.keys import LOGS, offset_of, record_key
 from llog.engines.rocksdb.partition_state import PartitionState
 from llog.errors import CorruptBatch
@@ -21,11 +21,11 @@ BATCH_BYTES: Final = 2 << 20
 _PAGE: Final = 1024
 
 
-def decoded(
+def decode_batches(
     store: RocksStore, topic: str, partition: int, start: int, stop: int, max_bytes: int | None = None
-) -> Iterator[Decoded]:
-    """The records of [start, stop) as they are now, about `BATCH_BYTES` at a time, up to about `max_bytes`, but at
-    least one.
+) -> Iterator[DecodedRecords]:
+    """Yield the present records of [start, stop), about `BATCH_BYTES` at a time, up to about `max_bytes` but at least
+    one record.
     """
     with store.using("read"):
         values = store.values(LOGS, record_key(topic, partition, start), record_key(topic, partition, stop))
@@ -33,9 +33,9 @@ def decoded(
     while left > 0:
         limit = min(left, BATCH_BYTES)
         with store.using("read"):
-            taken, size = _taken(values, limit)
-        if taken:
-            batch = _checked(taken, topic, partition, start, stop)
+            envelopes, size = _take_values(values, limit)
+        if envelopes:
+            batch = _decode_checked(envelopes, topic, partition, start, stop)
             start = int(batch.offsets[-1]) + 1
             yield batch
         if size < limit:
@@ -44,27 +44,27 @@ def decoded(
         left -= size
 
 
-def _taken(values: Iterator[bytes], limit: int) -> tuple[list[bytes], int]:
-    """The next values until they have `limit` bytes, and their bytes: fewer only at the end."""
-    taken: list[bytes] = []
+def _take_values(values: Iterator[bytes], limit: int) -> tuple[list[bytes], int]:
+    """Return the next values, up to `limit` bytes, and their size, which is below `limit` only at the end."""
+    envelopes: list[bytes] = []
     size = 0
     for value in values:
-        taken.append(value)
+        envelopes.append(value)
         size += len(value)
         if size >= limit:
             break
-    return taken, size
+    return envelopes, size
 
 
 def read(
     store: RocksStore, topic: str, partition: int, start: int, stop: int, max_bytes: int
 ) -> list[tuple[int, Columns]]:
-    """Runs of consecutive records of [start, stop), each with its first offset. Damage is an error if it is in the
-    first batch.
+    """Return runs of consecutive records of [start, stop), each with its first offset. Raises `CorruptBatch` only if
+    the first batch is damaged.
     """
     found: list[tuple[int, Columns]] = []
     try:
-        for batch in decoded(store, topic, partition, start, stop, max_bytes):
+        for batch in decode_batches(store, topic, partition, start, stop, max_bytes):
             found += batch.runs()
     except CorruptBatch:
         if not found:
@@ -72,33 +72,31 @@ def read(
     return found
 
 
-def fixed_from(
+def headers_from(
     store: RocksStore, topic: str, partition: int, state: PartitionState, offset: int, limit: int
-) -> list[Fixed]:
-    """The numbers of up to `limit` records from `offset` on."""
+) -> list[EnvelopeHeader]:
+    """Return the headers of up to `limit` records from `offset` on."""
     start = max(offset, state.log_start_offset)
     entries = store.items(
         LOGS, record_key(topic, partition, start), record_key(topic, partition, state.next_offset), limit
     )
-    return [fixed_of(value) for _, value in entries]
+    return [decode_header(value) for _, value in entries]
 
 
 def first_at_time(
     store: RocksStore, topic: str, partition: int, state: PartitionState, timestamp_ms: int, by: TimestampType
 ) -> int:
-    """The first offset whose time, as a running maximum, is at or after this; the next offset if there is none."""
+    """Return the first offset whose time, as a running maximum, is at or after this time; else the next offset."""
     if by is TimestampType.APPEND:
-        return _first(store, topic, partition, state, lambda fixed: fixed.append_ms >= timestamp_ms)
-    return _first(store, topic, partition, state, lambda fixed: fixed.newest_ms >= timestamp_ms)
+        return _first(store, topic, partition, state, lambda header: header.append_ms >= timestamp_ms)
+    return _first(store, topic, partition, state, lambda header: header.newest_ms >= timestamp_ms)
 
 
 def first_within_bytes(store: RocksStore, topic: str, partition: int, state: PartitionState, max_bytes: int) -> int:
-    """The first offset to be kept so that what is left is `max_bytes` or just more; the log start if there are
-    fewer.
-    """
+    """Return the highest offset from which the records have at least `max_bytes`; the log start if all have fewer."""
     if not state.has_gaps:
         bytes_before = state.position - max_bytes
-        return _first(store, topic, partition, state, lambda fixed: fixed.position + fixed.length > bytes_before)
+        return _first(store, topic, partition, state, lambda header: header.position + header.length > bytes_before)
     start, first, size = record_key(topic, partition, state.log_start_offset), state.next_offset, 0
     while page := store.items(LOGS, start, record_key(topic, partition, first), _PAGE, backwards=True):
         for key, value in page:
@@ -109,7 +107,7 @@ def first_within_bytes(store: RocksStore, topic: str, partition: int, state: Par
 
 
 def bytes_below(store: RocksStore, topic: str, partition: int, state: PartitionState, offset: int) -> int:
-    """Bytes of the records that are there below `offset`."""
+    """Return the bytes of the records below `offset`."""
     low, high = record_key(topic, partition, state.log_start_offset), record_key(topic, partition, offset)
     if state.has_gaps:
         with store.using("read"):
@@ -118,15 +116,15 @@ def bytes_below(store: RocksStore, topic: str, partition: int, state: PartitionS
     if not first:
         return 0
     above = store.items(LOGS, high, record_key(topic, partition, state.next_offset), 1)
-    end = fixed_of(above[0][1]).position if above else state.position
-    return end - fixed_of(first[0][1]).position
+    end = decode_header(above[0][1]).position if above else state.position
+    return end - decode_header(first[0][1]).position
 
 
 def _first(
-    store: RocksStore, topic: str, partition: int, state: PartitionState, is_found: Callable[[Fixed], bool]
+    store: RocksStore, topic: str, partition: int, state: PartitionState, is_found: Callable[[EnvelopeHeader], bool]
 ) -> int:
-    """The first offset whose record passes a test that all records above it pass, too; the next offset if there is
-    none.
+    """Return the first offset whose record passes the test, by bisection: all later records pass it, too. Without any,
+    return the next offset.
     """
     low, high = state.bounds
     found = high
@@ -136,23 +134,22 @@ def _first(
         if not entries:
             high = middle
             continue
-        fixed = fixed_of(entries[0][1])
-        if is_found(fixed):
-            found, high = fixed.offset, middle
+        header = decode_header(entries[0][1])
+        if is_found(header):
+            found, high = header.offset, middle
         else:
-            low = fixed.offset + 1
+            low = header.offset + 1
     return found
 
 
-def _checked(envelopes: list[bytes], topic: str, partition: int, start: int, stop: int) -> Decoded:
+def _decode_checked(envelopes: list[bytes], topic: str, partition: int, start: int, stop: int) -> DecodedRecords:
     try:
         batch = decode(envelopes)
     except CorruptBatch as error:
         raise CorruptBatch(f"records of {topic}/{partition} from offset {start} on are damaged: {error}") from error
     if not start <= int(batch.offsets[0]) <= int(batch.offsets[-1]) < stop:
         raise CorruptBatch(
-            f"entries of {topic}/{partition} say that they are offsets {batch.offsets[0]} to {batch.offsets[-1]}, "
-            "outside "
-            f"of the {start} to {stop - 1} that they lie under"
+            f"entries under offsets {start} to {stop - 1} of {topic}/{partition} say that they are offsets "
+            f"{batch.offsets[0]} to {batch.offsets[-1]}"
         )
     return batch

@@ -1,4 +1,4 @@
-"""Appends that commit together, with whatever else is to be in the same WriteBatch: rows, counters, an outbox."""
+"""Appends that commit together, with whatever else belongs into the same WriteBatch: rows, counters, an outbox."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from llog.engines.rocksdb.envelope import Cells, Times, check_records, encode
 from llog.engines.rocksdb.keys import COUNTERS, LOGS, counter_key, record_keys
 from llog.engines.rocksdb.partition_state import PartitionState, encode_state
 from llog.engines.rocksdb.waiters import Partition
-from llog.log.producers import Appended, Producer, check_producer, find_repeated, remembered
+from llog.log.producers import Producer, RememberedAppend, check_producer, find_repeated, remember
 
 if TYPE_CHECKING:
     from llog.engines.rocksdb.logs import RocksLogs
 
 
 class StagedAppend(NamedTuple):
-    """The offsets that the records will have, or had before if this append is a repeated one."""
+    """The offsets that the records will have; if the append is repeated, those that they got the first time."""
 
     start: int
     end: int
     repeated: bool
 
 
-class Staged:
-    """Appends that become one WriteBatch, with what others add to `changes`. Holds the store's mutex within `with`: one
-    thread's.
+class StagedWrites:
+    """Collects appends, and what callers add to `changes`, into one WriteBatch. Its context holds the store's mutex, so
+    one thread must use it.
     """
 
     def __init__(self, logs: RocksLogs) -> None:
@@ -36,7 +36,7 @@ class Staged:
         self._new: dict[Partition, PartitionState] = {}
         self.changes = logs.store.changes()
 
-    def __enter__(self) -> Staged:
+    def __enter__(self) -> StagedWrites:
         self._store.mutex.acquire()
         return self
 
@@ -58,11 +58,11 @@ class Staged:
         producer: Producer | None = None,
         what: str,
     ) -> StagedAppend:
-        """Adds these records to the end of a partition, with the append time `now_ms`, or that of the append before if
-        it is later.
+        """Stage these records for the end of a partition. Their append time is `now_ms`, or that of the previous append
+        if that is later.
 
-        Headers are encoded (`encode_headers`), b"" for none; a timestamp of None is the append time. Nothing is staged
-        if it raises.
+        Headers are encoded (`encode_headers`), b"" for none; a timestamp of None is the append time. If this raises,
+        nothing is staged.
         """
         check_records(values, keys, headers, timestamps)
         state = self._new.get((directory, partition)) or self._logs.state(directory, partition, what)
@@ -85,8 +85,8 @@ class Staged:
         )
         producers, evicted_through = state.producers, state.evicted_through
         if producer is not None:
-            appended = Appended(producer.sequence, start, end)
-            producers, evicted_through = remembered(producers, evicted_through, producer.id, appended, append_ms)
+            appended = RememberedAppend(producer.sequence, start, end)
+            producers, evicted_through = remember(producers, evicted_through, producer.id, appended, append_ms)
         self.changes.put_all(LOGS, record_keys(directory, partition, range(start, end + 1)), encoded.envelopes)
         self._new[directory, partition] = msgspec.structs.replace(
             state,
@@ -100,8 +100,8 @@ class Staged:
         return StagedAppend(start, end, False)
 
     def commit(self, *, sync: bool = True) -> None:
-        """Writes all of it or nothing, once. Then it can be read, and those who wait are woken; with `sync`, it
-        survives a power cut.
+        """Write all of it or nothing; call it once. Then the records can be read, and waiting readers are woken. With
+        `sync`, they survive a power cut.
         """
         for (directory, partition), state in self._new.items():
             self.changes.put(COUNTERS, counter_key(directory, partition), encode_state(state))

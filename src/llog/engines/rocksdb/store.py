@@ -1,8 +1,8 @@
-"""One RocksDB, owned by one process: column families, atomic changes across them, and scans. Blocking; any thread may
-call.
+"""One RocksDB, owned by one process: column families, atomic changes across them, and scans. All calls block, and any
+thread may make them.
 
 A read-modify-write holds `mutex`. Changes are applied as a whole or not at all, and survive a crash of this process;
-those with `sync` a power cut, too.
+with `sync`, also a power cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REOPEN_PAUSE_S: Final = 0.05
 
 
 class Changes:
-    """What is to be written together. `StoreUnavailable` once the store is closed."""
+    """Changes to be written together. Methods raise `StoreUnavailable` once the store is closed."""
 
     def __init__(self, store: RocksStore) -> None:
         self._handle = store.handle
@@ -51,7 +51,7 @@ class Changes:
         self.batch.delete(key, self._handle(family))
 
     def delete_range(self, family: str, start: bytes, stop: bytes) -> None:
-        """Every key in [start, stop)."""
+        """Delete every key in [start, stop)."""
         self.batch.delete_range(start, stop, self._handle(family))
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Changes:
 
 
 class RocksStore:
-    """Open until `close`. `LogOwned` from `open` if another process, or another instance here, has it."""
+    """Open until `close`; `open` raises `LogOwned` if another process, or another instance here, has it open."""
 
     def __init__(self, directory: Path, address: str | None = None) -> None:
         self.directory = directory
@@ -68,8 +68,8 @@ class RocksStore:
         self._handles: dict[str, Any] = {}
         self._families: dict[str, Any] = {}
         self._failed_after: int | None = None
-        """Since a write failed, the number of the last one that did not. RocksDB takes no more until it is opened
-        again.
+        """After a failed write, the sequence number of the last write that succeeded. RocksDB takes no more writes
+        until it is reopened.
         """
         with self.using("open"):
             make_directory(directory)
@@ -85,20 +85,22 @@ class RocksStore:
 
     @classmethod
     def open(cls, directory: Path, *, address: str | None = None) -> RocksStore:
-        """`address` is where others reach this process, if it is a broker: the refusal of those who come later has
-        it.
+        """Open or create the RocksDB. `address` is where others reach this process, if it is a broker: their `LogOwned`
+        errors name it.
         """
         return cls(directory.absolute(), address)
 
     def handle(self, family: str) -> Any:
-        """What RocksDB calls it."""
-        return self._now(self._handles, family)
+        """Return RocksDB's handle of a column family."""
+        return self._get_open(self._handles, family)
 
     def _family(self, family: str) -> Any:
-        return self._now(self._families, family)
+        return self._get_open(self._families, family)
 
-    def _now(self, opened: dict[str, Any], family: str) -> Any:
-        """There is none once it is closed, nor for a moment while RocksDB is opened again, or longer if that fails."""
+    def _get_open(self, opened: dict[str, Any], family: str) -> Any:
+        """Return the open family or handle. There is none after `close`, nor while RocksDB is being reopened, or if
+        that failed.
+        """
         found = opened.get(family)
         if found is None:
             self._recover()
@@ -113,14 +115,16 @@ class RocksStore:
             return found
 
     def get_all(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of these keys, in their order."""
+        """Return the values of these keys, in their order."""
         with self.using("read"):
             return list(self._family(family).get(list(keys))) if keys else []
 
     def items(
         self, family: str, start: bytes, stop: bytes, limit: int | None = None, *, backwards: bool = False
     ) -> list[tuple[bytes, bytes]]:
-        """Entries of [start, stop) in order, at most `limit`. Backwards: the last ones, the highest first."""
+        """Return the entries of [start, stop) in order, at most `limit`; with `backwards`, the last ones, highest
+        first.
+        """
         found: list[tuple[bytes, bytes]] = []
         if limit is not None and limit <= 0:
             return found
@@ -147,16 +151,16 @@ class RocksStore:
             return found
 
     def values(self, family: str, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """The values of [start, stop) in order, one by one, as they are when it begins. For use within `using`.
+        """Yield the values of [start, stop) in order, as of the first one. Call it within `using`.
 
-        Damage looks like the end: who gets fewer than there should be asks `check_none`.
+        Damage looks like the end: a caller that gets fewer than it expects must call `check_none`.
         """
         options = rocksdict.ReadOptions()  # RocksDB reads the bound in it as long as the iterator is used
         options.set_iterate_upper_bound(stop)
         yield from self._family(family).values(False, start, options)
 
     def check_none(self, family: str, start: bytes, stop: bytes) -> None:
-        """After `values` came to its end before `start`: `CorruptBatch` if that was damage."""
+        """Raise `CorruptBatch` if `values` ended before `start` because of damage."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(stop)
         with self.using("read"):
@@ -165,8 +169,8 @@ class RocksStore:
             iterator.status()
 
     def is_empty(self, family: str, first: bytes, last: bytes) -> bool:
-        """Whether there is no key from `first` to `last`, both included. False, too, if what was deleted there makes it
-        long to tell.
+        """Whether no key lies between `first` and `last`, both included. Also False if many deleted keys there would
+        make the answer slow.
         """
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(last + b"\0")
@@ -185,14 +189,14 @@ class RocksStore:
             return True
 
     def below(self, family: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries whose keys start with `prefix`: for those that are few."""
+        """Return all entries whose keys start with `prefix`, which should be few."""
         return self.items(family, prefix, after(prefix))
 
     def changes(self) -> Changes:
         return Changes(self)
 
     def write(self, changes: Changes, *, sync: bool) -> None:
-        """All of it or nothing; `StoreUnavailable` if it cannot be."""
+        """Write all of the changes or, raising `StoreUnavailable`, none."""
         with self.mutex, self.using("write to"):
             self._file.check()
             if self._failed_after is not None:
@@ -207,41 +211,37 @@ class RocksStore:
                 raise
 
     def _recover(self) -> None:
-        """Opens RocksDB again after a write has failed. Not before there is space: until then, what is there can be
-        read.
-        """
+        """Reopen RocksDB after a failed write, once the disk has space. Until then, it can still be read."""
         with self.mutex, self.using("open"):
             if self._failed_after is None:
                 return
             self._file.check()
             check_writable(self.directory)
-            self._let_go()
+            self._close_db()
             for attempt in range(_REOPEN_ATTEMPTS):
                 if attempt:
                     time.sleep(_REOPEN_PAUSE_S)
                 try:
                     self._open()
                     break
-                except Exception as error:  # readers that are on their way have the old one open
+                except Exception as error:  # reads under way still have the old instance open
                     if "lock hold by current process" not in str(error) or attempt == _REOPEN_ATTEMPTS - 1:
                         raise
             if self._db.latest_sequence_number() != self._failed_after:
                 raise StoreUnavailable(
-                    f"the RocksDB in {self.directory} is not as it was when a write failed, which may have been "
-                    "done after all: restart"
+                    f"the RocksDB in {self.directory} has changed since a write failed, which may have succeeded "
+                    "after all: restart this process"
                 )
             self._failed_after = None
 
     def check(self) -> None:
-        """`StoreUnavailable` if a write would fail."""
+        """Raise `StoreUnavailable` if a write would fail."""
         with self.using("write to"):
             self._file.check()
             check_writable(self.directory)
 
     def reclaim(self, family: str, start: bytes, stop: bytes) -> None:
-        """Rewrites the files of [start, stop), so that what was deleted there takes no space, and no time to be passed
-        over.
-        """
+        """Rewrite the files of [start, stop), so that deleted keys take no space and slow down no scan."""
         with self.using("compact"):
             self._family(family).compact_range(start, stop)
 
@@ -254,12 +254,12 @@ class RocksStore:
                 if self._failed_after is None:
                     self._db.flush_wal(True)
             except Exception as error:
-                explained = _explained(error, "close", self.directory)
-                if explained is None:
+                translated = _to_llog_error(error, "close", self.directory)
+                if translated is None:
                     raise
-                raise explained from error
+                raise translated from error
             finally:
-                self._let_go()
+                self._close_db()
                 os.close(self._lock)
 
     def _open(self) -> None:
@@ -270,14 +270,14 @@ class RocksStore:
             self._handles[name] = self._db.get_column_family_handle(name)
             self._families[name] = self._db.get_column_family(name)
 
-    def _let_go(self) -> None:
+    def _close_db(self) -> None:
         self._families.clear()
         self._handles.clear()
-        with suppress(Exception):  # after a failed write it says so once more; what was acknowledged is synced
+        with suppress(Exception):  # after a failed write, it raises once more; acknowledged changes are synced
             self._db.close()
 
     def _check_end(self, family: str, last: bytes, *, backwards: bool = False) -> None:
-        """Where an iterator came to its end: it does so, without a word, at damage, too."""
+        """Raise if an iterator ended at `last` because of damage, where it stops silently."""
         iterator = self._family(family).iter()
         if backwards:
             iterator.seek_for_prev(last)
@@ -290,7 +290,7 @@ class RocksStore:
         iterator.status()
 
     def using(self, doing: str) -> AbstractContextManager[None]:
-        """Explains what goes wrong; `StoreUnavailable` once it is closed."""
+        """Return a context that raises RocksDB's errors as llog's, and `StoreUnavailable` once the store is closed."""
         return _Use(self, doing)
 
     def closed_error(self) -> StoreUnavailable:
@@ -306,7 +306,7 @@ def _options() -> rocksdict.Options:
 
 
 class _Use:
-    """Not made of a generator: that costs as much as a look into RocksDB does."""
+    """A class, because a generator's context manager would cost as much as a lookup in RocksDB."""
 
     __slots__ = ("_doing", "_store")
 
@@ -323,19 +323,19 @@ class _Use:
     ) -> None:
         if error is None:
             return
-        explained = _explained(error, self._doing, self._store.directory)
-        if explained is not None:
-            raise explained from error
+        translated = _to_llog_error(error, self._doing, self._store.directory)
+        if translated is not None:
+            raise translated from error
 
 
-def _explained(error: BaseException, doing: str, directory: Path) -> LlogError | None:
-    """What RocksDB and the operating system say, as an error that names the directory and what to do; None if it is not
-    theirs.
+def _to_llog_error(error: BaseException, doing: str, directory: Path) -> LlogError | None:
+    """Return an error of RocksDB or the operating system as one that names the directory and the remedy; None for other
+    errors.
     """
     if isinstance(error, OSError):
         return StoreUnavailable(f"cannot {doing} {directory} ({error.strerror or error}): check its file system")
     if type(error) is Exception and str(error).startswith("Corruption"):
-        return CorruptBatch(f"the RocksDB in {directory} is damaged: {error}. Bring the directory back from a copy")
+        return CorruptBatch(f"the RocksDB in {directory} is damaged: {error}. Restore the directory from a copy")
     if type(error) is Exception or isinstance(error, rocksdict.DbClosedError):
         return StoreUnavailable(
             f"cannot {doing} the RocksDB in {directory}: {error}. Check its disk, and that the directory is llog's"

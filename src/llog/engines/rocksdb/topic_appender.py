@@ -8,29 +8,29 @@ from weakref import WeakValueDictionary
 
 from llog.batch.columns import Columns
 from llog.engines.checks import check_keys, checked_columns
-from llog.engines.port import AppendResult, CleanResult, Group, RetentionResult
-from llog.engines.rocksdb.open_rocks import OpenRocks
+from llog.engines.fifo_gate import FifoGate
+from llog.engines.rocksdb.handle import RocksHandle
 from llog.engines.rocksdb.topics import RocksTopics
-from llog.engines.turnstile import Line
 from llog.errors import InvalidArgument, LlogError
+from llog.log.engine import AppendGroup, AppendResult, CleanResult, RetentionResult
 from llog.log.log import Log
 from llog.log.records import Cleanup
 from llog.model import TopicPartition
 
 
 class RocksAppender:
-    """`LogOwned` if another process owns the RocksDB."""
+    """Calls raise `LogOwned` if another process owns the RocksDB."""
 
-    def __init__(self, log: Log, rocks: OpenRocks | None, append_bytes_max: int = 256 << 20) -> None:
+    def __init__(self, log: Log, rocks: RocksHandle | None, append_bytes_max: int = 256 << 20) -> None:
         self._append_bytes_max = append_bytes_max
         self._topics = RocksTopics(log, rocks)
-        self._lines: WeakValueDictionary[TopicPartition, Line] = WeakValueDictionary()
-        """Of those who are on their way."""
+        self._gates: WeakValueDictionary[TopicPartition, FifoGate] = WeakValueDictionary()
+        """The gates of appends under way."""
 
-    async def append(self, groups: Sequence[Group]) -> list[AppendResult | LlogError]:
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]:
         columns = checked_columns(groups, self._append_bytes_max)
-        # As tasks, even if it is a single one: they begin in the order of the calls.
-        return list(await asyncio.gather(*map(self._settled, groups, columns)))
+        # `gather` makes tasks, even of a single group: tasks start in the order of the calls.
+        return list(await asyncio.gather(*map(self._append_group, groups, columns)))
 
     async def trim(self, tp: TopicPartition, before_offset: int) -> RetentionResult:
         topic, logs = await self._topics.find(tp)
@@ -51,9 +51,9 @@ class RocksAppender:
         )
 
     async def clean(self, tp: TopicPartition, *, force: bool = False) -> CleanResult:
-        """Key compaction: of each key, the newest record stays. `InvalidArgument` if the topic is not to be compacted.
+        """Compact by key: the newest record of each key stays. Raises `InvalidArgument` if the topic keeps all records.
 
-        What is not worth it yet is left alone, unless with `force`.
+        Without `force`, a partition with few new records is left alone.
         """
         topic, logs = await self._topics.find(tp)
         if topic.cleanup is not Cleanup.COMPACT:
@@ -74,11 +74,11 @@ class RocksAppender:
             bytes_after=done.bytes_after,
         )
 
-    async def _settled(self, group: Group, columns: Columns) -> AppendResult | LlogError:
+    async def _append_group(self, group: AppendGroup, columns: Columns) -> AppendResult | LlogError:
         tp = TopicPartition(group.topic, group.partition)
         try:
-            line = self._lines.setdefault(tp, Line())
-            topic, _ = await line.through(lambda: self._topics.known(tp), lambda: self._topics.find(tp))
+            gate = self._gates.setdefault(tp, FifoGate())
+            topic, _ = await gate.enter(lambda: self._topics.find_cached(tp), lambda: self._topics.find(tp))
             check_keys(topic, columns)
             start, end, repeated = await self._topics.rocks.append(topic.directory, tp, columns, group.producer)
         except LlogError as error:

@@ -1,5 +1,5 @@
-"""Verification of a partition in RocksDB: every record can be read, and none is missing but those that key compaction
-took.
+"""Verifies a partition in RocksDB: every record can be read, and none is missing except those that key compaction
+removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from llog.engines.rocksdb.envelope import decode
 from llog.engines.rocksdb.keys import LOGS, offset_of, record_key
-from llog.engines.rocksdb.topics import Kept, RocksTopics
+from llog.engines.rocksdb.topics import RocksTopic, RocksTopics
 from llog.errors import CorruptBatch
 from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
 from llog.model import FIRST_OFFSET, TopicPartition
@@ -23,12 +23,12 @@ async def verify(topics: RocksTopics, tp: TopicPartition, progress: Callable[[in
 
 
 class _Walk:
-    """Blocking, for a thread: a page of records is in memory at a time."""
+    """Blocks, so it needs a thread; holds one page of records in memory at a time."""
 
-    def __init__(self, tp: TopicPartition, kept: Kept, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, tp: TopicPartition, topic: RocksTopic, progress: Callable[[int], None] | None) -> None:
         self._tp = tp
-        self._directory = kept.topic.directory
-        self._logs = kept.logs
+        self._directory = topic.topic.directory
+        self._logs = topic.logs
         self._progress = progress
         self._found = Findings(tp)
         self._expected = FIRST_OFFSET
@@ -43,17 +43,17 @@ class _Walk:
             self._visit_all(page)
             if self._progress is not None:
                 self._progress(self._found.records)
-        self._missing(stop)
+        self._report_missing(stop)
         return self._found.report()
 
     def _page(self, end: bytes) -> list[tuple[bytes, bytes]]:
-        """From the first record on that RocksDB can read; those before it are told of."""
+        """Return the next page, from the first record that RocksDB can read; report the records before it."""
         store = self._logs.store
         while (key := record_key(self._directory, self._tp.partition, self._expected)) < end:
             try:
                 return store.items(LOGS, key, end, _PAGE)
             except CorruptBatch:
-                pass  # somewhere in this page: one by one
+                pass  # some record of this page: try one at a time
             try:
                 value = store.get(LOGS, key)
             except CorruptBatch as error:
@@ -61,7 +61,7 @@ class _Walk:
             else:
                 if value is not None:
                     return [(key, value)]
-                self._missing(self._expected + 1)
+                self._report_missing(self._expected + 1)
             self._expected += 1
         return []
 
@@ -74,7 +74,7 @@ class _Walk:
                     self._visit([entry])
                 except CorruptBatch as error:
                     offset = offset_of(entry[0])
-                    self._missing(offset)
+                    self._report_missing(offset)
                     self._report(ProblemKind.CORRUPT, offset, offset, str(error))
                     self._expected = offset + 1
 
@@ -86,7 +86,7 @@ class _Walk:
         if offsets[-1] - self._expected == len(offsets) - 1:
             self._expected = offsets[-1] + 1
         for offset in offsets if self._expected <= offsets[-1] else ():
-            self._missing(offset)
+            self._report_missing(offset)
             self._expected = offset + 1
         self._check_times(offsets[0], offsets[-1], batch.append_ms.tolist(), batch.newest_ms.tolist())
         self._found.records += len(offsets)
@@ -96,21 +96,21 @@ class _Walk:
     def _check_times(self, start: int, end: int, append_ms: list[int], newest_ms: list[int]) -> None:
         times = [self._newest, *zip(append_ms, newest_ms, strict=True)]
         if times != sorted(times) or newest_ms != sorted(newest_ms) or newest_ms[0] < self._newest[1]:
-            detail = "append times or running maxima go back: lookups by time go wrong"
+            detail = "append times or running maxima decrease: lookups by time go wrong"
             self._report(ProblemKind.TIME_ORDER, start, end, detail)
         self._newest = max(self._newest[0], *append_ms), max(self._newest[1], *newest_ms)
 
-    def _missing(self, before: int) -> None:
-        """Tells of what is missing below `before`, unless it was compacted, which the last record never is, or trimmed
-        meanwhile.
+    def _report_missing(self, before: int) -> None:
+        """Report the offsets missing below `before`, unless they were compacted, which the last record never is, or
+        trimmed meanwhile.
         """
         if self._expected >= before:
             return
-        with self._logs.store.mutex:  # whoever removes records says so before it lets go of this
+        with self._logs.store.mutex:  # a removal of records updates the state before it releases the mutex
             state = self._logs.state(self._directory, self._tp.partition, str(self._tp))
         start = max(self._expected, state.log_start_offset)
         if start < before and not (state.has_gaps and before < state.next_offset):
-            self._report(ProblemKind.GAP, start, before - 1, f"nothing is there in {self._logs.store.directory}")
+            self._report(ProblemKind.GAP, start, before - 1, f"{self._logs.store.directory} has no records there")
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:
         self._found.add(Problem(kind=kind, start_offset=start_offset, end_offset=end_offset, detail=detail))

@@ -1,4 +1,4 @@
-"""Those who wait for a partition on event loops, and are woken from any thread."""
+"""Events on which tasks of any event loop wait for a partition, set from any thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 Partition = tuple[str, int]
-"""The topic's directory, and the number."""
+"""The topic's directory, and the number of the partition."""
 
 
 class Waiters:
@@ -17,8 +17,8 @@ class Waiters:
         self._events: dict[Partition, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
 
     @contextmanager
-    def waiting(self, partition: Partition) -> Iterator[asyncio.Event]:
-        """An event of the running loop, which every waking sets."""
+    def register(self, partition: Partition) -> Iterator[asyncio.Event]:
+        """Yield an event of the running loop, which every `wake` of the partition sets."""
         waiter = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._events.setdefault(partition, []).append(waiter)
@@ -32,7 +32,7 @@ class Waiters:
                     del self._events[partition]
 
     def wake(self, partitions: Iterable[Partition]) -> None:
-        if not self._events:  # one who comes now looks at the partition after this
+        if not self._events:  # a waiter that registers now reads the partition afterwards
             return
         with self._lock:
             waiters = [waiter for partition in partitions for waiter in self._events.get(partition, ())]
@@ -40,7 +40,7 @@ class Waiters:
             try:
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:
-                pass  # its loop is closed: nobody waits there any more
+                pass  # the waiter's loop is closed
 
     def wake_where(self, is_meant: Callable[[Partition], bool]) -> None:
         with self._lock:

@@ -1,5 +1,5 @@
-"""Known ways to break the shipped code, which the simulation must find within a hundred seeds: `llog simulate --mutate
-NAME`.
+"""Known ways to break the shipped code, which the simulation must find within a hundred seeds (`llog simulate --mutate
+NAME`).
 """
 
 from __future__ import annotations

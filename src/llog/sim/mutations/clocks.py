@@ -47,7 +47,7 @@ def judge_by_its_age_what_is_stamped_below_a_ceiling(patch: Patch) -> None:
 
 
 def leave_the_bounds_where_a_clock_has_set_them(patch: Patch) -> None:
-    patch.setattr(clock_repair, "lowered", lambda record, present_ms: record)
+    patch.setattr(clock_repair, "lower_bounds", lambda record, present_ms: record)
 
 
 CLOCK_MUTATIONS: Final = (

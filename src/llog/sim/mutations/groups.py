@@ -9,14 +9,14 @@ import msgspec
 
 from llog.cdc import relay
 from llog.cdc.outbox import Cut
-from llog.engines.port import Bounds
 from llog.errors import VersionMismatch
-from llog.groups import assignment, claims, groups
+from llog.groups import assignment, claims
+from llog.groups.group_partition import Decision, GroupPartition
 from llog.groups.records import Claim, GroupRecord, Members
-from llog.groups.store import GroupKey, MetaGroups
+from llog.groups.store import GroupKey, MetaGroupStore
+from llog.log.engine import Bounds
 from llog.log.keys import group_key
 from llog.log.producers import Producer
-from llog.model import TopicPartition
 from llog.sim import consumers, outbox
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import jumping_members, lossy_groups
@@ -105,74 +105,74 @@ def claims_of_a_clock_that_was_ahead_are_held(patch: Patch) -> None:
 
 
 def the_first_position_is_not_stored(patch: Patch) -> None:
-    async def begin(self: groups.Groups, group: str, tp: TopicPartition, offset: int, **_: object) -> int:
+    async def begin(self: GroupPartition, offset: int, **_: object) -> int:
         return offset
 
-    patch.setattr(groups.Groups, "begin", begin)
+    patch.setattr(GroupPartition, "begin", begin)
 
 
 def the_first_position_is_put_over_that_of_others(patch: Patch) -> None:
-    shipped = groups.Groups._change
+    shipped = GroupPartition._change
 
-    async def change(self: groups.Groups, home: groups.Home, decide: groups.Decision) -> GroupRecord | None:
+    async def change(self: GroupPartition, decide: Decision) -> GroupRecord | None:
         first = decide(None) if "begin" in decide.__qualname__ else None
-        return await shipped(self, home, decide if first is None else lambda _: first)
+        return await shipped(self, decide if first is None else lambda _: first)
 
-    patch.setattr(groups.Groups, "_change", change)
+    patch.setattr(GroupPartition, "_change", change)
 
 
 def an_ack_beyond_the_end_is_accepted(patch: Patch) -> None:
     async def reached(*_: object) -> None:
         pass
 
-    patch.setattr(groups.Groups, "_check_reached", reached)
+    patch.setattr(GroupPartition, "_check_reached", reached)
 
 
 def a_claim_is_delivered_although_its_swap_failed(patch: Patch) -> None:
-    shipped = MetaGroups.put
+    shipped = MetaGroupStore.put
 
-    async def put(self: MetaGroups, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+    async def put(self: MetaGroupStore, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
         try:
             await shipped(self, key, record, expected=expected, durable=durable)
         except VersionMismatch:
             pass
 
-    patch.setattr(MetaGroups, "put", put)
+    patch.setattr(MetaGroupStore, "put", put)
 
 
 def records_are_put_unconditionally(patch: Patch) -> None:
-    async def put(self: MetaGroups, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
+    async def put(self: MetaGroupStore, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
         await self._meta.put(group_key(*key), msgspec.json.encode(record))
 
-    patch.setattr(MetaGroups, "put", put)
+    patch.setattr(MetaGroupStore, "put", put)
 
 
 def a_stale_generation_is_served(patch: Patch) -> None:
-    def served(home: groups.Home, record: GroupRecord, generation: int) -> GroupRecord:
+    def in_generation(self: GroupPartition, record: GroupRecord, generation: int) -> GroupRecord:
         return msgspec.structs.replace(record, generation=max(record.generation, generation))
 
-    patch.setattr(groups, "_served", served)
+    patch.setattr(GroupPartition, "_in_generation", in_generation)
 
 
 def whoever_had_the_partition_may_acknowledge(patch: Patch) -> None:
-    async def generation(self: groups.Groups, home: groups.Home, member: str) -> int:
-        return (await self.assignments.members(home.key.group, home.topic)).generation
+    async def generation(self: GroupPartition, member: str) -> int:
+        return (await self._assignments.members(self._key.group, self.topic)).generation
 
-    patch.setattr(groups.Groups, "_generation_of_holder", generation)
+    patch.setattr(GroupPartition, "_generation_of_holder", generation)
 
 
 def members_come_and_go_within_a_generation(patch: Patch) -> None:
-    shipped = assignment._renewed
+    shipped = assignment._renew_member
 
     def renewed(old: Members, member: str, now_ms: int, session_ms: int) -> Members:
         new = shipped(old, member, now_ms, session_ms)
         return msgspec.structs.replace(new, generation=max(old.generation, 1))
 
-    patch.setattr(assignment, "_renewed", renewed)
+    patch.setattr(assignment, "_renew_member", renewed)
 
 
 def a_member_keeps_its_name_after_a_failed_consume(patch: Patch) -> None:
-    patch.setattr(consumers.Member, "failed", lambda self: None)
+    patch.setattr(consumers.Member, "take_new_name", lambda self: None)
 
 
 def a_cut_is_not_durable(patch: Patch) -> None:
@@ -192,7 +192,7 @@ def a_cut_is_not_put(patch: Patch) -> None:
 
 
 def the_relay_forgets_its_sequence(patch: Patch) -> None:
-    """A producer of another name for each attempt: the partition cannot tell that it has the batch."""
+    """A producer of another name for each attempt: so the partition does not recognise the batch."""
     made = 0
 
     def producer(*, id: str, sequence: int, since: int) -> Producer:

@@ -36,7 +36,7 @@ def own_by_an_old_lease(patch: Patch) -> None:
     async def unconfirmed(store: MetaStore, read: Callable[[], Awaitable[T]]) -> T:
         return await read()
 
-    patch.setattr(owners, "confirmed", unconfirmed)
+    patch.setattr(owners, "read_confirmed", unconfirmed)
 
 
 def make_a_second_home(patch: Patch) -> None:

@@ -14,18 +14,18 @@ from llog.engines.object import collector, sink, writer
 from llog.engines.object.clocks import Window
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
-from llog.engines.object.compaction.plan import Crumb
+from llog.engines.object.compaction.plan import Breadcrumb
 from llog.engines.object.gaps import Gaps
 from llog.engines.object.repair import index as repair
 from llog.engines.object.repair.candidates import Candidate, fills
-from llog.engines.port import AppendResult
 from llog.errors import VersionMismatch
+from llog.log.engine import AppendResult
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import Compaction, Control, Cursor, IndexEntry, Manifest, Pending, decode, encode
+from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Manifest, Pending, decode, encode
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks, snapshots
-from llog.stores.meta import Entry, Put, scan
+from llog.stores.meta import MetaEntry, Put, scan
 
 
 def skip_the_index_entry_of_the_append_before(patch: Patch) -> None:
@@ -45,9 +45,11 @@ def put_the_index_entry_unconditionally(patch: Patch) -> None:
 def delete_the_lower_keys_before_the_compacted_one_is_there(patch: Patch) -> None:
     shipped = compaction._publish
 
-    async def delete_first(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-        await log.meta.delete_range(keys.entry(crumb.record.start_offset), keys.entry(crumb.record.end_offset))
-        return await shipped(log, keys, crumb)
+    async def delete_first(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
+        await log.meta.delete_range(
+            keys.entry(breadcrumb.record.start_offset), keys.entry(breadcrumb.record.end_offset)
+        )
+        return await shipped(log, keys, breadcrumb)
 
     patch.setattr(compaction, "_publish", delete_first)
 
@@ -55,32 +57,35 @@ def delete_the_lower_keys_before_the_compacted_one_is_there(patch: Patch) -> Non
 def advance_the_cursor_first(patch: Patch) -> None:
     shipped = compaction._publish
 
-    async def cursor_first(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
+    async def cursor_first(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
         found = await log.meta.get(keys.cursor)
-        if found is not None and decode(Cursor, found.value, found.key).offset <= crumb.record.end_offset:
-            moved = encode(Cursor(crumb.record.end_offset + 1))
+        if (
+            found is not None
+            and decode(CompactionCursor, found.value, found.key).offset <= breadcrumb.record.end_offset
+        ):
+            moved = encode(CompactionCursor(breadcrumb.record.end_offset + 1))
             await log.meta.put(keys.cursor, moved, expected=found.version)
-        return await shipped(log, keys, crumb)
+        return await shipped(log, keys, breadcrumb)
 
     patch.setattr(compaction, "_publish", cursor_first)
 
 
 def publish_the_compacted_entry_unconditionally(patch: Patch) -> None:
-    async def publish(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-        assert crumb.record.entry is not None
-        await log.meta.put(keys.entry(crumb.record.end_offset), encode(crumb.record.entry))
+    async def publish(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
+        assert breadcrumb.record.entry is not None
+        await log.meta.put(keys.entry(breadcrumb.record.end_offset), encode(breadcrumb.record.entry))
         return True
 
     patch.setattr(compaction, "_publish", publish)
 
 
 def begin_a_compaction_without_looking_again_at_the_cursor(patch: Patch) -> None:
-    shipped = compaction.still_next
+    shipped = compaction.is_still_next
 
-    def still_next(run: Compaction, cursor: int, highest: Entry | None) -> bool:
+    def is_still_next(run: Compaction, cursor: int, highest: MetaEntry | None) -> bool:
         return shipped(run, run.start_offset, highest)
 
-    patch.setattr(compaction, "still_next", still_next)
+    patch.setattr(compaction, "is_still_next", is_still_next)
 
 
 def collect_without_raising_the_floors(patch: Patch) -> None:
@@ -161,7 +166,7 @@ def answer_before_the_commit(patch: Patch) -> None:
         copies = [copy(append) for append in appends]
         for append in appends:
             append.control = append.lane.last
-            _, appended = self._advanced(append)
+            _, appended = self._advance(append)
             append.outcome = writer._result(append.lane, appended)
         commit = asyncio.ensure_future(shipped(self, copies))
         commit.add_done_callback(lambda done: done.exception())
@@ -188,7 +193,7 @@ def take_a_request_for_done_because_one_of_its_commits_was(patch: Patch) -> None
         left = [append for append in appends if append.is_doubtful and append.outcome is None]
         if any(isinstance(self._verdict(append, append.lane.last), AppendResult) for append in left):
             for append in left:
-                append.outcome = writer._result(append.lane, self._advanced(append)[1])
+                append.outcome = writer._result(append.lane, self._advance(append)[1])
 
     patch.setattr(writer.Writer, "_look", look)
 

@@ -1,4 +1,4 @@
-"""What a mutation of the shipped code is made of: attributes that are replaced, and put back in the end."""
+"""Mutations of the shipped code: replaced attributes, which are restored at the end."""
 
 from __future__ import annotations
 
@@ -28,19 +28,17 @@ Change = Callable[[Patch], None]
 
 
 class Mutation(NamedTuple):
-    """A way to break the protocol, and the invariants (a regular expression) as whose violation it must be found."""
+    """A way to break the protocol, and a regular expression for the invariants whose violation must reveal it."""
 
     change: Change
     found_as: str
     focus: Callable[[SimPlan], SimPlan] | None = None
-    """Makes of every seed's plan one that looks for this mutation, where it takes more luck than those that are drawn
-    have.
-    """
+    """Adjusts every seed's plan to look for this mutation, if drawn plans rarely find it."""
 
 
 @contextmanager
 def mutated(mutation: Mutation) -> Iterator[None]:
-    """Runs the block with the mutation in place of the shipped code."""
+    """Run the block with the mutation in place of the shipped code."""
     patch = Patch()
     try:
         mutation.change(patch)

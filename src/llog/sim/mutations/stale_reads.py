@@ -35,7 +35,7 @@ def executors_do_not_confirm_their_reads(patch: Patch) -> None:
         return items
 
     patch.setattr(collection_tasks, "raise_floors_of", raise_floors_of)
-    patch.setattr(collection_tasks, "all_confirmed", unconfirmed)
+    patch.setattr(collection_tasks, "iterate_confirmed", unconfirmed)
 
 
 STALE_READ_MUTATIONS: Final = (

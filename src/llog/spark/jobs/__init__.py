@@ -1,3 +1,1 @@
-"""The jobs of the pipeline. Spark schedules and shuffles; what is done to a partition or a blob is what the services
-do, by their code.
-"""
+"""The jobs of the pipeline. Spark schedules and shuffles; partitions and blobs are processed by the engines' code."""

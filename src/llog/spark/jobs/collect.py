@@ -1,10 +1,9 @@
-"""Collection of unreferenced blobs as joins of DataFrames, in the order and by the rules of
-`llog.engines.object.collector`.
+"""Collects unreferenced blobs by joins of DataFrames, in the order and by the rules of `llog.engines.object.collector`.
 
-Each step is done everywhere before the next begins, so every frame that a later step relies on is materialized where it
-is made. It is a local checkpoint: should an executor be lost with a part of it, the run fails and deletes nothing,
-where a plan that is computed again would list or mark at another time than it should. A task whose reads were stale
-fails, too, and its rows with it (`llog.engines.object.collection_tasks`). Names of blobs stay on the executors.
+Each step ends everywhere before the next one begins, so every frame that a later step relies on is materialized at
+once. It is a local checkpoint: if an executor is lost with a part of it, the run fails and deletes nothing, whereas a
+plan that is computed again would list or mark at a later time than it should. A task whose reads were stale also fails,
+and its rows with it (`llog.engines.object.collection_tasks`). The names of blobs stay on the executors.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from llog.engines.object import clocks
 from llog.engines.object.clocks import Window
 from llog.engines.object.collection_tasks import (
     enumerate_partitions,
-    names_in,
-    names_in_sinks,
     raise_all_sink_floors,
     raise_floors_of,
     read_pins,
+    referenced_names,
+    sink_referenced_names,
 )
 from llog.engines.object.collector import (
-    Bounds,
     CollectorOptions,
-    Span,
+    CommittableStamps,
+    StampRange,
     Waiting,
     gap_warning,
     is_candidate,
+    list_partitions,
     may_be_named,
-    partitions,
     sweep_partition,
 )
 from llog.engines.object.gaps import Gap, Gaps
@@ -47,8 +46,7 @@ from llog.log.log import Log, is_remote
 from llog.log.opening import collector_options
 from llog.log.records import Topic, decode
 from llog.runtime import stamp_of
-from llog.spark.jobs.results import StepResult
-from llog.spark.jobs.tasks import check_reachable, chunks, run_tasks, scattered
+from llog.spark.jobs.tasks import StepResult, check_reachable, chunks, run_tasks, scatter
 from llog.spark.process import iterate, run
 from llog.stores.meta import scan
 
@@ -68,9 +66,11 @@ _MARKED = "name string, gap string"
 _DELETED = "deleted bigint, bytes bigint"
 
 
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """`candidates` are old enough; of those, `referenced` are in use, `kept` could fill a gap, and `waiting` are held
-    back by pins.
+class CollectResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of one collection.
+
+    `candidates` are old enough. Of these, `referenced` are in use, `kept` could fill a gap, and `waiting` are held back
+    by pins.
     """
 
     candidates: int
@@ -83,8 +83,9 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """The step `collect`. The option `grace_ms` goes before the setting. One session's runs remember which names wait
-    for which pins.
+    """Run the step `collect`. The option `grace_ms` takes precedence over the setting.
+
+    The runs of one session remember which names wait for which pins.
     """
     started = time.monotonic()
     chosen = collector_options(settings)
@@ -108,7 +109,7 @@ def collect(spark: SparkSession, settings: Settings, options: Mapping[str, Any])
 
 
 class SparkCollector:
-    """Collects one log, again and again. It may run beside other collectors."""
+    """Collects one log, any number of times. It may run beside other collectors."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         check_reachable(settings)
@@ -116,34 +117,38 @@ class SparkCollector:
         self._settings = settings
         self._waiting = _WaitingNames(spark)
 
-    def collect_once(self, options: CollectorOptions) -> Collected:
+    def collect_once(self, options: CollectorOptions) -> CollectResult:
         settings = self._settings
         run(settings, lambda log: Catalog(log).finish_deletions())
-        self._over(run(settings, partitions), _sweep)
+        self._run_on_partitions(run(settings, list_partitions), _sweep)
         window = run(settings, partial(_window, options.grace_ms))
         gaps = Gaps(options.grace_ms)
         prefixes = run(settings, partial(blob_prefixes, window))
         listed = partial(_list, settings, window)
-        candidates = _fixed(scattered(self._spark, chunks(self._spark, prefixes), listed, _BLOBS))
+        candidates = _checkpoint(scatter(self._spark, chunks(self._spark, prefixes), listed, _BLOBS))
         count = candidates.count()
-        # Saves the floors if everything is in use; decides nothing.
-        suspects = _fixed(self._unnamed(candidates, run(settings, partitions), gaps)) if count else candidates
+        # Leaves the floors alone if everything is in use. This mark decides nothing else.
+        suspects = (
+            _checkpoint(self._find_unreferenced(candidates, run(settings, list_partitions), gaps))
+            if count
+            else candidates
+        )
         if not count or suspects.isEmpty():
-            return Collected(candidates=count, referenced=count, gaps=gaps.found)
+            return CollectResult(candidates=count, referenced=count, gaps=gaps.found)
         enumerated = run(settings, enumerate_partitions)
-        ceiling = max(self._over(enumerated, partial(_raise, window)), default=0)
+        ceiling = max(self._run_on_partitions(enumerated, partial(_raise_floors, window)), default=0)
         sinks = run(settings, lambda log: raise_all_sink_floors(log, window, options.sink_open_ms))
-        bounds = Bounds(Span(window.old_ms, ceiling), sinks)
+        bounds = CommittableStamps(StampRange(window.old_ms, ceiling), sinks)
         closed = suspects.mapInArrow(partial(_without_those_that_may_be_named, bounds), _BLOBS)
-        unreferenced = _fixed(self._unnamed(closed, enumerated, gaps))
-        unnamed = unreferenced.count()
+        list_unreferenced = _checkpoint(self._find_unreferenced(closed, enumerated, gaps))
+        unnamed = list_unreferenced.count()
         if gaps.found:
-            unreferenced = _fixed(unreferenced.mapInArrow(partial(_without_kept, gaps), _BLOBS))
-        garbage = unreferenced.count()
+            list_unreferenced = _checkpoint(list_unreferenced.mapInArrow(partial(_without_kept, gaps), _BLOBS))
+        garbage = list_unreferenced.count()
         alive = run(settings, lambda log: read_pins(log, window))
-        free, waiting = self._waiting.split(unreferenced, alive)
+        free, waiting = self._waiting.split(list_unreferenced, alive)
         deleted, size = _sums(free.mapInArrow(partial(_delete, settings), _DELETED))
-        return Collected(
+        return CollectResult(
             candidates=count,
             referenced=count - unnamed,
             waiting=waiting,
@@ -153,30 +158,32 @@ class SparkCollector:
             gaps=gaps.found,
         )
 
-    def _unnamed(self, blobs: DataFrame, enumerated: Sequence[PartitionKeys], gaps: Gaps) -> DataFrame:
-        """A mark: the blobs that nothing names. What sinks name is read to its end before anything of the partitions.
+    def _find_unreferenced(self, blobs: DataFrame, enumerated: Sequence[PartitionKeys], gaps: Gaps) -> DataFrame:
+        """Return the blobs that nothing refers to. The sinks are read to their end before the partitions.
 
-        Names and gaps are of one scan: the gaps are added to `gaps` before this returns.
+        Names and gaps come from one scan: the gaps are added to `gaps` before this returns.
         """
-        in_sinks = _fixed(scattered(self._spark, [None], partial(_sink_names, self._settings), _NAMES))
+        in_sinks = _checkpoint(scatter(self._spark, [None], partial(_sink_names, self._settings), _NAMES))
         groups = chunks(self._spark, enumerated, _PARTITIONS_PER_TASK_MIN)
-        marked = _fixed(scattered(self._spark, groups, partial(_names, self._settings), _MARKED))
+        marked = _checkpoint(scatter(self._spark, groups, partial(_names, self._settings), _MARKED))
         gaps.add(
             [msgspec.json.decode(row[0], type=Gap) for row in marked.where("gap is not null").select("gap").collect()]
         )
         in_partitions = marked.where("gap is null").select("name")
         return blobs.join(in_sinks.unionAll(in_partitions), "name", "left_anti")
 
-    def _over(self, enumerated: Sequence[PartitionKeys], work: Callable[[Settings, list[PartitionKeys]], T]) -> list[T]:
+    def _run_on_partitions(
+        self, enumerated: Sequence[PartitionKeys], work: Callable[[Settings, list[PartitionKeys]], T]
+    ) -> list[T]:
         groups = chunks(self._spark, enumerated, _PARTITIONS_PER_TASK_MIN)
         return run_tasks(self._spark, groups, partial(work, self._settings))
 
 
 class _WaitingNames:
-    """Unreferenced names that pins hold back, on the executors, each with the run that first found it.
+    """The unreferenced names that pins hold back, on the executors, each with the run that first found it.
 
-    All names first found by one run wait for the same pins. So `Waiting` decides about runs as if they were names, and
-    only they are known to the driver.
+    All names that one run found first wait for the same pins. So `Waiting` decides about runs as if they were names,
+    and the driver knows only the runs.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -186,25 +193,25 @@ class _WaitingNames:
         self._names: DataFrame | None = None
         self._last = 0
 
-    def split(self, unreferenced: DataFrame, alive: frozenset[str]) -> tuple[DataFrame, int]:
-        """The blobs that may go, and how many wait."""
+    def split(self, list_unreferenced: DataFrame, alive: frozenset[str]) -> tuple[DataFrame, int]:
+        """Return the blobs that may be deleted, and the number of those that wait."""
         from pyspark.sql import functions as f
 
         self._last += 1
-        known, self._names = self._names, None  # anew, if this fails
+        known, self._names = self._names, None  # a failure below makes the next run begin anew
         if known is None:
             self._runs = []
-            found = unreferenced.withColumn("run", f.lit(str(self._last)))
+            found = list_unreferenced.withColumn("run", f.lit(str(self._last)))
         else:
-            found = unreferenced.join(known, "name", "left").withColumn(
+            found = list_unreferenced.join(known, "name", "left").withColumn(
                 "run", f.coalesce(f.col("run"), f.lit(str(self._last)))
             )
         self._rule.begin_run()
         runs = [*self._runs, str(self._last)]
         free = self._rule.free(runs, alive)
         if len(free) == len(runs):
-            return unreferenced, 0
-        found = _fixed(found)
+            return list_unreferenced, 0
+        found = _checkpoint(found)
         is_free = f.col("run").isin(free)
         self._runs = [run for run in runs if run not in set(free)]
         self._names = found.where(~is_free).select("name", "run")
@@ -215,18 +222,18 @@ _collectors: dict[tuple[str, Settings], SparkCollector] = {}
 
 
 async def blob_prefixes(window: Window, log: Log) -> list[str]:
-    """Prefixes of names that together cover every blob which may be old enough: disjoint, to be listed at a time."""
+    """Return disjoint prefixes of names, to be listed in parallel, that cover every blob which may be old enough."""
     prefixes = [SINK_BLOBS, CLOCK]
     async for found in scan(log.meta, TOPICS):
         topic = decode(Topic, found.value, found.key)
-        # Deleted topics and earlier incarnations, too: what is left of them is what a collector is for.
+        # Including deleted topics and earlier incarnations, whose blobs the collector has to find.
         prefixes += [
             f"{ROOT}{directory_name(topic.name, number)}/partitions/" for number in range(1, topic.incarnation + 1)
         ]
     if not is_remote(log.blobs.uri):
-        return [WAL, *prefixes]  # every listing reads the whole directory
-    async for _ in log.blobs.list(WAL, start_after=WAL + _dashed(f"{window.far_ms:0{_STAMP_DIGITS}x}")):
-        return [WAL, *prefixes]  # a clock was far ahead: the stamps are too far apart to be divided
+        return [WAL, *prefixes]  # on a file system, every listing reads the whole directory
+    async for _ in log.blobs.list(WAL, start_after=WAL + _uuid_prefix(f"{window.far_ms:0{_STAMP_DIGITS}x}")):
+        return [WAL, *prefixes]  # a clock was far ahead: the range of stamps is too wide to be divided
     async for page in log.blobs.list(WAL):
         oldest = stamp_of(page[0].name)
         return [*(wal_prefixes(oldest, window.old_ms) if oldest is not None else [WAL]), *prefixes]
@@ -234,24 +241,25 @@ async def blob_prefixes(window: Window, log: Log) -> list[str]:
 
 
 def wal_prefixes(oldest_ms: int, limit: int) -> list[str]:
-    """At most so many prefixes that cover the shared blobs stamped from `oldest_ms` up to `limit`: names begin with
-    their stamps.
+    """Return at most `_PREFIXES_MAX` prefixes that cover the shared blobs stamped from `oldest_ms` up to `limit`.
+
+    The names of shared blobs begin with their stamps.
     """
     for digits in range(_STAMP_DIGITS - 1, 0, -1):
         shift = 4 * (_STAMP_DIGITS - digits)
         first, last = oldest_ms >> shift, (limit - 1) >> shift
         if last - first < _PREFIXES_MAX:
-            return [WAL + _dashed(f"{number:0{digits}x}") for number in range(first, last + 1)]
+            return [WAL + _uuid_prefix(f"{number:0{digits}x}") for number in range(first, last + 1)]
     return [WAL]
 
 
-def _dashed(digits: str) -> str:
-    """The start of a UUID with these digits."""
+def _uuid_prefix(digits: str) -> str:
+    """Return the beginning of a UUID with these digits."""
     return digits if len(digits) <= 8 else f"{digits[:8]}-{digits[8:]}"
 
 
-def _fixed(frame: DataFrame) -> DataFrame:
-    """The frame as it is now, computed once and never again."""
+def _checkpoint(frame: DataFrame) -> DataFrame:
+    """Compute the frame now and keep its rows, so that they are never computed again."""
     return frame.localCheckpoint(eager=True)
 
 
@@ -263,7 +271,7 @@ def _sums(deleted: DataFrame) -> tuple[int, int]:
 
 
 async def _window(grace_ms: int, log: Log) -> Window:
-    return await clocks.window(log, grace_ms)
+    return await clocks.collection_window(log, grace_ms)
 
 
 # --- on executors
@@ -277,7 +285,7 @@ def _sweep(settings: Settings, group: list[PartitionKeys]) -> None:
     run(settings, work)
 
 
-def _raise(window: Window, settings: Settings, group: list[PartitionKeys]) -> int:
+def _raise_floors(window: Window, settings: Settings, group: list[PartitionKeys]) -> int:
     return run(settings, lambda log: raise_floors_of(log, group, window))
 
 
@@ -293,25 +301,25 @@ def _list(settings: Settings, window: Window, prefixes: list[str]) -> Iterator[p
 
 
 def _sink_names(settings: Settings, _: None) -> Iterator[pa.RecordBatch]:
-    return _batches(settings, names_in_sinks)
+    return _name_batches(settings, sink_referenced_names)
 
 
 def _names(settings: Settings, group: list[PartitionKeys]) -> Iterator[pa.RecordBatch]:
-    """What these partitions name, and then their gaps."""
+    """Yield the names of the blobs that these partitions refer to, and then their gaps."""
     gaps = Gaps()
-    for batch in _batches(settings, lambda log: names_in(log, group, gaps)):
+    for batch in _name_batches(settings, lambda log: referenced_names(log, group, gaps)):
         yield batch.append_column("gap", pa.nulls(batch.num_rows, pa.string()))
-    told = [msgspec.json.encode(gap).decode() for gap in gaps.found]
-    yield pa.record_batch([pa.nulls(len(told), pa.string()), pa.array(told, pa.string())], names=["name", "gap"])
+    encoded = [msgspec.json.encode(gap).decode() for gap in gaps.found]
+    yield pa.record_batch([pa.nulls(len(encoded), pa.string()), pa.array(encoded, pa.string())], names=["name", "gap"])
 
 
-def _batches(settings: Settings, found: Callable[[Log], AsyncIterator[str]]) -> Iterator[pa.RecordBatch]:
-    for names in iterate(settings, lambda log: _paged(found(log))):
+def _name_batches(settings: Settings, found: Callable[[Log], AsyncIterator[str]]) -> Iterator[pa.RecordBatch]:
+    for names in iterate(settings, lambda log: _pages(found(log))):
         yield pa.record_batch([pa.array(names, pa.string())], names=["name"])
 
 
-async def _paged(names: AsyncIterator[str]) -> AsyncIterator[list[str]]:
-    """In pages, each name once in a page: neighbouring entries often lie in one blob."""
+async def _pages(names: AsyncIterator[str]) -> AsyncIterator[list[str]]:
+    """Yield the names in pages, each name once in a page: neighbouring entries are often in one blob."""
     page: dict[str, None] = {}
     async for name in names:
         page[name] = None
@@ -322,7 +330,9 @@ async def _paged(names: AsyncIterator[str]) -> AsyncIterator[list[str]]:
         yield list(page)
 
 
-def _without_those_that_may_be_named(bounds: Bounds, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _without_those_that_may_be_named(
+    bounds: CommittableStamps, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         closed = [not may_be_named(name, bounds) for name in batch.column("name").to_pylist()]
         yield batch.filter(pa.array(closed, pa.bool_()))

@@ -1,8 +1,7 @@
-"""Retention by the topics' own settings, the partitions spread over executors."""
+"""Applies the retention of every topic, with the partitions spread over executors."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from llog.base.concurrency import gather_bounded
 from llog.base.units import format_size
 from llog.config import Settings
 from llog.engines.object import retention
-from llog.engines.port import RetentionResult
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
 from llog.log.catalog import OBJECT, Catalog
+from llog.log.engine import RetentionResult
 from llog.log.log import Log
 from llog.model import TopicPartition
-from llog.spark.jobs.results import StepResult, some
-from llog.spark.jobs.tasks import check_reachable, chunks, run_tasks
+from llog.spark.jobs.tasks import StepResult, check_reachable, chunks, first_failures, run_tasks
 from llog.spark.process import run
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ _PARTITIONS_PER_TASK_MIN = 16
 
 
 class Limit(NamedTuple):
-    """What one partition may keep."""
+    """The retention limits of one partition."""
 
     tp: TopicPartition
     retention_ms: int | None
     retention_bytes: int | None
 
 
-class Retained(msgspec.Struct, frozen=True, kw_only=True):
+class RetainTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over partitions, of which `trimmed` have a new log start."""
 
     partitions: int = 0
@@ -48,7 +47,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def retain(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """The step `retain`. A partition that fails is told and stops no other."""
+    """Run the step `retain`. A partition that fails is reported and stops no other."""
     started = time.monotonic()
     result = retain_topics(spark, settings)
     return StepResult(
@@ -64,17 +63,17 @@ def retain(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) 
     )
 
 
-def retain_topics(spark: SparkSession, settings: Settings) -> Retained:
-    """Raises the log start of every partition whose topic has a limit."""
+def retain_topics(spark: SparkSession, settings: Settings) -> RetainTotals:
+    """Raise the log start of every partition that is beyond the limits of its topic."""
     check_reachable(settings)
     limits = run(settings, _limits)
     done = run_tasks(spark, chunks(spark, limits, _PARTITIONS_PER_TASK_MIN), partial(_retain, settings))
-    return Retained(
+    return RetainTotals(
         partitions=sum(each.partitions for each in done),
         trimmed=sum(each.trimmed for each in done),
         records=sum(each.records for each in done),
         bytes=sum(each.bytes for each in done),
-        failures=some(failure for each in done for failure in each.failures),
+        failures=first_failures(failure for each in done for failure in each.failures),
     )
 
 
@@ -87,35 +86,32 @@ async def _limits(log: Log) -> list[Limit]:
     ]
 
 
-def _retain(settings: Settings, limits: list[Limit]) -> Retained:
-    """One task's partitions, on an executor."""
+def _retain(settings: Settings, limits: list[Limit]) -> RetainTotals:
+    """Apply the limits to the partitions of one task, on an executor."""
 
-    async def work(log: Log) -> Retained:
-        gate = asyncio.Semaphore(_CONCURRENCY)
+    async def work(log: Log) -> RetainTotals:
+        async def retain(limit: Limit) -> RetentionResult | str | None:
+            try:
+                return await retention.retain(
+                    log,
+                    limit.tp,
+                    retention_ms=limit.retention_ms,
+                    retention_bytes=limit.retention_bytes,
+                    now_ms=log.runtime.now_ms(),
+                )
+            except (TopicNotFound, PartitionNotInitialized):
+                return None  # deleted meanwhile
+            except LlogError as error:
+                return f"{limit.tp}: {error}"
 
-        async def one(limit: Limit) -> RetentionResult | str | None:
-            async with gate:
-                try:
-                    return await retention.retain(
-                        log,
-                        limit.tp,
-                        retention_ms=limit.retention_ms,
-                        retention_bytes=limit.retention_bytes,
-                        now_ms=log.runtime.now_ms(),
-                    )
-                except (TopicNotFound, PartitionNotInitialized):
-                    return None  # deleted meanwhile
-                except LlogError as error:
-                    return f"{limit.tp}: {error}"
-
-        done = await asyncio.gather(*map(one, limits))
+        done = await gather_bounded(retain, limits, _CONCURRENCY)
         trimmed = [each for each in done if isinstance(each, RetentionResult) and each.records]
-        return Retained(
+        return RetainTotals(
             partitions=len(limits),
             trimmed=len(trimmed),
             records=sum(each.records for each in trimmed),
             bytes=sum(each.bytes for each in trimmed),
-            failures=some(each for each in done if isinstance(each, str)),
+            failures=first_failures(each for each in done if isinstance(each, str)),
         )
 
     return run(settings, work)

@@ -1,4 +1,4 @@
-"""The steps of the pipeline by name, and how a round of them goes: one after the other, in one warm session.
+"""The steps of the pipeline by name, and the round that runs them one after the other in one session.
 
 A new step is one line in `STEPS`.
 """
@@ -16,10 +16,9 @@ from llog.errors import ConfigurationError, SparkFailed
 from llog.spark.jobs.collect import collect
 from llog.spark.jobs.compact import compact
 from llog.spark.jobs.lake.steps import export_step, materialize_step
-from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.retain import retain
 from llog.spark.jobs.stats.stats import stats
-from llog.spark.jobs.tasks import in_one_line, is_alive
+from llog.spark.jobs.tasks import StepResult, in_one_line, is_alive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +39,12 @@ DEFAULT_STEPS: Final = ("compact", "retain", "collect")
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that raised; what it had done by then stays done."""
+    """A step that raised an error; what it did before stays done."""
 
     name: str
     seconds: float
     error: str
-    """In one line."""
+    """The error in one line."""
 
 
 def check_steps(names: Sequence[str]) -> None:
@@ -62,8 +61,9 @@ def run_round(
     *,
     began: Callable[[str], None] = lambda name: None,
 ) -> Iterator[StepResult | StepFailure]:
-    """What each step came to, as they end. One that fails keeps none of the others; `SparkFailed` if the session is
-    gone.
+    """Run the steps and yield each one's result as it ends. A step that fails does not stop the others.
+
+    Raises `SparkFailed` if the session has ended.
     """
     for name in names:
         began(name)

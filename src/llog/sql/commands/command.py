@@ -12,11 +12,11 @@ from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 
 class Section(StrEnum):
-    """The tables of statements in docs/sql.md."""
+    """The lists of statements in docs/sql.md."""
 
     TRANSACTIONS = "transactions"
     TABLES = "tables"
@@ -25,7 +25,7 @@ class Section(StrEnum):
 
 
 class Usage(NamedTuple):
-    """A row of docs/sql.md. The shell completes the words that `syntax` has in capitals."""
+    """A row of docs/sql.md. The shell completes the words that are in capitals in `syntax`."""
 
     section: Section
     syntax: str
@@ -38,18 +38,18 @@ class Command(NamedTuple):
     """One kind of statement. `commands/registry.py` lists them all."""
 
     statement: type[Statement]
-    """What `parse` returns and `run` is given. It goes from worker processes to the session by pickle."""
+    """What `parse` returns and `run` gets. Workers send it to the session by pickle."""
     begins: tuple[str, ...]
-    """The words that the statement begins with; one text for each spelling."""
+    """The words that the statement begins with: one text for each spelling."""
     parse: Callable[[TokenStream], Statement]
-    """Reads the statement from its first token on, without I/O. `SqlError` names the token that does not fit."""
-    run: Callable[[Session, Any, Params], Awaitable[Result]]
-    """Runs a statement of type `statement` whose parameters are bound. `params` are their values, for DuckDB."""
+    """Parses the statement from its first token on, without I/O. `SqlError` names the token that does not fit."""
+    run: Callable[[DatabaseSession, Any, Params], Awaitable[Result]]
+    """Runs a statement whose parameters are bound. DuckDB gets their values from the last argument."""
     usages: tuple[Usage, ...]
     action: str = ""
-    """Of ALTER TOPIC: the words after the topic's name."""
+    """For ALTER TOPIC: the words after the topic's name."""
     is_next: Callable[[TokenStream], bool] | None = None
-    """Decides, where the words of `begins` do not, whether this statement is the next one."""
+    """Whether this statement is the next one, where the words of `begins` do not decide it."""
     runs_in_transaction: bool = False
     changes_names: bool = False
-    """Whether topics, tables or groups may come or go, so that the shell completes other names."""
+    """Whether it may create or remove topics, tables or groups, whose names the shell completes."""

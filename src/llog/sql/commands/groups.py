@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from llog.groups.acks import committed_in, warnings_of
-from llog.groups.consumption import ConsumeCall, Start
+from llog.groups.acks import ack_warnings, committed_offsets
+from llog.groups.options import ConsumeOptions, Start
 from llog.sql.commands.command import Command, Section, Usage
 from llog.sql.parse.clauses import CONSUME_OPTIONS, Check, duration_ms
 from llog.sql.parse.parameters import Params
@@ -19,12 +19,12 @@ from llog.sql.result import Result
 from llog.sql.topic_tables import as_text
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 _STARTS: Final = tuple(kind.name for kind in StartKind)
 _ACK_CLAUSES: Final = ("GROUP", "MEMBER", "PARTITION", "UPTO")
 _CALL_FIELDS: Final = {"visibility": "visibility_ms"}
-"""Options of CONSUME whose field of `ConsumeCall` has another name."""
+"""Options of CONSUME whose field of `ConsumeOptions` has another name."""
 
 
 class Consume(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     group: str | Parameter
     member: str | Parameter | None = None
     upto: tuple[tuple[int | Parameter | None, int | Parameter], ...]
-    """(partition, offset); the partition is None if none was written."""
+    """(partition, offset) pairs; the partition is None if the statement does not name one."""
 
 
 class ResetGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +67,9 @@ def _parse_consume(stream: TokenStream) -> Consume:
             "GROUP": stream.clause,
             "MEMBER": stream.clause,
             "PARTITION": stream.clause,
-            "FROM": lambda _: _start(stream),
+            "FROM": lambda _: _parse_start(stream),
             "LIMIT": stream.clause,
-            "WAIT": lambda _: _wait(stream),
+            "WAIT": lambda _: _parse_wait(stream),
             "WITH": lambda _: stream.options(CONSUME_OPTIONS),
         }
     )
@@ -88,14 +88,14 @@ def _parse_consume(stream: TokenStream) -> Consume:
     )
 
 
-def _wait(stream: TokenStream) -> Any:
-    """`'5 seconds'`, `500` (ms), or `INTERVAL '5 seconds'`."""
+def _parse_wait(stream: TokenStream) -> Any:
+    """Parse `'5 seconds'`, `500` (ms) or `INTERVAL '5 seconds'`."""
     stream.accept("INTERVAL")
     token = stream.token
-    return stream.checked("WAIT", stream.scalar("a duration like '5 seconds'"), duration_ms, token)
+    return stream.check_value("WAIT", stream.scalar("a duration like '5 seconds'"), duration_ms, token)
 
 
-def _start(stream: TokenStream) -> StartAt:
+def _parse_start(stream: TokenStream) -> StartAt:
     if stream.token.upper not in _STARTS:
         raise stream.expected("LATEST, EARLIEST, OFFSET n, AFTER n or TIMESTAMP ts", _STARTS)
     word = stream.take().upper
@@ -115,22 +115,22 @@ def _parse_ack(stream: TokenStream) -> Ack:
             "GROUP": stream.clause,
             "MEMBER": stream.clause,
             "PARTITION": stream.clause,
-            "UPTO": lambda _: _upto(stream),
+            "UPTO": lambda _: _parse_upto(stream),
         }
     )
     if "GROUP" not in clauses:
         raise stream.expected("GROUP", hint="an ACK belongs to a consumer group: add GROUP 'name'")
     if "UPTO" not in clauses:
-        raise stream.expected("UPTO OFFSET", hint="add UPTO OFFSET n, the last offset that is done")
+        raise stream.expected("UPTO OFFSET", hint="add UPTO OFFSET n, the last offset that was processed")
     upto = clauses["UPTO"]
     if "PARTITION" in clauses:
         if upto[0][0] is not None:
-            raise stream.error("PARTITION is named before UPTO and in it", "name it in one place")
+            raise stream.error("PARTITION is named both before UPTO and in it", "name it in one place")
         upto = ((clauses["PARTITION"], upto[0][1]),)
     return Ack(topic=topic, group=clauses["GROUP"], member=clauses.get("MEMBER"), upto=upto)
 
 
-def _upto(stream: TokenStream) -> tuple[tuple[Any, Any], ...]:
+def _parse_upto(stream: TokenStream) -> tuple[tuple[Any, Any], ...]:
     if stream.accept("OFFSET"):
         return ((None, stream.clause("OFFSET")),)
     if not stream.accept("("):
@@ -158,13 +158,13 @@ def _parse_reset(stream: TokenStream) -> ResetGroup:
     topic = stream.topic()
     partition = stream.clause("PARTITION") if stream.accept("PARTITION") else None
     stream.expect("TO")
-    start = _start(stream)
+    start = _parse_start(stream)
     if start.kind is StartKind.AFTER:
         raise stream.error("RESET goes to EARLIEST, LATEST, OFFSET n or TIMESTAMP ts", "write OFFSET n + 1")
     return ResetGroup(group=group, topic=topic, partition=partition, start=start)
 
 
-async def _run_consume(session: Session, statement: Consume, _: Params) -> Result:
+async def _run_consume(session: DatabaseSession, statement: Consume, _: Params) -> Result:
     fields = {
         "group": statement.group,
         "partition": statement.partition,
@@ -173,40 +173,40 @@ async def _run_consume(session: Session, statement: Consume, _: Params) -> Resul
         "wait_ms": statement.wait,
         **{_CALL_FIELDS.get(name, name): value for name, value in statement.options.items()},
     }
-    call = msgspec.convert(
+    options = msgspec.convert(
         {
             "topic": statement.topic,
             "member": session.member if statement.member is None else statement.member,
             **{name: value for name, value in fields.items() if value is not None},
         },
-        ConsumeCall,
+        ConsumeOptions,
         from_attributes=True,
     )
-    consuming = session.database.consuming
+    dispatcher = session.database.dispatcher
     try:
-        named = consuming.named(call)
-        messages = await consuming.consume(named)
+        named = dispatcher.name_member(options)
+        messages = await dispatcher.consume(named)
     except BaseException:
-        session.change_member()  # the present one may hold messages that the caller never got
+        session.change_member()  # the old name may hold claims on messages that the caller never got
         raise
-    return Result("CONSUME", as_text(messages), member=None if named is call else named.member)
+    return Result("CONSUME", as_text(messages), member=None if named is options else named.member)
 
 
-async def _run_ack(session: Session, statement: Ack, _: Params) -> Result:
+async def _run_ack(session: DatabaseSession, statement: Ack, _: Params) -> Result:
     upto: dict[int | None, int] = dict(statement.upto)  # type: ignore[arg-type]  # bound by now
     group = str(statement.group)
     member = session.member if statement.member is None else str(statement.member)
-    acked = await session.database.consuming.ack(statement.topic, group, upto, member)
-    table = _positions(statement.topic, group, committed_in(acked))
-    return Result("ACK", table, warnings=warnings_of(statement.topic, acked))
+    acked = await session.database.dispatcher.ack(statement.topic, group, upto, member)
+    table = _positions(statement.topic, group, committed_offsets(acked))
+    return Result("ACK", table, warnings=ack_warnings(statement.topic, acked))
 
 
-async def _run_reset(session: Session, statement: ResetGroup, _: Params) -> Result:
+async def _run_reset(session: DatabaseSession, statement: ResetGroup, _: Params) -> Result:
     partition = statement.partition
     assert partition is None or isinstance(partition, int)  # bound
     group = str(statement.group)
     start = _bound_start(statement.start)
-    moved = await session.database.consuming.reset(group, statement.topic, start, partition)
+    moved = await session.database.dispatcher.reset(group, statement.topic, start, partition)
     return Result("RESET CONSUMER GROUP", _positions(statement.topic, group, moved))
 
 
@@ -237,7 +237,7 @@ CONSUME: Final = Command(
             Section.GROUPS,
             "CONSUME FROM t [GROUP 'g'] [MEMBER 'm'] [PARTITION p] "
             "[FROM LATEST | EARLIEST | OFFSET n | AFTER n | TIMESTAMP ts] [LIMIT k] [WAIT '5s'] [WITH (…)]",
-            "`visibility`, `max_attempts`, `dead_letter`, `mode`",
+            "The options are `visibility`, `max_attempts`, `dead_letter` and `mode`.",
         ),
     ),
     changes_names=True,
@@ -251,9 +251,13 @@ ACK: Final = Command(
         Usage(
             Section.GROUPS,
             "ACK t GROUP 'g' [MEMBER 'm'] [PARTITION p] UPTO OFFSET n",
-            "a topic with several partitions needs `PARTITION`",
+            "Acknowledges up to and including the offset. A topic with several partitions needs `PARTITION`.",
         ),
-        Usage(Section.GROUPS, "ACK t GROUP 'g' UPTO (PARTITION 0 OFFSET a, PARTITION 1 OFFSET b)"),
+        Usage(
+            Section.GROUPS,
+            "ACK t GROUP 'g' UPTO (PARTITION 0 OFFSET a, PARTITION 1 OFFSET b)",
+            "Acknowledges several partitions.",
+        ),
     ),
 )
 RESET_GROUP: Final = Command(
@@ -265,7 +269,7 @@ RESET_GROUP: Final = Command(
         Usage(
             Section.GROUPS,
             "RESET CONSUMER GROUP 'g' ON t [PARTITION p] TO EARLIEST | LATEST | OFFSET n | TIMESTAMP ts",
-            "drops the group's claims",
+            "Moves the group's position and drops its claims.",
         ),
     ),
     changes_names=True,

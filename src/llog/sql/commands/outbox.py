@@ -1,4 +1,4 @@
-"""ALTER TOPIC … SETTLE OUTBOX: says whether events whose fate nobody else knows are in their topic."""
+"""ALTER TOPIC … SETTLE OUTBOX, which decides whether events are in their topic where llog cannot know."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 from llog.errors import SqlError
 from llog.log.catalog import check_partition
 from llog.sql.commands.command import Command, Section, Usage
-from llog.sql.commands.topics import altered_topic
+from llog.sql.commands.topics import parse_altered_topic
 from llog.sql.parse.parameters import Params
 from llog.sql.parse.statements import Parameter
 from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 _OUTCOMES: Final = ("APPENDED", "MISSING")
 
 
 class SettleOutbox(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_appended` says whether the events of the outbox that wait for an answer are in the topic."""
+    """`is_appended` is whether the events that wait for this decision are in the topic."""
 
     topic: str
     partition: int | Parameter
@@ -30,7 +30,7 @@ class SettleOutbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parse(stream: TokenStream) -> SettleOutbox:
-    topic = altered_topic(stream)
+    topic = parse_altered_topic(stream)
     stream.expect("SETTLE", "OUTBOX", "PARTITION")
     partition = stream.clause("PARTITION")
     stream.expect("AS")
@@ -39,7 +39,7 @@ def _parse(stream: TokenStream) -> SettleOutbox:
     return SettleOutbox(topic=topic, partition=partition, is_appended=stream.take().upper == "APPENDED")
 
 
-async def _run(session: Session, statement: SettleOutbox, _: Params) -> Result:
+async def _run(session: DatabaseSession, statement: SettleOutbox, _: Params) -> Result:
     opened = await session.database.require_tables()
     topic = await session.database.catalog.get(statement.topic)
     assert isinstance(statement.partition, int)  # bound
@@ -47,7 +47,7 @@ async def _run(session: Session, statement: SettleOutbox, _: Params) -> Result:
     if not await opened.relay.decide(topic.directory, statement.partition, appended=statement.is_appended):
         raise SqlError(
             f"no events for partition {statement.partition} of topic {topic.name!r} wait to be settled",
-            hint="SHOW ROUTES has a problem where some do",
+            hint="the column problem of SHOW ROUTES names the topics with such events",
         )
     opened.relay.poke()
     return Result("ALTER TOPIC")
@@ -63,8 +63,8 @@ SETTLE_OUTBOX: Final = Command(
         Usage(
             Section.TOPICS,
             "ALTER TOPIC t SETTLE OUTBOX PARTITION p AS APPENDED | MISSING",
-            "decides whether events for a topic of another engine were appended, where llog itself cannot know; "
-            "`SHOW ROUTES` shows the `problem`",
+            "Decides whether events for a topic of another engine were appended, where llog itself cannot know. "
+            "`SHOW ROUTES` shows such a `problem`.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Every statement there is. The parser, the session, the shell and docs/sql.md take them from here."""
+"""All statements, for the parser, the session, the shell and docs/sql.md."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BY_FIRST_WORD: Final = {
 
 
 def command_of(statement: Statement) -> Command:
-    """The command that made this statement."""
+    """Return the command that parsed this statement."""
     return _BY_STATEMENT[type(statement)]
 
 
 def next_command(stream: TokenStream) -> Command | None:
-    """The command that reads the statement at the stream's position, which does not move; None if there is none."""
+    """Return the command of the statement at the stream's position, or None. The position does not move."""
     found = [
         command
         for words, command in _BY_FIRST_WORD.get(stream.token.upper, ())
@@ -47,19 +47,19 @@ def next_command(stream: TokenStream) -> Command | None:
 
 
 def second_words(first: str) -> list[str]:
-    """What may follow a word that no statement begins with alone: TABLE and TOPIC after CREATE."""
+    """Return the words that may follow a first word which is not enough by itself: TABLE and TOPIC after CREATE."""
     return sorted({words[1] for words, _ in _BY_FIRST_WORD.get(first, ()) if len(words) > 1})
 
 
 def keywords() -> set[str]:
-    """The words of all statements, in capitals."""
+    """Return the keywords of all statements, in capitals."""
     return {
         word for command in COMMANDS for usage in command.usages for word in re.findall(r"\b[A-Z]{2,}\b", usage.syntax)
     } | set(tables.KEYWORDS)
 
 
 def _by_action(stream: TokenStream, commands: list[Command]) -> Command:
-    """The command of ALTER TOPIC whose action follows the topic's name."""
+    """Return the ALTER TOPIC command whose action follows the topic's name."""
     begin = stream.at
     stream.expect("ALTER", "TOPIC")
     stream.topic()

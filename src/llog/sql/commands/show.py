@@ -1,4 +1,4 @@
-"""SHOW and DESCRIBE: which tables, topics, routes and groups exist, and what they are like."""
+"""SHOW and DESCRIBE, which list and describe tables, topics, routes, groups and partitions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from llog.sql.parse.parameters import Params
 from llog.sql.parse.renderer import with_schema
 from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
-from llog.sql.system_tables import route_rows, system_table
-from llog.sql.topic_tables import SYSTEM, topic_rows
+from llog.sql.system_tables import SYSTEM, route_rows, system_table, topic_rows
 
 if TYPE_CHECKING:
     from llog.sql.database import Database
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
     from llog.sql.tables.definitions import TableDefinition
 
 
 class Listing(StrEnum):
-    """What SHOW can list, as written after it."""
+    """What SHOW lists, as written after it."""
 
     TOPICS = "topics"
     TABLES = "tables"
@@ -47,7 +46,7 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Describe(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, or a topic; `is_topic` if the word TOPIC was written."""
+    """Describes a table or a topic; `is_topic` if the statement says TOPIC."""
 
     name: str
     is_topic: bool = False
@@ -73,16 +72,16 @@ def _parse_describe(stream: TokenStream) -> Describe:
     return Describe(name=stream.topic(), is_topic=True) if kind else Describe(name=stream.table_or_topic())
 
 
-async def _run_show(session: Session, statement: Show, _: Params) -> Result:
+async def _run_show(session: DatabaseSession, statement: Show, _: Params) -> Result:
     return Result("SHOW", await system_table(session.database, _SYSTEM_TABLES[statement.what]))
 
 
-async def _run_describe(session: Session, statement: Describe, _: Params) -> Result:
-    return Result("DESCRIBE", await _description(session.database, statement))
+async def _run_describe(session: DatabaseSession, statement: Describe, _: Params) -> Result:
+    return Result("DESCRIBE", await _describe(session.database, statement))
 
 
-async def _description(database: Database, statement: Describe) -> pa.Table:
-    """The columns of a table, or the settings of a topic."""
+async def _describe(database: Database, statement: Describe) -> pa.Table:
+    """Return the columns of a table, or the options of a topic."""
     if not statement.is_topic and database.may_have_tables:
         opened = await database.require_tables()
         try:
@@ -122,7 +121,7 @@ SHOW: Final = Command(
     begins=("SHOW",),
     parse=_parse_show,
     run=_run_show,
-    usages=(Usage(Section.TOPICS, "SHOW TOPICS | TABLES | ROUTES | CONSUMER GROUPS | PARTITIONS"),),
+    usages=(Usage(Section.TOPICS, "SHOW TOPICS | TABLES | ROUTES | CONSUMER GROUPS | PARTITIONS", "Lists them."),),
     runs_in_transaction=True,
 )
 DESCRIBE: Final = Command(
@@ -130,7 +129,11 @@ DESCRIBE: Final = Command(
     begins=("DESCRIBE", "DESC"),
     parse=_parse_describe,
     run=_run_describe,
-    usages=(Usage(Section.TOPICS, "DESCRIBE [TOPIC | TABLE] name", "settings of a topic, or columns of a table"),),
+    usages=(
+        Usage(
+            Section.TOPICS, "DESCRIBE [TOPIC | TABLE] name", "Shows the options of a topic, or the columns of a table."
+        ),
+    ),
     runs_in_transaction=True,
 )
 COMMANDS: Final = (SHOW, DESCRIBE)

@@ -1,4 +1,4 @@
-"""ALTER TOPIC … ADD SOURCE and DROP SOURCE: which changes of which tables become events of which topics."""
+"""ALTER TOPIC … ADD SOURCE and DROP SOURCE, which choose the changes of tables that become events of a topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from llog.batch.event_headers import Op
 from llog.sql.commands.command import Command, Section, Usage
-from llog.sql.commands.topics import altered_topic
+from llog.sql.commands.topics import parse_altered_topic
 from llog.sql.parse.clauses import SOURCE_OPTIONS, Check
 from llog.sql.parse.lexer import Kind, Token
 from llog.sql.parse.parameters import Params
@@ -18,7 +18,7 @@ from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 _OPS: Final = tuple(op.name for op in Op)
 
@@ -29,9 +29,9 @@ class AddSource(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     ops: tuple[Op, ...]
     where: str | None = None
-    """SQL, as written."""
+    """An SQL expression as written."""
     partition_by: str | None = None
-    """SQL, as written: one expression, or several with commas."""
+    """SQL as written: one expression, or several with commas."""
     options: dict[str, Any] = {}
 
 
@@ -39,11 +39,11 @@ class DropSource(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     table: str
     ops: tuple[Op, ...] = ()
-    """Empty for all of them."""
+    """Empty for all ops."""
 
 
 def _parse_add(stream: TokenStream) -> AddSource:
-    topic = altered_topic(stream)
+    topic = parse_altered_topic(stream)
     stream.expect("ADD", "SOURCE")
     table = stream.table()
     if not stream.accept("ON"):
@@ -51,8 +51,8 @@ def _parse_add(stream: TokenStream) -> AddSource:
     ops = _parse_ops(stream)
     clauses = stream.clauses(
         {
-            "WHERE": lambda _: _where(stream),
-            "PARTITION": lambda _: _partition_by(stream),
+            "WHERE": lambda _: _parse_where(stream),
+            "PARTITION": lambda _: _parse_partition_by(stream),
             "WITH": lambda _: stream.options(SOURCE_OPTIONS),
         }
     )
@@ -67,7 +67,7 @@ def _parse_add(stream: TokenStream) -> AddSource:
 
 
 def _parse_drop(stream: TokenStream) -> DropSource:
-    topic = altered_topic(stream)
+    topic = parse_altered_topic(stream)
     stream.expect("DROP", "SOURCE")
     table = stream.table()
     return DropSource(topic=topic, table=table, ops=_parse_ops(stream) if stream.accept("ON") else ())
@@ -86,24 +86,24 @@ def _parse_ops(stream: TokenStream) -> tuple[Op, ...]:
             return tuple(sorted(ops))
 
 
-def _where(stream: TokenStream) -> str:
-    """Ends before WITH ( or PARTITION BY outside of all brackets."""
+def _parse_where(stream: TokenStream) -> str:
+    """Parse an expression that ends before WITH ( or PARTITION BY outside of all brackets."""
     ends = (("WITH", "("), ("PARTITION", "BY"))
-    return _expression(stream, "WHERE", lambda: (stream.token.upper, stream.ahead().upper) in ends)
+    return _parse_expression(stream, "WHERE", lambda: (stream.token.upper, stream.ahead().upper) in ends)
 
 
-def _partition_by(stream: TokenStream) -> str:
+def _parse_partition_by(stream: TokenStream) -> str:
     stream.expect("BY")
     if stream.token.upper != "(":
         raise stream.expected("( and an expression", hint="write PARTITION BY (user_id)")
     stream.take()
-    text = _expression(stream, "PARTITION BY", lambda: stream.token.upper == ")")
+    text = _parse_expression(stream, "PARTITION BY", lambda: stream.token.upper == ")")
     stream.expect(")")
     return text
 
 
-def _expression(stream: TokenStream, clause: str, ends: Callable[[], bool]) -> str:
-    """Reads SQL, without comments, up to where it ends outside of all brackets.
+def _parse_expression(stream: TokenStream, clause: str, ends: Callable[[], bool]) -> str:
+    """Return SQL, without comments, up to where `ends` outside of all brackets.
 
     The expression is stored with the route, so it cannot have parameters.
     """
@@ -114,7 +114,9 @@ def _expression(stream: TokenStream, clause: str, ends: Callable[[], bool]) -> s
     while stream.token.kind is not Kind.END and (depth or not ends()):
         last = stream.take()
         if last.kind is Kind.PARAMETER:
-            raise stream.error(f"{clause} of a source cannot have parameters: it is kept", "write the value", last)
+            raise stream.error(
+                f"{clause} of a source cannot have parameters, since it is stored", "write the value", last
+            )
         depth += (last.upper in ("(", "[", "{")) - (last.upper in (")", "]", "}"))
     if last is None:
         raise stream.expected(f"the expression of {clause}")
@@ -123,12 +125,12 @@ def _expression(stream: TokenStream, clause: str, ends: Callable[[], bool]) -> s
     return text
 
 
-async def _run_add(session: Session, statement: AddSource, _: Params) -> Result:
+async def _run_add(session: DatabaseSession, statement: AddSource, _: Params) -> Result:
     await (await session.database.sources()).add(statement)
     return Result("ALTER TOPIC")
 
 
-async def _run_drop(session: Session, statement: DropSource, _: Params) -> Result:
+async def _run_drop(session: DatabaseSession, statement: DropSource, _: Params) -> Result:
     await (await session.database.sources()).drop(statement)
     return Result("ALTER TOPIC")
 
@@ -144,7 +146,8 @@ ADD_SOURCE: Final = Command(
             Section.TOPICS,
             "ALTER TOPIC t ADD SOURCE table ON INSERT, UPDATE, DELETE [WHERE expr] [PARTITION BY (expr)] "
             "[WITH (payload = 'key', preview = 40)]",
-            "adding a source again replaces its route",
+            "Turns changes of the table into events of the topic ([topics.md](topics.md)). Adding a source again "
+            "replaces its routes.",
         ),
     ),
 )
@@ -154,6 +157,6 @@ DROP_SOURCE: Final = Command(
     action="DROP SOURCE",
     parse=_parse_drop,
     run=_run_drop,
-    usages=(Usage(Section.TOPICS, "ALTER TOPIC t DROP SOURCE table [ON …]"),),
+    usages=(Usage(Section.TOPICS, "ALTER TOPIC t DROP SOURCE table [ON …]", "Without `ON`, drops all its routes."),),
 )
 COMMANDS: Final = (ADD_SOURCE, DROP_SOURCE)

@@ -1,4 +1,4 @@
-"""Statements that DuckDB understands: on tables, and queries of tables, topics and the tables of `system`."""
+"""Statements that DuckDB runs: on tables, and queries of tables, topics and the tables of `system`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llog.sql.parse.statements import TableStatement
 from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 from llog.sql.system_tables import system_table
-from llog.sql.threads import Use
 from llog.sql.topic_tables import topic_table
+from llog.sql.workers.thread_pools import Pool
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 KEYWORDS: Final = tuple(
     re.findall(
@@ -30,7 +30,7 @@ KEYWORDS: Final = tuple(
         """,
     )
 )
-"""Words of DuckDB's SQL that the shell completes beside those of the usages."""
+"""Words of DuckDB's SQL that the shell completes, in addition to those of the usages."""
 
 
 def _parse(stream: TokenStream) -> TableStatement:
@@ -41,7 +41,7 @@ def _parse(stream: TokenStream) -> TableStatement:
     return statement
 
 
-async def _run(session: Session, statement: TableStatement, params: Params) -> Result:
+async def _run(session: DatabaseSession, statement: TableStatement, params: Params) -> Result:
     if statement.kind == "SELECT":
         return Result("SELECT", await query(session, statement, params))
     extra = await _extra_tables(session, statement)
@@ -51,7 +51,7 @@ async def _run(session: Session, statement: TableStatement, params: Params) -> R
         if table_session.in_transaction:
             raise SqlError(f"{statement.kind} cannot be part of a transaction", hint="COMMIT or ROLLBACK first")
         if statement.kind == "DROP TABLE":
-            await session.database.sources()  # routes to topics that are gone do not keep the table
+            await session.database.sources()  # routes to deleted topics must not keep the table
         define = tables.create if statement.kind == "CREATE TABLE" else tables.drop
         await session.change(lambda: define(statement))
         return Result(statement.kind)
@@ -60,20 +60,20 @@ async def _run(session: Session, statement: TableStatement, params: Params) -> R
     return Result(statement.kind, executed.rows, executed.count)
 
 
-async def query(session: Session, statement: TableStatement, params: Params) -> pa.Table:
-    """The rows of a SELECT, as the session's transaction sees them if one is open."""
+async def query(session: DatabaseSession, statement: TableStatement, params: Params) -> pa.Table:
+    """Return the rows of a SELECT, as the session's transaction sees them if one is open."""
     extra = await _extra_tables(session, statement)
     threads = session.database.threads
     if not statement.tables:
         mirror = session.database.tableless_mirror()
-        return await threads.run(Use.QUERY, lambda: mirror.fetch_once(statement.sql, params or None, extra))
+        return await threads.run(Pool.QUERY, lambda: mirror.fetch_once(statement.sql, params or None, extra))
     opened, table_session = await session.tables()
-    use = Use.TRANSACTION if table_session.in_transaction else Use.QUERY
-    return await threads.run(use, lambda: opened.tables.select(table_session, statement, params or None, extra))
+    pool = Pool.TRANSACTION if table_session.in_transaction else Pool.QUERY
+    return await threads.run(pool, lambda: opened.tables.select(table_session, statement, params or None, extra))
 
 
-async def _extra_tables(session: Session, statement: TableStatement) -> dict[str, pa.Table]:
-    """The topics and system tables that a statement reads, by the names that stand for them in its text."""
+async def _extra_tables(session: DatabaseSession, statement: TableStatement) -> dict[str, pa.Table]:
+    """Return the topics and system tables that a statement reads, by the names that stand for them in its text."""
     database = session.database
     extra = {name: await system_table(database, table) for name, table in statement.system.items()}
     for name, topic in statement.topics.items():
@@ -90,7 +90,7 @@ DEFINITION: Final = Command(
         Usage(
             Section.TABLES,
             "CREATE TABLE [IF NOT EXISTS] t (…)",
-            "columns with types, `PRIMARY KEY`, `NOT NULL`, `DEFAULT`, `CHECK`",
+            "Takes columns with types, `PRIMARY KEY`, `NOT NULL`, `DEFAULT` and `CHECK`.",
         ),
         Usage(Section.TABLES, "DROP TABLE [IF EXISTS] t"),
     ),
@@ -109,18 +109,18 @@ QUERY: Final = Command(
         ),
         Usage(Section.TABLES, "UPDATE t SET … [FROM …] [WHERE …] [RETURNING …]"),
         Usage(Section.TABLES, "DELETE FROM t [USING …] [WHERE …] [RETURNING …]"),
-        Usage(Section.TABLES, "TRUNCATE t", "deletes all rows"),
-        Usage(Section.TABLES, "SELECT …", "everything that DuckDB has, also `WITH`, `FROM` and `VALUES` alone"),
+        Usage(Section.TABLES, "TRUNCATE t", "Deletes all rows."),
+        Usage(Section.TABLES, "SELECT …", "Any query of DuckDB, also one that begins with `WITH`, `FROM` or `VALUES`."),
         Usage(
             Section.TOPICS,
             "SELECT … FROM TOPIC t",
-            "a topic as a table: `topic`, `partition`, `offset`, `ts`, `key`, `payload`, `message_id`, `source_table`, "
-            "`op`, `payload_mode`, `headers`; up to 256 MiB",
+            "Reads a topic of up to 256 MiB as a table. Its columns are `topic`, `partition`, `offset`, `ts`, `key`, "
+            "`payload`, `message_id`, `source_table`, `op`, `payload_mode` and `headers`.",
         ),
         Usage(
             Section.TOPICS,
             "SELECT … FROM system.topics",
-            "also `system.partitions`, `system.routes`, `system.topic_offsets`",
+            "Also `system.partitions`, `system.routes` and `system.topic_offsets`.",
         ),
     ),
     runs_in_transaction=True,

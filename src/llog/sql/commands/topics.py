@@ -19,10 +19,10 @@ from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 _FIXED: Final = ("engine", "timestamp_type")
-"""Options that a topic keeps for as long as it exists."""
+"""Options that cannot be changed."""
 
 
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +45,13 @@ class DropTopic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClearTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """Removes every record; offsets go on from where they were."""
+    """Removes every record. The next offset stays."""
 
     topic: str
 
 
-def altered_topic(stream: TokenStream) -> str:
-    """Reads `ALTER TOPIC t`, and returns the topic's name."""
+def parse_altered_topic(stream: TokenStream) -> str:
+    """Read `ALTER TOPIC t`, and return the topic's name."""
     stream.expect("ALTER", "TOPIC")
     return stream.topic()
 
@@ -70,7 +70,7 @@ def _parse_create(stream: TokenStream) -> CreateTopic:
 
 
 def _parse_set(stream: TokenStream) -> SetTopic:
-    topic = altered_topic(stream)
+    topic = parse_altered_topic(stream)
     stream.expect("SET")
     return SetTopic(topic=topic, options=stream.options(TOPIC_OPTIONS))
 
@@ -86,7 +86,7 @@ def _parse_clear(stream: TokenStream) -> ClearTopic:
     return ClearTopic(topic=stream.topic())
 
 
-async def _run_create(session: Session, statement: CreateTopic, _: Params) -> Result:
+async def _run_create(session: DatabaseSession, statement: CreateTopic, _: Params) -> Result:
     assert isinstance(statement.partitions, int)  # bound
     try:
         await session.database.catalog.create(
@@ -102,17 +102,15 @@ async def _run_create(session: Session, statement: CreateTopic, _: Params) -> Re
     return Result("CREATE TOPIC")
 
 
-async def _run_set(session: Session, statement: SetTopic, _: Params) -> Result:
+async def _run_set(session: DatabaseSession, statement: SetTopic, _: Params) -> Result:
     for option in _FIXED:
         if option in statement.options:
-            raise SqlError(
-                f"{option} of a topic cannot be changed", hint="create another topic, and copy its records if need be"
-            )
+            raise SqlError(f"{option} of a topic cannot be changed", hint="create another topic and copy the records")
     await session.database.catalog.set_options(statement.topic, **_catalog_options(statement.options))
     return Result("ALTER TOPIC")
 
 
-async def _run_drop(session: Session, statement: DropTopic, _: Params) -> Result:
+async def _run_drop(session: DatabaseSession, statement: DropTopic, _: Params) -> Result:
     database = session.database
     try:
         topic = await database.catalog.get(statement.topic)
@@ -126,7 +124,7 @@ async def _run_drop(session: Session, statement: DropTopic, _: Params) -> Result
     return Result("DROP TOPIC")
 
 
-async def _run_clear(session: Session, statement: ClearTopic, _: Params) -> Result:
+async def _run_clear(session: DatabaseSession, statement: ClearTopic, _: Params) -> Result:
     database = session.database
     topic = await database.catalog.get(statement.topic)
     removed = 0
@@ -137,7 +135,7 @@ async def _run_clear(session: Session, statement: ClearTopic, _: Params) -> Resu
 
 
 def _catalog_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that a topic can change, under the catalog's names and in its units. NULL takes an option back."""
+    """Return the options that can change, under the catalog's names and in its units. NULL unsets an option."""
     conversions: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "retention_seconds": ("retention_ms", lambda seconds: int(seconds * 1000)),
         "retention_max_bytes": ("retention_bytes", int),
@@ -160,8 +158,9 @@ CREATE_TOPIC: Final = Command(
         Usage(
             Section.TOPICS,
             "CREATE TOPIC [IF NOT EXISTS] t [PARTITIONS n] [WITH (…)]",
-            "`engine` (`rocksdb`, `object`, `disk`), `retention_seconds`, `retention_max_bytes`, `cleanup` (`delete`, "
-            "`compact`), `delete_retention_seconds`, `timestamp_type`",
+            "The options are `engine` (`rocksdb`, the default, `object` or `disk`), `retention_seconds`, "
+            "`retention_max_bytes`, `cleanup` (`delete` or `compact`), `delete_retention_seconds`, `timestamp_type` "
+            "(`create` or `append`).",
         ),
     ),
     changes_names=True,
@@ -172,7 +171,13 @@ SET_TOPIC: Final = Command(
     action="SET",
     parse=_parse_set,
     run=_run_set,
-    usages=(Usage(Section.TOPICS, "ALTER TOPIC t SET (…)", "the same, without `engine` and `timestamp_type`"),),
+    usages=(
+        Usage(
+            Section.TOPICS,
+            "ALTER TOPIC t SET (…)",
+            "The same options, except `engine` and `timestamp_type`. `NULL` removes a retention limit.",
+        ),
+    ),
 )
 DROP_TOPIC: Final = Command(
     statement=DropTopic,
@@ -187,6 +192,6 @@ CLEAR_TOPIC: Final = Command(
     begins=("CLEAR TOPIC",),
     parse=_parse_clear,
     run=_run_clear,
-    usages=(Usage(Section.TOPICS, "CLEAR TOPIC t", "removes all records; offsets go on"),),
+    usages=(Usage(Section.TOPICS, "CLEAR TOPIC t", "Removes all records. Offsets continue where they were."),),
 )
 COMMANDS: Final = (CREATE_TOPIC, SET_TOPIC, DROP_TOPIC, CLEAR_TOPIC)

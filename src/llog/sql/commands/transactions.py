@@ -12,7 +12,7 @@ from llog.sql.parse.token_stream import TokenStream
 from llog.sql.result import Result
 
 if TYPE_CHECKING:
-    from llog.sql.session import Session
+    from llog.sql.session import DatabaseSession
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -51,20 +51,20 @@ def _skip_noise(stream: TokenStream) -> None:
     stream.accept("TRANSACTION") or stream.accept("WORK")
 
 
-async def _run_begin(session: Session, _: Begin, __: Params) -> Result:
+async def _run_begin(session: DatabaseSession, _: Begin, __: Params) -> Result:
     opened, table_session = await session.tables()
     await session.change(lambda: opened.tables.begin(table_session))
     return Result("BEGIN")
 
 
-async def _run_commit(session: Session, _: Commit, __: Params) -> Result:
+async def _run_commit(session: DatabaseSession, _: Commit, __: Params) -> Result:
     opened, table_session = await session.tables()
     await session.change(lambda: opened.tables.commit(table_session))
     opened.relay.poke()
     return Result("COMMIT")
 
 
-async def _run_rollback(session: Session, _: Rollback, __: Params) -> Result:
+async def _run_rollback(session: DatabaseSession, _: Rollback, __: Params) -> Result:
     opened, table_session = await session.tables()
     await session.change(lambda: opened.tables.rollback(table_session))
     return Result("ROLLBACK")
@@ -79,7 +79,7 @@ BEGIN: Final = Command(
         Usage(
             Section.TRANSACTIONS,
             "BEGIN [TRANSACTION | WORK]",
-            "also `START TRANSACTION`; a transaction changes tables only, not topics",
+            "Also `START TRANSACTION`. A transaction changes tables, not topics.",
         ),
     ),
     runs_in_transaction=True,
@@ -89,7 +89,7 @@ COMMIT: Final = Command(
     begins=("COMMIT", "END"),
     parse=_parse_commit,
     run=_run_commit,
-    usages=(Usage(Section.TRANSACTIONS, "COMMIT", "also `END`"),),
+    usages=(Usage(Section.TRANSACTIONS, "COMMIT", "Also `END`."),),
     runs_in_transaction=True,
 )
 ROLLBACK: Final = Command(
@@ -97,7 +97,7 @@ ROLLBACK: Final = Command(
     begins=("ROLLBACK", "ABORT"),
     parse=_parse_rollback,
     run=_run_rollback,
-    usages=(Usage(Section.TRANSACTIONS, "ROLLBACK", "also `ABORT`"),),
+    usages=(Usage(Section.TRANSACTIONS, "ROLLBACK", "Also `ABORT`."),),
     runs_in_transaction=True,
 )
 COMMANDS: Final = (BEGIN, COMMIT, ROLLBACK)

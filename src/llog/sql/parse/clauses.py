@@ -1,7 +1,6 @@
-"""What the values of clauses and options may be: one check each, for values that were written and for those that come
-as parameters.
+"""The allowed values of clauses and options: one check for each, applied to literals and to parameters.
 
-A check gives the value as statements carry it (durations and times in ms), or raises `InvalidArgument`.
+A check returns the value as statements carry it (durations and times in ms), or raises `InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Final
 
-from llog.base.units import ms_of, parse_duration_ms, parse_size
+from llog.base.units import epoch_ms, parse_duration_ms, parse_size
 from llog.errors import InvalidArgument
-from llog.groups.requests import LIMIT_MAX
+from llog.groups.options import LIMIT_MAX
 from llog.model import PARTITIONS_MAX, check_topic_name
 
 Check = Callable[[Any], Any]
 
 OFFSET_MAX: Final = (1 << 63) - 1
-_WORDS: Final = {
+_UNITS: Final = {
     "millisecond": "ms",
     "second": "s",
     "sec": "s",
@@ -31,7 +30,7 @@ _WORDS: Final = {
     "day": "d",
     "week": "w",
 }
-_IN_WORDS: Final = re.compile(r"\s*([0-9.]+)\s*([A-Za-z]{2,}?)s?\s*", re.ASCII)
+_DURATION_IN_WORDS: Final = re.compile(r"\s*([0-9.]+)\s*([A-Za-z]{2,}?)s?\s*", re.ASCII)
 
 
 def _integer(low: int, high: int) -> Check:
@@ -56,7 +55,7 @@ def _one_of(*words: str) -> Check:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"must be text that is not empty, not {_short_repr(value)}")
+        raise InvalidArgument(f"must be non-empty text, not {_short_repr(value)}")
     return value
 
 
@@ -65,17 +64,17 @@ def _topic(value: Any) -> str:
 
 
 def duration_ms(value: Any) -> int:
-    """`'5 seconds'`, `'500ms'`, `'1m'`, or a number of ms."""
+    """Return the ms of `'5 seconds'`, `'500ms'`, `'1m'`, or of a number of ms."""
     if isinstance(value, str):
-        words = _IN_WORDS.fullmatch(value)
-        if words and words[2].lower() in _WORDS:
-            value = words[1] + _WORDS[words[2].lower()]
+        words = _DURATION_IN_WORDS.fullmatch(value)
+        if words and words[2].lower() in _UNITS:
+            value = words[1] + _UNITS[words[2].lower()]
         return parse_duration_ms(value)
     return int(_integer(0, OFFSET_MAX)(value))
 
 
 def time_ms(value: Any) -> int:
-    """ISO 8601 (UTC if it names no zone), a `datetime`, or ms since 1970."""
+    """Return the ms since 1970 of ISO 8601 text (UTC if it names no zone), of a `datetime`, or of a number of ms."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
@@ -84,7 +83,7 @@ def time_ms(value: Any) -> int:
                 f"must be a time like '2026-01-31T12:00:00Z' or ms since 1970, not {_short_repr(value)}"
             ) from None
     if isinstance(value, datetime):
-        value = ms_of(value)
+        value = epoch_ms(value)
     return int(_integer(0, OFFSET_MAX)(value))
 
 
@@ -128,7 +127,7 @@ CONSUME_OPTIONS: Final[dict[str, Check]] = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is nearly a known one, else none."""
+    """Return a hint for a word that resembles a known one, or an empty text."""
     found = difflib.get_close_matches(word[:80], list(known), n=1, cutoff=0.75)
     return f"did you mean {found[0]}?" if found else ""
 

@@ -1,10 +1,9 @@
-"""SQL text as tokens with positions, by DuckDB's rules; no I/O.
+"""Splits SQL text into tokens with positions, by DuckDB's rules. No I/O.
 
-Strings are `'…'` (a quote doubled), `e'…'` (backslashes), `x'…'` and `$tag$…$tag$`; names are words or `"…"`;
-comments are `--` and `/* */`, nested.
-Parameters are `?`, `$1`, `$name` and `:name`. What would be read in two ways (`a$$`, `1x`) is refused.
-Bounds: text 16 MiB, 1,000,000 tokens, brackets, CASE and comments 200 deep,
-100 prefix operators or subscripts in a row, 500 set operations in a statement.
+Strings are `'…'` (with quotes doubled), `e'…'` (with backslashes), `x'…'` and `$tag$…$tag$`. Names are words or `"…"`.
+Comments are `--` and `/* */`, which nest. Parameters are `?`, `$1`, `$name` and `:name`. Ambiguous text (`a$$`, `1x`)
+is refused. Bounds: 16 MiB of text; 1,000,000 tokens; brackets, CASE and comments nested 200 deep; 100 prefix operators
+or subscripts in a row; 500 set operations in a statement.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Kind(IntEnum):
     WORD = 1
     """A name or keyword as written."""
     NAME = 2
-    """A name in double quotes; `value` without them."""
+    """A name in double quotes, which `value` omits."""
     STRING = 3
     BLOB = 4
     NUMBER = 5
@@ -45,7 +44,7 @@ class Token(NamedTuple):
 
     @property
     def upper(self) -> str:
-        """The keyword that it may be; nothing that can be compared with one if it is no word."""
+        """A word in capitals or a symbol, to compare with a keyword; empty for any other token."""
         return self.value.upper() if self.kind is Kind.WORD else self.value if self.kind is Kind.SYMBOL else ""
 
 
@@ -79,11 +78,11 @@ _SET_OPERATIONS: Final = frozenset({"UNION", "INTERSECT", "EXCEPT"})
 _VALUES: Final = frozenset({Kind.NAME, Kind.STRING, Kind.BLOB, Kind.NUMBER, Kind.PARAMETER})
 
 
-def tokens_of(sql: str) -> list[Token]:
-    """All tokens without comments, an END last; `SqlError` beyond the bounds or where the text is no SQL."""
-    if len(sql) > TEXT_BYTES_MAX or _size(sql) > TEXT_BYTES_MAX:
+def tokenize(sql: str) -> list[Token]:
+    """Return all tokens but comments, END last. Raises `SqlError` beyond the bounds and for text that is not SQL."""
+    if len(sql) > TEXT_BYTES_MAX or _utf8_size(sql) > TEXT_BYTES_MAX:
         raise SqlError(
-            f"the text has more than {TEXT_BYTES_MAX >> 20} MiB", hint="send rows as parameters, in several statements"
+            f"the text is longer than {TEXT_BYTES_MAX >> 20} MiB", hint="send rows as parameters, in several statements"
         )
     tokens: list[Token] = []
     at, length = 0, len(sql)
@@ -93,7 +92,7 @@ def tokens_of(sql: str) -> list[Token]:
             raise SqlError.at(sql, at, f"more than {TOKENS_MAX:,} tokens", hint="send rows as parameters")
         match = match_at(sql, at)
         if match is None:
-            what = {"'": "a string that is not closed", '"': "a name that is not closed"}.get(sql[at], "no SQL")
+            what = {"'": "unterminated string", '"': "unterminated name"}.get(sql[at], "not SQL")
             raise SqlError.at(sql, at, what)
         group, end = match.lastgroup, match.end()
         if group == "plain":
@@ -110,7 +109,7 @@ def tokens_of(sql: str) -> list[Token]:
         if group == "block":
             at = _comment_end(sql, at)
             continue
-        token = _token(sql, group or "", match[0], at, end, tokens)
+        token = _make_token(sql, group or "", match[0], at, end, tokens)
         append(token)
         at = token.end
     tokens.append(Token(Kind.END, "", len(sql), len(sql)))
@@ -119,7 +118,7 @@ def tokens_of(sql: str) -> list[Token]:
 
 
 def outside_brackets(tokens: Sequence[Token]) -> Iterator[int]:
-    """The numbers of the tokens that no brackets are around. The brackets themselves are not outside."""
+    """Yield the numbers of the tokens that are not in brackets and are no brackets themselves."""
     depth = 0
     for number, token in enumerate(tokens):
         is_symbol = token.kind is Kind.SYMBOL
@@ -131,14 +130,14 @@ def outside_brackets(tokens: Sequence[Token]) -> Iterator[int]:
             yield number
 
 
-def _size(sql: str) -> int:
+def _utf8_size(sql: str) -> int:
     try:
         return len(sql) if sql.isascii() else len(sql.encode())
     except UnicodeEncodeError as error:
-        raise SqlError.at(sql, error.start, "a character that is no Unicode text: half of a surrogate pair") from None
+        raise SqlError.at(sql, error.start, "a lone surrogate, which is not a Unicode character") from None
 
 
-def _token(sql: str, group: str, text: str, at: int, end: int, before: list[Token]) -> Token:
+def _make_token(sql: str, group: str, text: str, at: int, end: int, before: list[Token]) -> Token:
     match group:
         case "word":
             raise SqlError.at(sql, at, "a name with '$'", hint="put it in double quotes")
@@ -148,7 +147,7 @@ def _token(sql: str, group: str, text: str, at: int, end: int, before: list[Toke
             return Token(Kind.SYMBOL, text, at, end)
         case "number":
             if (end < len(sql) and (sql[end].isalnum() or sql[end] in "_$")) or "__" in text or text.endswith("_"):
-                raise SqlError.at(sql, at, "a number that goes on with letters")
+                raise SqlError.at(sql, at, "a number that is followed by letters")
             return Token(Kind.NUMBER, text.replace("_", ""), at, end)
         case "string":
             return Token(Kind.STRING, text[1:-1].replace("''", "'"), at, end)
@@ -163,7 +162,7 @@ def _token(sql: str, group: str, text: str, at: int, end: int, before: list[Toke
         case "dollar":
             close = sql.find(text, end)
             if close < 0:
-                raise SqlError.at(sql, at, f"a string that is not closed by {text}")
+                raise SqlError.at(sql, at, f"unterminated string: {text} does not follow")
             return Token(Kind.STRING, sql[end:close], at, close + len(text))
         case "numbered" | "named":
             return Token(Kind.PARAMETER, text if text == "?" else text[1:], at, end)
@@ -172,11 +171,11 @@ def _token(sql: str, group: str, text: str, at: int, end: int, before: list[Toke
             if name:
                 return Token(Kind.PARAMETER, name[0], at, name.end())
             return Token(Kind.SYMBOL, text, at, end)
-    raise SqlError.at(sql, at, f"{text!r} begins a kind of string that is not closed, or not supported")
+    raise SqlError.at(sql, at, f"{text!r} begins a string that is unterminated or of an unsupported kind")
 
 
 def _may_be_parameter(before: list[Token], at: int) -> bool:
-    """Whether a colon can begin `:name`: not in `{'a':b}`, `a[1:b]` or `a[:b]`, nor right after a word."""
+    """Whether a colon can begin `:name`, which it cannot in `{'a':b}`, `a[1:b]` and `a[:b]`, nor right after a word."""
     if not before:
         return False
     last = before[-1]
@@ -204,11 +203,11 @@ def _comment_end(sql: str, at: int) -> int:
             return mark.end()
         if depth > DEPTH_MAX:
             raise SqlError.at(sql, mark.start(), f"comments nested deeper than {DEPTH_MAX}")
-    raise SqlError.at(sql, at, "a comment that is not closed")
+    raise SqlError.at(sql, at, "unterminated comment")
 
 
 def _check_depth(sql: str, tokens: list[Token]) -> None:
-    """Parsers recurse over what is nested: that is bounded here, before they begin."""
+    """Raise `SqlError` if the text is nested too deeply for parsers, which recurse, or if its brackets do not match."""
     closing: list[str] = []
     cases = prefixes = operations = subscripts = 0
     last = ""

@@ -1,4 +1,4 @@
-"""`INSERT … VALUES` of plain literals and parameters, as Python values: what needs no parser and no DuckDB."""
+"""Parses `INSERT … VALUES` of plain literals and parameters into Python values, without sqlglot and DuckDB."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from llog.sql.parse.token_stream import TokenStream
 
 _WORDS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _DIGITS_MAX: Final = 38
-"""More of them are no INTEGER and no DECIMAL in DuckDB."""
+"""The most digits of an integer or a DECIMAL in DuckDB."""
 
 
 class PlainInsert(NamedTuple):
     table: str
     table_at: int
-    """The number of the token that the table's name begins with."""
+    """The number of the first token of the table's name."""
     columns: tuple[str, ...]
     values: tuple[tuple[Any, ...], ...]
-    ends: bool
-    """Nothing follows the rows."""
+    is_whole_statement: bool
+    """Whether nothing follows the rows."""
 
 
-def plain_insert(stream: TokenStream) -> PlainInsert | None:
-    """None if the statement is anything else than `INSERT INTO t [(columns)] VALUES` and plain rows, or has an
-    error.
-    """
+def parse_plain_insert(stream: TokenStream) -> PlainInsert | None:
+    """Parse `INSERT INTO t [(columns)] VALUES` and plain rows. Returns None for any other statement or an error."""
     if not stream.accept("INSERT", "INTO") or not stream.is_name():
         return None
     table_at = stream.at
@@ -44,14 +42,15 @@ def plain_insert(stream: TokenStream) -> PlainInsert | None:
             return None
     if not stream.accept("VALUES"):
         return None
-    rows = plain_rows(stream, len(columns))
-    ends = stream.token.kind is Kind.END
-    return None if rows is None else PlainInsert(table, table_at, tuple(columns), rows, ends)
+    rows = parse_plain_rows(stream, len(columns))
+    is_whole_statement = stream.token.kind is Kind.END
+    return None if rows is None else PlainInsert(table, table_at, tuple(columns), rows, is_whole_statement)
 
 
-def plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
-    """The rows after VALUES; None if one of them is not plain. All must have `width` values, or as many as the
-    first.
+def parse_plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ...] | None:
+    """Parse the rows after VALUES, or return None if one of them is not plain.
+
+    Raises `SqlError` unless each has `width` values; without a `width`, as many as the first.
     """
     rows: list[tuple[Any, ...]] = []
     symbol = Kind.SYMBOL
@@ -61,7 +60,7 @@ def plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ..
             return None
         row: list[Any] = []
         while True:
-            value = _literal(stream)
+            value = _parse_literal(stream)
             after = stream.take()
             if value is _NOT_PLAIN or after.kind is not symbol or after.value not in ",)":
                 return None
@@ -70,7 +69,7 @@ def plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ..
                 break
         width = width or len(row)
         if len(row) != width:
-            raise stream.error(f"this row has {len(row)} values, and {width} are expected", token=start)
+            raise stream.error(f"this row has {len(row)} values, but {width} are expected", token=start)
         rows.append(tuple(row))
         if not stream.accept(","):
             return tuple(rows)
@@ -79,7 +78,7 @@ def plain_rows(stream: TokenStream, width: int = 0) -> tuple[tuple[Any, ...], ..
 _NOT_PLAIN: Final = object()
 
 
-def _literal(stream: TokenStream) -> Any:
+def _parse_literal(stream: TokenStream) -> Any:
     token = stream.take()
     kind = token.kind
     if kind is Kind.STRING:
@@ -87,18 +86,20 @@ def _literal(stream: TokenStream) -> Any:
     if kind is Kind.PARAMETER:
         return stream.parameters[token.start]
     if kind is Kind.NUMBER:
-        return _number(token.value, "")
+        return _parse_number(token.value, "")
     if kind is Kind.BLOB:
         return bytes.fromhex(token.value)
     if kind is Kind.WORD:
         return _WORDS.get(token.value.upper(), _NOT_PLAIN)
     if kind is Kind.SYMBOL and token.value in "-+" and stream.token.kind is Kind.NUMBER:
-        return _number(stream.take().value, token.value)
+        return _parse_number(stream.take().value, token.value)
     return _NOT_PLAIN
 
 
-def _number(text: str, sign: str) -> Any:
-    """As DuckDB types them: whole numbers, decimals up to 38 digits, doubles with an exponent."""
+def _parse_number(text: str, sign: str) -> Any:
+    """Return the number with the type that DuckDB gives it: integer, DECIMAL of up to 38 digits, or DOUBLE if it has an
+    exponent.
+    """
     if text.isdigit():
         return int(sign + text) if len(text) <= _DIGITS_MAX else _NOT_PLAIN
     if "e" not in text.lower():

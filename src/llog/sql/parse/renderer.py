@@ -1,5 +1,5 @@
-"""From the tokens of a statement to text for DuckDB: no comments, parameters as `$1` or `$name`, tables for `TOPIC
-x`.
+"""Renders the tokens of a statement as text for DuckDB: without comments, with parameters as `$1` or `$name`, and with
+tables in place of `TOPIC x`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from llog.sql.parse.lexer import Kind, outside_brackets, tokens_of
+from llog.sql.parse.lexer import Kind, outside_brackets, tokenize
 from llog.sql.parse.statements import Parameter
 from llog.sql.parse.token_stream import TokenStream
 
@@ -38,18 +38,19 @@ BEFORE_COLUMN: Final = frozenset(
     }
 )
 _STRING: Final = "'1'"
-"""What sqlglot sees of every string: it only has to know where tables are."""
+"""Stands for every string in the text for sqlglot, which only has to find the tables."""
 _PARAMETER: Final = "? "
-"""And of every parameter: `?::` would be an operator."""
+"""Stands for every parameter in the text for sqlglot, which takes `?::` for an operator."""
 
 
-class Rendered(NamedTuple):
+class RenderedText(NamedTuple):
     text: str
     starts: dict[int, int]
-    """Where a token begins in `text` → its number."""
+    """Position of a token in `text` → the token's number."""
 
 
-def place_text(parameter: Parameter) -> str:
+def placeholder(parameter: Parameter) -> str:
+    """Return the parameter as DuckDB writes it: `$1` or `$name`."""
     return f"${parameter.place + 1}" if isinstance(parameter.place, int) else f"${parameter.place}"
 
 
@@ -60,8 +61,8 @@ def render(
     stop: int | None = None,
     *,
     for_sqlglot: bool = False,
-) -> Rendered:
-    """The text of the tokens from `first` up to `stop`, with `replacements` in place of the tokens of those numbers."""
+) -> RenderedText:
+    """Return the text of the tokens from `first` up to `stop`, with `replacements` for the tokens of those numbers."""
     parts: list[str] = []
     starts: dict[int, int] = {}
     length, sql = 0, stream.sql
@@ -76,7 +77,7 @@ def render(
         text = replacements.get(number)
         if text is None:
             if token.kind is Kind.PARAMETER:
-                text = _PARAMETER if for_sqlglot else place_text(stream.parameters[token.start])
+                text = _PARAMETER if for_sqlglot else placeholder(stream.parameters[token.start])
                 if not sql[token.end : token.end + 1].isspace():
                     text += " "  # sqlglot takes `$1,$` for the beginning of a string
             elif for_sqlglot and token.kind in (Kind.STRING, Kind.BLOB):
@@ -86,26 +87,26 @@ def render(
         starts[length] = number
         parts.append(text)
         length += len(text)
-    return Rendered("".join(parts), starts)
+    return RenderedText("".join(parts), starts)
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def full_name(table: str) -> str:
-    """`schema.name`, each in quotes."""
-    return ".".join(map(quoted, table.split(".")))
+    """Return `schema.name` with each part in quotes."""
+    return ".".join(map(quote, table.split(".")))
 
 
 def with_schema(table: str) -> str:
-    """A table's full name, `schema.name`: without a schema, it is in `main`."""
+    """Return the table's name with its schema, which is `main` if it names none."""
     return table if "." in table else f"main.{table}"
 
 
-def separate(text: str, table: str) -> Iterator[str]:
-    """Each of several expressions, without the schema where it stands before the table's name."""
-    tokens = tokens_of(text)
+def split_expressions(text: str, table: str) -> Iterator[str]:
+    """Yield each of several expressions, without the schema where it precedes the table's name."""
+    tokens = tokenize(text)
     names = [token.value.lower() if token.kind in (Kind.WORD, Kind.NAME) else token.upper for token in tokens]
     schema, _, name = table.lower().rpartition(".")
     before = [schema, ".", name, "."]
@@ -120,13 +121,14 @@ def separate(text: str, table: str) -> Iterator[str]:
             begin = tokens[number + 1].end
 
 
-class Names:
-    """Names that the statement does not use itself."""
+class UnusedNames:
+    """Chooses names that the statement does not use itself."""
 
     def __init__(self, stream: TokenStream) -> None:
         self._used = {token.value.lower() for token in stream.tokens if token.kind in (Kind.WORD, Kind.NAME)}
 
-    def unused(self, wanted: str) -> str:
+    def choose(self, wanted: str) -> str:
+        """Return the wanted name, with underscores after it if it is in use."""
         name = wanted
         while name in self._used:
             name += "_"
@@ -135,22 +137,23 @@ class Names:
 
 
 def offset_replacements(stream: TokenStream, first: int) -> dict[int, str]:
-    """OFFSET in quotes where no clause can begin: it is a column of every topic, and DuckDB takes the bare word for a
-    keyword.
+    """Return replacements that quote OFFSET where it can only be a column.
+
+    Every topic has a column of that name, and DuckDB takes the bare word for a keyword.
     """
     tokens = stream.tokens
     return {
-        number: quoted("offset")
+        number: quote("offset")
         for number in range(first + 1, len(tokens))
         if tokens[number].upper == "OFFSET" and tokens[number - 1].upper in BEFORE_COLUMN
     }
 
 
-def topic_replacements(stream: TokenStream, names: Names, first: int) -> tuple[dict[int, str], dict[str, str]]:
-    """(replacements, name of the table → topic) for every `TOPIC x` after FROM, JOIN or a comma of a FROM clause.
+def topic_replacements(stream: TokenStream, names: UnusedNames, first: int) -> tuple[dict[int, str], dict[str, str]]:
+    """Return replacements for every `TOPIC x` after FROM, JOIN or a comma of a FROM clause, and topics by table name.
 
-    TOPIC is a keyword there only if a name follows: `FROM topic` and `FROM topic AS t` are a table. A topic without an
-    alias gets the last part of its name as one.
+    TOPIC is a keyword there only if a name follows: `FROM topic` and `FROM topic AS t` read a table. A topic without an
+    alias gets the last part of its name as its alias.
     """
     replacements: dict[int, str] = {}
     topics: dict[str, str] = {}
@@ -165,10 +168,10 @@ def topic_replacements(stream: TokenStream, names: Names, first: int) -> tuple[d
                 raise stream.error("records of a topic cannot be deleted one by one", "CLEAR TOPIC removes all of them")
             stream.take()
             topic = stream.topic()
-            aliased = stream.token.upper == "AS" or stream.is_name()
-            name = names.unused(f"topic_{len(topics) + 1}")
+            has_alias = stream.token.upper == "AS" or stream.is_name()
+            name = names.choose(f"topic_{len(topics) + 1}")
             topics[name] = topic
-            replacements[number] = name if aliased else f"{name} AS {quoted(topic.rpartition('.')[2])}"
+            replacements[number] = name if has_alias else f"{name} AS {quote(topic.rpartition('.')[2])}"
             replacements.update(dict.fromkeys(range(number + 1, stream.at), ""))
             expects_table = False
             continue

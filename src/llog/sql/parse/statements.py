@@ -1,7 +1,6 @@
-"""Statements as data: what the parser makes of SQL text, and what a session runs. No I/O.
+"""Statements as data: the parser returns them, and a session runs them. No I/O.
 
-`commands/` has the statements of llog's own. A value that a statement gets as a parameter is a `Parameter` until
-`parameters.bind` puts the value in its place.
+llog's own statements are in `commands/`. A `Parameter` stands for a value until `parameters.bind` replaces it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 import msgspec
 
 Statement = msgspec.Struct
-"""A `TableStatement`, or the statement of any other command."""
+"""A `TableStatement`, or the struct of any other command."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Stands for a value. `place` is its number, counted from 0, or its name."""
+    """Stands for a value. `place` is its number, from 0, or its name."""
 
     place: int | str
 
@@ -45,22 +44,22 @@ class TableStatement(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """CREATE TABLE, DROP TABLE, INSERT, UPDATE, DELETE or SELECT."""
     sql: str
-    """In DuckDB's dialect, names qualified, topics and system tables replaced by the names in `topics` and `system`."""
+    """The text for DuckDB: tables have their schema, and the names of `topics` and `system` stand for those."""
     target: str | None = None
-    """The table that is created, dropped or changed."""
+    """The table that the statement creates, drops or changes."""
     tables: tuple[str, ...] = ()
     topics: dict[str, str] = {}
     """Name in `sql` → topic."""
     system: dict[str, str] = {}
     """Name in `sql` → system table (`topics`, `topic_offsets`, `routes`, `partitions`)."""
     columns: tuple[str, ...] = ()
-    """INSERT: the columns that are given; none: all."""
+    """INSERT: the named columns; empty for all."""
     values: tuple[tuple[Any, ...], ...] | None = None
-    """INSERT … VALUES of plain literals and parameters only: the rows. None: it takes DuckDB to know them."""
+    """The rows of an INSERT … VALUES with nothing but plain literals and parameters; else None."""
     if_exists: bool = False
-    """DROP TABLE IF EXISTS, or CREATE TABLE IF NOT EXISTS."""
+    """Whether it says DROP TABLE IF EXISTS or CREATE TABLE IF NOT EXISTS."""
     conflict: bool = False
-    """INSERT with ON CONFLICT, OR REPLACE or OR IGNORE."""
+    """Whether an INSERT has ON CONFLICT, OR REPLACE or OR IGNORE."""
     returning: bool = False
     parameters: tuple[int | str, ...] = ()
-    """Their places: all numbers, which are `$1`, `$2` … in `sql`, or all names."""
+    """The places of the parameters: all numbers, which are `$1`, `$2` … in `sql`, or all names."""

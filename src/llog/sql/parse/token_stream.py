@@ -1,4 +1,4 @@
-"""The tokens of one statement, for a recursive-descent parser: it takes them one by one, and errors name the token."""
+"""The tokens of one statement, for recursive-descent parsers, which take them one by one. Errors name the token."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RESERVED: Final = frozenset(
         """,
     )
 )
-"""Words that are no names where a topic's name or an alias may stand."""
+"""Keywords that cannot be the name of a topic or an alias unless they are quoted."""
 
 
 class TokenStream:
-    """`sql` is the whole text; `tokens` those of one statement, an END last."""
+    """A position in the tokens of one statement, which end with END. `sql` is the whole text."""
 
     def __init__(self, sql: str, tokens: Sequence[Token]) -> None:
         self.sql = sql
@@ -47,19 +47,20 @@ class TokenStream:
         return SqlError.at(self.sql, (token or self.token).start, message, hint)
 
     def expected(self, what: str, known: Collection[str] = (), hint: str = "") -> SqlError:
-        """An error that says what was found here instead of `what`."""
+        """Return an error that names the token found here instead of `what`."""
         token = self.token
         found = "the end" if token.kind is Kind.END else repr(self.sql[token.start : token.end][:40])
         return self.error(f"expected {what}, found {found}", hint or did_you_mean(token.upper, known))
 
     def take(self) -> Token:
+        """Return the token and move past it, unless it is END."""
         token = self.tokens[self.at]
         if token.kind is not Kind.END:
             self.at += 1
         return token
 
     def accept(self, *words: str) -> bool:
-        """Goes over these keywords or symbols if all of them are next."""
+        """Move past these keywords or symbols if all of them are next, and return whether they are."""
         at, tokens = self.at, self.tokens
         for word in words:
             if at >= len(tokens) or tokens[at].upper != word:
@@ -74,10 +75,11 @@ class TokenStream:
                 raise self.expected(word, (word,))
 
     def skip_to_end(self) -> None:
-        """For statements whose tokens another parser has read."""
+        """Move to the end of a statement whose tokens another parser has read."""
         self.at = len(self.tokens) - 1
 
     def end(self, known: Collection[str] = ()) -> None:
+        """Raise `SqlError` unless the statement ends here."""
         if self.token.kind is not Kind.END:
             raise self.expected("the end of the statement" + (f" or {', '.join(known)}" if known else ""), known)
 
@@ -91,7 +93,7 @@ class TokenStream:
         return self.take().value
 
     def topic(self) -> str:
-        """`t`, `ns.t` or `"any-name"`, as written: names of topics know upper and lower case."""
+        """Read a topic's name, `t`, `ns.t` or `"any-name"`, and return it as written: its case matters."""
         first = self.token
         try:
             return check_topic_name(self.table_or_topic("a topic"))
@@ -99,7 +101,7 @@ class TokenStream:
             raise self.error(str(error), token=first) from None
 
     def table_or_topic(self, what: str = "a table or a topic") -> str:
-        """As written."""
+        """Read the name of a table or a topic, and return it as written."""
         parts = [self.name(f"the name of {what}")]
         while self.accept("."):
             if self.token.kind not in (Kind.WORD, Kind.NAME):
@@ -110,17 +112,17 @@ class TokenStream:
         return ".".join(parts)
 
     def table(self) -> str:
-        """`schema.name` in lower case; `main` is the schema if none is written."""
+        """Read a table's name, and return it as `schema.name` in lower case; the default schema is `main`."""
         first = self.token
         parts = [self.name("the name of a table")]
         while self.accept("."):
             parts.append(self.name("the rest of the table's name"))
         if len(parts) > 2:
-            raise self.error("a table's name has at most a schema before it", token=first)
+            raise self.error("a table's name has at most two parts: schema.name", token=first)
         return table_name(self, parts, first)
 
     def scalar(self, what: str) -> Any:
-        """A literal or a `Parameter`; a bare word is text."""
+        """Read a literal or a `Parameter`; a bare word is text."""
         token = self.token
         if token.kind is Kind.PARAMETER:
             self.take()
@@ -144,8 +146,8 @@ class TokenStream:
         self.take()
         return int(token.value)
 
-    def checked(self, what: str, value: Any, check: Check, token: Token) -> Any:
-        """The value, checked now, or the `Parameter` that `bind` will check."""
+    def check_value(self, what: str, value: Any, check: Check, token: Token) -> Any:
+        """Return the checked value, or the `Parameter`, which `bind` will check."""
         if isinstance(value, Parameter):
             return value
         try:
@@ -154,14 +156,14 @@ class TokenStream:
             raise self.error(f"{what}: {error}", token=token) from None
 
     def clause(self, name: str) -> Any:
-        """The value of a clause whose keyword has been read."""
+        """Read the value of a clause whose keyword has been read."""
         token = self.token
         if token.kind is Kind.WORD:
             raise self.expected(f"the value of {name}", hint="put text in single quotes")
-        return self.checked(name, self.scalar(f"the value of {name}"), CLAUSES[name], token)
+        return self.check_value(name, self.scalar(f"the value of {name}"), CLAUSES[name], token)
 
     def clauses(self, readers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-        """Reads clauses up to the end, in any order and each at most once, and returns their values by keyword.
+        """Read clauses up to the end, in any order and each at most once, and return their values by keyword.
 
         A reader is called with its keyword, which has been read.
         """
@@ -177,8 +179,8 @@ class TokenStream:
         return values
 
     def options(self, known: Mapping[str, Check]) -> dict[str, Any]:
-        """`(name = value, …)`."""
-        found: dict[str, Any] = {}
+        """Read `(name = value, …)`, and return the values by name."""
+        values: dict[str, Any] = {}
         self.expect("(")
         while True:
             token = self.token
@@ -186,26 +188,29 @@ class TokenStream:
             if name not in known:
                 hint = did_you_mean(name, known) or f"known are {', '.join(known)}"
                 raise self.error(f"unknown option {name[:80]!r}; known are {', '.join(known)}", hint, token)
-            if name in found:
+            if name in values:
                 raise self.error(f"the option {name!r} is given twice", token=token)
             self.expect("=")
             token = self.token
-            found[name] = self.checked(name, self.scalar(f"the value of {name}"), known[name], token)
+            values[name] = self.check_value(name, self.scalar(f"the value of {name}"), known[name], token)
             if not self.accept(","):
                 self.expect(")")
-                return found
+                return values
 
 
 def table_name(stream: TokenStream, parts: Sequence[str], token: Token) -> str:
     for part in parts:
         if not part.isprintable() or any(c in "./" for c in part) or len(part.encode()) > 200:
-            raise stream.error(f"{part[:80]!r} cannot name a table: no '.', no '/', at most 200 bytes", token=token)
+            raise stream.error(
+                f"{part[:80]!r} cannot name a table: names have no '.', no '/' and at most 200 bytes", token=token
+            )
     return ".".join([*([] if len(parts) > 1 else ["main"]), *parts]).lower()
 
 
 def _parameters(sql: str, tokens: Sequence[Token]) -> dict[int, Parameter]:
-    """Start of a token → its parameter. One style in a statement; numbers without gaps; names without regard to
-    case.
+    """Return the parameters by the start of their tokens.
+
+    A statement uses one style. Numbers have no gaps, and no two names differ only in case.
     """
     found: dict[int, Parameter] = {}
     styles: dict[str, Token] = {}
@@ -218,7 +223,7 @@ def _parameters(sql: str, tokens: Sequence[Token]) -> dict[int, Parameter]:
         styles.setdefault(style, token)
         if len(styles) > 1:
             raise SqlError.at(
-                sql, token.start, f"parameters are written as {' and as '.join(styles)}", "use one of them"
+                sql, token.start, f"parameters are written as {' and as '.join(styles)}", "use one style only"
             )
         place: int | str = value
         if style == "?":

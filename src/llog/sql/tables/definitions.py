@@ -1,7 +1,7 @@
-"""Tables as RocksDB keeps them: definitions, and rows by primary key.
+"""Tables as RocksDB stores them: definitions, and rows by primary key.
 
-A definition is JSON under `table/<name>`; rows are under the table's number, which is never used again, so that a table
-dropped and created anew starts empty. Definitions are few and held in memory.
+A definition is JSON under `table/<name>`. Rows are stored under the table's number, which is never reused, so a table
+that is dropped and created again starts empty. Definitions are few and kept in memory.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ PAGE_ROWS: Final = 20_000
 class Column(msgspec.Struct, frozen=True):
     name: str
     type: str
-    """As DuckDB spells it."""
+    """The type as DuckDB spells it."""
     nullable: bool = True
     default: str | None = None
-    """SQL."""
+    """An SQL expression."""
 
 
 class TableDefinition(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     number: int
     ddl: str
-    """CREATE TABLE, as DuckDB spells it."""
+    """The CREATE TABLE statement as DuckDB spells it."""
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     checked: bool = False
-    """Has rules that only DuckDB can check: UNIQUE, CHECK."""
+    """Whether the table has constraints that only DuckDB can check: UNIQUE, CHECK."""
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -58,46 +58,47 @@ class TableDefinition(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return row_prefix(self.number)
 
     @property
-    def last_part(self) -> str:
+    def unqualified_name(self) -> str:
         return self.name.rpartition(".")[2]
 
 
 def check_definition(definition: TableDefinition) -> TableDefinition:
-    """`SqlError` if rows of such a table could not be stored or named."""
+    """Return the definition. Raises `SqlError` if rows of such a table could not be stored or identified."""
     what = f"table {definition.name!r}"
     if not definition.primary_key:
         raise SqlError(
-            f"{what} has no primary key, and events name rows by it",
+            f"{what} has no primary key, by which events identify rows",
             hint="add PRIMARY KEY to a column, or PRIMARY KEY (a, b)",
         )
     for column in definition.columns:
         if arrow_type(column.type) is None:
             raise SqlError(
-                f"column {column.name!r} of {what} has type {column.type}", hint=f"types of columns are {TYPES}"
+                f"column {column.name!r} of {what} has the unsupported type {column.type}", hint=f"use one of {TYPES}"
             )
         if column.name in definition.primary_key and not can_be_key(column.type):
             raise SqlError(
-                f"column {column.name!r} of {what} is in the primary key and has type {column.type}",
+                f"column {column.name!r} of {what} has type {column.type}, which a primary key cannot contain",
                 hint="use an integer, DECIMAL, VARCHAR, UUID, or a time",
             )
     folded = [column.name.lower() for column in definition.columns]
     if len(set(folded)) < len(folded):
-        raise SqlError(f"{what} has two columns of one name: {', '.join(folded)}")
+        raise SqlError(f"{what} has two columns of the same name: {', '.join(folded)}")
     return definition
 
 
 class TableStore:
-    """Definitions and rows. The caller of a method that changes them holds the writer's lock of `Tables`."""
+    """Definitions and rows. A caller that changes them holds the writer's lock of `Tables`."""
 
     def __init__(self, store: RocksStore) -> None:
         self.store = store
         self._mutex = threading.Lock()
         self._known: dict[str, TableDefinition] = {}
         for _, value in store.below(ROWS, TABLES):
-            found = json_decoder(TableDefinition).decode(value)
-            self._known[found.name.lower()] = found
+            definition = json_decoder(TableDefinition).decode(value)
+            self._known[definition.name.lower()] = definition
 
     def definitions(self) -> dict[str, TableDefinition]:
+        """Return all definitions by name, in the order of the names."""
         with self._mutex:
             return {each.name: each for each in sorted(self._known.values(), key=lambda each: each.name)}
 
@@ -105,6 +106,7 @@ class TableStore:
         return self._known.get(name.lower())
 
     def definition(self, name: str) -> TableDefinition:
+        """Return the definition, ignoring the case of the name. `TableNotFound` suggests similar names."""
         found = self._known.get(name.lower())
         if found is None:
             close = difflib.get_close_matches(name, self.definitions(), n=3)
@@ -114,7 +116,7 @@ class TableStore:
             )
         return found
 
-    def definitions_in(self, numbers: Sequence[int]) -> list[TableDefinition]:
+    def definitions_numbered(self, numbers: Sequence[int]) -> list[TableDefinition]:
         with self._mutex:
             return [each for each in self._known.values() if each.number in numbers] if numbers else []
 
@@ -124,7 +126,7 @@ class TableStore:
 
     def add(self, definition: TableDefinition) -> None:
         if self.find(definition.name) is not None:
-            raise TableExists(f"table {definition.name!r} is there already")
+            raise TableExists(f"table {definition.name!r} exists already")
         changes = self.store.changes()
         changes.put(ROWS, table_key(definition.name), msgspec.json.encode(definition))
         changes.put(COUNTERS, LAST_TABLE, definition.number.to_bytes(8, "little"))
@@ -140,9 +142,10 @@ class TableStore:
         with self._mutex:
             del self._known[definition.name.lower()]
 
-    def has_none(self, keys: Sequence[bytes]) -> bool:
-        """Whether there is surely no row between the lowest and the highest of these keys: one look instead of many, if
-        rows grow.
+    def has_no_rows_between(self, keys: Sequence[bytes]) -> bool:
+        """Whether no row surely lies between the lowest and the highest of these keys.
+
+        One read instead of many when keys increase with every insert.
         """
         return self.store.is_empty(ROWS, min(keys), max(keys))
 
@@ -150,7 +153,7 @@ class TableStore:
         return self.store.get_all(ROWS, keys)
 
     def pages(self, definition: TableDefinition) -> Iterator[pa.Table]:
-        """All rows. Those written meanwhile may be among them or not."""
+        """Yield all rows, page by page. Rows that are written meanwhile may or may not be among them."""
         start, stop = definition.prefix, after(definition.prefix)
         while found := self.store.items(ROWS, start, stop, PAGE_ROWS):
             yield definition.codec.decode([value for _, value in found], definition.name)

@@ -1,4 +1,4 @@
-"""Rows as bytes, for every type that a table may have. No I/O.
+"""The encoding of rows as bytes, for every type that a column may have. No I/O.
 
 A row is a msgpack array of its columns' storage values, in the table's order; a row key is the msgpack array of the
 primary key's. Booleans, numbers, text and bytes are stored as they are; temporal values as integers in the type's unit
@@ -44,13 +44,13 @@ _ARROW: Final = {
 }
 _DECIMAL: Final = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 _NOT_IN_KEYS: Final = {"FLOAT", "DOUBLE", "JSON"}
-_SIXTEEN: Final = pa.binary(16)
+_INT128: Final = pa.binary(16)
 TYPES: Final = "BOOLEAN, integers (TINYINT to HUGEINT), REAL, DOUBLE, DECIMAL, VARCHAR, BLOB, DATE, TIME, TIMESTAMP, \
 TIMESTAMPTZ, UUID, JSON, and lists of numbers, booleans, text or bytes"
 
 
 def arrow_type(sql_type: str) -> pa.DataType | None:
-    """How Arrow holds a column of this type (as DuckDB spells it). None: a table cannot have it."""
+    """Return the Arrow type of a column of this type, as DuckDB spells it, or None if tables do not support it."""
     if sql_type.endswith("[]"):
         inner = arrow_type(sql_type[:-2])
         return None if inner is None or _storage_type(inner) != inner else pa.list_(inner)
@@ -69,14 +69,14 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
         return pa.int32()
     if pa.types.is_temporal(kind):
         return pa.int64()
-    return _SIXTEEN if pa.types.is_decimal(kind) else kind
+    return _INT128 if pa.types.is_decimal(kind) else kind
 
 
 Cells: TypeAlias = pa.Array | list[Any]
-"""A column of rows; as a list, of its storage values."""
+"""The values of one column: an Arrow array, or a list of storage values."""
 
 
-class _Storage(NamedTuple):
+class _ColumnStorage(NamedTuple):
     kind: pa.DataType
     stored: pa.DataType
 
@@ -94,12 +94,12 @@ class _Storage(NamedTuple):
 
 
 def _reinterpret(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same bytes as another type of the same width."""
+    """Return the same bytes as an array of another type of the same width."""
     return pa.Array.from_buffers(kind, len(array), array.buffers(), array.null_count, array.offset)
 
 
 class RowCodec:
-    """Arrow to bytes and back, for one table. Exact: NaN, -0.0 and the largest decimals come back as they were."""
+    """Encodes and decodes the rows of one table exactly: NaN, -0.0 and the largest decimals survive."""
 
     def __init__(self, columns: Sequence[tuple[str, str]], primary_key: Sequence[str]) -> None:
         fields = [pa.field(name, arrow_type(sql_type)) for name, sql_type in columns]
@@ -107,7 +107,7 @@ class RowCodec:
         self.kinds = [field.type for field in fields]
         self.names = tuple(name for name, _ in columns)
         self.places = {name.lower(): place for place, name in enumerate(self.names)}
-        self._storages = [_Storage(field.type, _storage_type(field.type)) for field in fields]
+        self._storages = [_ColumnStorage(field.type, _storage_type(field.type)) for field in fields]
         self._key_places = [self.places[name.lower()] for name in primary_key]
         self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(list[list[Any]])
@@ -120,14 +120,14 @@ class RowCodec:
         return pa.table(arrays, schema=self.schema)
 
     def encode(self, columns: Sequence[Cells], prefix: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Row keys, after `prefix`, and rows."""
+        """Return the row keys, each with `prefix` before it, and the rows."""
         packed = [storage.pack(column) for storage, column in zip(self._storages, columns, strict=True)]
         encode = self._encode
         keys = [prefix + encode(key) for key in zip(*(packed[place] for place in self._key_places), strict=True)]
         return keys, list(map(encode, zip(*packed, strict=True)))
 
     def decode(self, values: Sequence[bytes], what: str) -> pa.Table:
-        """All rows at once; `CorruptBatch`, which names `what`, if they are not rows of this table."""
+        """Decode all rows at once. Raises `CorruptBatch`, which names `what`, if they are not rows of this table."""
         joined = b"\xdd" + len(values).to_bytes(4, "big") + b"".join(values)
         try:
             rows = self._decoder.decode(joined)

@@ -1,7 +1,7 @@
-"""Values to columns of a table, without DuckDB where that gives exactly what DuckDB would give.
+"""Converts values to columns of a table without DuckDB, where the result is exactly what DuckDB's would be.
 
-Plain values of the type that a column has are taken as they are; anything else (text for a number, a float for an
-integer) is left to DuckDB, whose rules for casts are those of every other statement.
+Plain values of a column's own type are taken as they are. Anything else (text for a number, a float for an integer) is
+left to DuckDB, whose casting rules apply to every other statement, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from llog.runtime import Runtime
 from llog.sql.tables.definitions import Column, TableDefinition
 from llog.sql.tables.rows import Cells
 
-Columns = dict[int, Cells]
-"""By place in the table."""
+CellsByPlace = dict[int, Cells]
+"""The values of columns, by the column's place in the table."""
 
 _BOUNDS: Final = {
     "TINYINT": (-(1 << 7), (1 << 7) - 1),
@@ -36,7 +36,7 @@ _BOUNDS: Final = {
     "UINTEGER": (0, (1 << 32) - 1),
     "UBIGINT": (0, (1 << 64) - 1),
 }
-_TAKEN: Final[dict[str, frozenset[type]]] = {
+_ACCEPTED_TYPES: Final[dict[str, frozenset[type]]] = {
     "BOOLEAN": frozenset({bool}),
     "FLOAT": frozenset({float}),
     "DOUBLE": frozenset({float, int, decimal.Decimal}),
@@ -58,25 +58,27 @@ _LITERAL: Final = re.compile(r"'(?:[^']|'')*'|-?\d+(?:\.\d+)?|true|false|NULL|CA
 _NOW: Final = re.compile(
     r"(?:now|get_current_timestamp|current_timestamp|transaction_timestamp)(?:\(\))?", re.IGNORECASE
 )
-_REFUSED: Final = (pa.ArrowException, OverflowError, ValueError, TypeError, RecursionError)
+_CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, ValueError, TypeError, RecursionError)
 
 
-class _LeftToDuckDb(Exception):
-    pass
+class _NeedsDuckDB(Exception):
+    """Only DuckDB can convert a value, or say what is wrong with it."""
 
 
-def from_values(definition: TableDefinition, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Columns | None:
-    """Columns of these rows. None: DuckDB has to say what they are, or what is wrong with them."""
+def from_values(
+    definition: TableDefinition, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> CellsByPlace | None:
+    """Return the columns of these rows, or None if only DuckDB can convert them or say what is wrong with them."""
     places = definition.codec.places
     wanted = [places.get(name.lower()) for name in names] if names else list(range(len(definition.columns)))
     if not rows or None in wanted or len(set(wanted)) < len(wanted) or any(len(row) != len(wanted) for row in rows):
         return None
-    columns: Columns = {}
+    columns: CellsByPlace = {}
     try:
         for place, values in zip(wanted, zip(*rows, strict=True), strict=True):
             assert place is not None
             columns[place] = _column(definition.columns[place], values, definition.codec.kinds[place])
-    except (_LeftToDuckDb, *_REFUSED):
+    except (_NeedsDuckDB, *_CONVERSION_ERRORS):
         return None
     return columns
 
@@ -86,9 +88,9 @@ def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> Cells:
     types.discard(_NONE)
     if types == {str} and column.type in _FROM_TEXT:
         return _times(values, kind)
-    taken = _DECIMAL if column.type.startswith("DECIMAL") else _TAKEN.get(column.type)
-    if taken is None or not types <= taken:
-        raise _LeftToDuckDb
+    accepted = _DECIMAL if column.type.startswith("DECIMAL") else _ACCEPTED_TYPES.get(column.type)
+    if accepted is None or not types <= accepted:
+        raise _NeedsDuckDB
     if len(values) <= FEW and (not types or _is_plain(column, values)):
         return list(values)
     if column.type == "JSON":
@@ -99,30 +101,31 @@ def _column(column: Column, values: Sequence[Any], kind: pa.DataType) -> Cells:
         values = [each if each is None else _uuid(each) for each in values]
     array = pa.array(values, kind)
     if column.type == "FLOAT" and pc.any(pc.is_inf(array)).as_py():
-        raise _LeftToDuckDb
+        raise _NeedsDuckDB
     return array
 
 
 def _is_plain(column: Column, values: Sequence[Any]) -> bool:
-    """Whether these values, of a type that the column takes, are stored as they are. `_LeftToDuckDb` if one does not
-    fit.
+    """Whether the column stores these values, of accepted types, as they are.
+
+    Raises `_NeedsDuckDB` if one is out of range.
     """
     if column.type in _BOUNDS:
         low, high = _BOUNDS[column.type]
         if not all(each is None or low <= each <= high for each in values):
-            raise _LeftToDuckDb
+            raise _NeedsDuckDB
         return True
     if column.type == "VARCHAR":
         for each in values:
             if each is not None:
-                each.encode()  # text that is no Unicode is refused as by Arrow
+                each.encode()  # refuses text with lone surrogates, as Arrow does
         return True
     return column.type == "BOOLEAN"
 
 
 def _times(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
     if any(each is not None and not _ISO.fullmatch(each) for each in values):
-        raise _LeftToDuckDb
+        raise _NeedsDuckDB
     texts = pa.array(values, pa.string())
     try:
         return texts.cast(kind)
@@ -133,10 +136,10 @@ def _times(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
 
 
 def _double(value: decimal.Decimal) -> float:
-    """Exactly rounded, as DuckDB's division is as long as digits and power of ten are doubles themselves."""
+    """Convert with correct rounding, as DuckDB's division does if digits and power of ten are exact doubles."""
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or len(digits) > 15 or not -15 <= exponent <= 0:
-        raise _LeftToDuckDb
+        raise _NeedsDuckDB
     return float(value)
 
 
@@ -150,29 +153,29 @@ def _json(value: Any) -> str:
 def _uuid(value: str | uuid.UUID) -> str:
     text = str(value)
     if not _UUID.fullmatch(text):
-        raise _LeftToDuckDb
+        raise _NeedsDuckDB
     return text.lower()
 
 
-def from_arrow(definition: TableDefinition, rows: pa.Table) -> Columns:
-    """Columns of an Arrow table, by name. `SqlError` names the column that does not fit; nothing is rounded or cut."""
-    columns: Columns = {}
+def from_arrow(definition: TableDefinition, rows: pa.Table) -> CellsByPlace:
+    """Return the columns of an Arrow table by place. `SqlError` names a column whose values would not stay exact."""
+    columns: CellsByPlace = {}
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         place = definition.codec.places.get(name.lower())
         if place is None or place in columns:
             raise SqlError(
-                f"column {name!r} is {'no column' if place is None else 'there twice, a column'} of table "
-                f"{definition.name!r}",
+                f"table {definition.name!r} has no column {name!r}"
+                if place is None
+                else f"the column {name!r} of table {definition.name!r} is given twice",
                 hint=f"its columns are {', '.join(definition.codec.names)}",
             )
         wanted, kind = definition.columns[place], definition.codec.kinds[place]
         try:
             columns[place] = _cast(wanted, one_array(column), kind)
-        except (_LeftToDuckDb, *_REFUSED) as error:
+        except (_NeedsDuckDB, *_CONVERSION_ERRORS) as error:
             raise SqlError(
-                f"column {wanted.name!r} of table {definition.name!r} is {wanted.type}, and {column.type} does not "
-                "fit: "
-                f"{error or 'no such value'}"
+                f"column {wanted.name!r} of table {definition.name!r} has type {wanted.type}, and {column.type} does "
+                f"not fit: {error or f'not a valid {wanted.type}'}"
             ) from error
     return columns
 
@@ -181,18 +184,18 @@ def _cast(column: Column, array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(kind) and not (
         _is_time(array.type) or _is_text(array.type) or pa.types.is_null(array.type)
     ):
-        raise TypeError("a time is wanted")
+        raise TypeError("expected a date or time")
     if column.type in ("JSON", "UUID"):
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        checked = _json if column.type == "JSON" else _uuid
+        convert = _json if column.type == "JSON" else _uuid
         if pa.types.is_fixed_size_binary(array.type) and column.type == "UUID":
-            found = [each if each is None else str(uuid.UUID(bytes=each)) for each in array.to_pylist()]
+            texts = [each if each is None else str(uuid.UUID(bytes=each)) for each in array.to_pylist()]
         elif _is_text(array.type) or pa.types.is_null(array.type):
-            found = [each if each is None else checked(each) for each in array.to_pylist()]
+            texts = [each if each is None else convert(each) for each in array.to_pylist()]
         else:
-            raise TypeError("text is wanted")
-        return pa.array(found, pa.string())
+            raise TypeError("expected text")
+        return pa.array(texts, pa.string())
     if array.type == kind:
         return array
     if pa.types.is_decimal(kind) and pa.types.is_integer(array.type):
@@ -214,39 +217,42 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 class Defaults:
-    """What goes into columns that an INSERT does not name. `evaluate` has DuckDB run SQL."""
+    """Fills the columns that an INSERT does not name. `evaluate` runs SQL in DuckDB."""
 
     def __init__(self, runtime: Runtime, evaluate: Callable[[str], pa.Table]) -> None:
         self._runtime = runtime
         self._evaluate = evaluate
         self._literals: dict[tuple[int, int], pa.Scalar] = {}
 
-    def filled(self, definition: TableDefinition, columns: Columns) -> list[Cells]:
-        """All columns; `ConstraintViolation` if a column that must have values has none."""
+    def fill(self, definition: TableDefinition, columns: CellsByPlace) -> list[Cells]:
+        """Add the missing columns and return all. Raises `ConstraintViolation` for a null in a NOT NULL column."""
         count = len(next(iter(columns.values())))
         kinds = definition.codec.kinds
-        asked: list[int] = []
+        to_evaluate: list[int] = []
         if len(columns) < len(definition.columns):
             for place, column in enumerate(definition.columns):
                 if place not in columns:
                     found = self._default(definition, place, column, count)
                     columns[place] = pa.nulls(count, kinds[place]) if found is None else found
                     if found is None and column.default is not None:
-                        asked.append(place)
-        if asked:
+                        to_evaluate.append(place)
+        if to_evaluate:
             chosen = ", ".join(
-                f"CAST({definition.columns[place].default} AS {definition.columns[place].type})" for place in asked
+                f"CAST({definition.columns[place].default} AS {definition.columns[place].type})"
+                for place in to_evaluate
             )
             answer = self._evaluate(f"SELECT {chosen} FROM range({count})")
-            for place, column in zip(asked, answer.columns, strict=True):
+            for place, column in zip(to_evaluate, answer.columns, strict=True):
                 columns[place] = column.combine_chunks().cast(kinds[place])
         for place, column in enumerate(definition.columns):
             if not column.nullable and _has_null(columns[place]):
-                raise ConstraintViolation(f"NOT NULL: column {column.name!r} of table {definition.name!r} has a null")
+                raise ConstraintViolation(
+                    f"column {column.name!r} of table {definition.name!r} is NOT NULL and got a NULL"
+                )
         return [columns[place] for place in range(len(definition.columns))]
 
     def _default(self, definition: TableDefinition, place: int, column: Column, count: int) -> pa.Array | None:
-        """None: there is none, or DuckDB has to say."""
+        """Return the column's default, or None if it has none or DuckDB has to evaluate it."""
         if column.default is None:
             return None
         kind = definition.codec.kinds[place]

@@ -1,3 +1,1 @@
-"""Processes that DuckDB and the parsers of large texts run in, so that they can be ended: by a limit on their memory,
-and by SIGKILL.
-"""
+"""Worker processes for DuckDB and for parsing long texts, which a memory limit or a SIGKILL can end."""

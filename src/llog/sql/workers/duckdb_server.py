@@ -1,6 +1,6 @@
-"""DuckDB in a worker: cursors that statements are run on, each lane one at a time.
+"""The worker's end of DuckDB: runs statements on cursors, one at a time for each lane.
 
-The database can reach neither files nor the network, and no SQL changes its settings.
+The database can reach neither files nor the network, and no SQL can change its settings.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from llog.sql.workers import framing
 
 _BATCH_ROWS: Final = 8_192
 
-# `sql()`, which DuckDB would have us call instead, is slower for small statements, and its errors do not say where.
+# `sql()`, which the warning recommends, is slower for small statements, and its errors have no position.
 warnings.filterwarnings("ignore", message="Arrow output on a DB-API result", category=UserWarning)
 
 
 class DuckDBOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_max_bytes: int = 1 << 30
     threads: int = 1
-    """More than one slows small statements down."""
+    """More than one slows down small statements."""
     max_rows: int = 1_000_000
-    """Of one result, and of the changes of one transaction."""
+    """Rows of one result, and rows that one transaction changes."""
     max_bytes: int = 256 << 20
-    """Of one result."""
+    """Bytes of one result."""
 
 
 class Request(NamedTuple):
@@ -39,28 +39,28 @@ class Request(NamedTuple):
     number: int
     """Counts the requests of this cursor."""
     sql: str
-    """May be empty."""
+    """Empty if the request only registers or drops tables."""
     params: Any = None
     names: tuple[str, ...] = ()
-    """Of the Arrow tables that come beside it, which only this cursor knows."""
-    keeps: bool = False
-    """They stay when the statement has run."""
-    forgets: tuple[str, ...] = ()
-    """Those that stayed, and shall no longer."""
-    gives_rows: bool = True
-    limited: bool = True
-    """Whether the options say how many rows it may give."""
+    """Names of the Arrow tables that follow the request; only this cursor sees them."""
+    keep_tables: bool = False
+    """Whether those tables stay registered when the statement has run."""
+    drop_tables: tuple[str, ...] = ()
+    """Names of tables that stayed registered and shall be dropped."""
+    returns_rows: bool = True
+    is_limited: bool = True
+    """Whether the options bound the size of the result."""
 
 
 class Rows(NamedTuple):
-    """A table beside it, if rows were asked for; another answer follows unless it is the `last`."""
+    """Is followed by a table if the request returns rows, and by another answer unless `is_last`."""
 
-    last: bool
+    is_last: bool
 
 
-class Failed(NamedTuple):
+class Failure(NamedTuple):
     kind: str
-    """The exception's class."""
+    """The name of the exception's class."""
     text: str
 
 
@@ -69,17 +69,21 @@ class TooLarge(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Of this request, not of the next one on the same cursor."""
+    """Interrupts this request, but not the next one on the same cursor."""
 
     cursor: int
     number: int
 
 
 class Close(NamedTuple):
+    """Closes a cursor."""
+
     cursor: int
 
 
 class DuckDBServer:
+    """An in-memory DuckDB, and a thread for each lane."""
+
     def __init__(self, options: DuckDBOptions, lanes: Sequence[socket.socket]) -> None:
         self._options = options
         self._cursors: dict[int, Any] = {}
@@ -101,11 +105,11 @@ class DuckDBServer:
         )
         self._root.execute("SET GLOBAL TimeZone = 'UTC'")
         self._root.execute("SET lock_configuration = true")
-        for lane in lanes:  # all at once: at the limit, no thread can be started
+        for lane in lanes:  # start all threads now: none can be started at the memory limit
             threading.Thread(target=self._serve_lane, args=[lane], daemon=True).start()
 
     def serve(self, control: socket.socket) -> NoReturn:
-        """Until `EOFError`."""
+        """Interrupt and close cursors as the client asks, until the client is gone (`EOFError`)."""
         while True:
             message, _ = framing.receive(control)
             if isinstance(message, Interrupt):
@@ -117,27 +121,27 @@ class DuckDBServer:
                     self._cursors.pop(message.cursor).close()
 
     def _serve_lane(self, lane: socket.socket) -> None:
-        """The last answer to a request is sent when its cursor is free again."""
+        """Answer requests one by one. The last answer to each is sent when its cursor is free again."""
         try:
             while True:
-                last: tuple[Any, ...]
+                last_answer: tuple[Any, ...]
                 try:
                     request, buffers = framing.receive(lane)
                     with self._request_cursor(request) as cursor:
-                        last = self._answer(lane, cursor, request, buffers)
+                        last_answer = self._answer(lane, cursor, request, buffers)
                 except (EOFError, BrokenPipeError, ConnectionResetError):
                     return  # the starter has gone
-                except MemoryError as error:  # Arrow's, too
-                    last = (Failed("OutOfMemoryException", str(error)),)
+                except MemoryError as error:  # Arrow raises it, too
+                    last_answer = (Failure("OutOfMemoryException", str(error)),)
                 except Exception as error:
-                    last = (Failed(type(error).__name__, str(error)),)
-                framing.send(lane, *last)
+                    last_answer = (Failure(type(error).__name__, str(error)),)
+                framing.send(lane, *last_answer)
         except OSError:
             return
 
     @contextmanager
     def _request_cursor(self, request: Request) -> Iterator[Any]:
-        """The cursor of the request, which can be interrupted meanwhile."""
+        """Yield the request's cursor, which can be interrupted meanwhile."""
         with self._mutex:
             if request.cursor not in self._cursors:
                 self._cursors[request.cursor] = self._root.cursor()
@@ -149,30 +153,30 @@ class DuckDBServer:
                 del self._running[request.cursor]
 
     def _answer(self, lane: socket.socket, cursor: Any, request: Request, buffers: list[bytearray]) -> tuple[Any, ...]:
-        """All answers but the last have been sent."""
+        """Run the request, send all answers but the last, and return the last."""
         for name, buffer in zip(request.names, buffers, strict=True):
-            cursor.register(name, framing.table_in(buffer))
+            cursor.register(name, framing.decode_table(buffer))
         try:
             if request.sql:
                 result = cursor.execute(request.sql, request.params) if request.params else cursor.execute(request.sql)
-            if not request.gives_rows:
-                return (Rows(last=True),)
-            return self._rows(lane, result.to_arrow_reader(_BATCH_ROWS), request.limited)
+            if not request.returns_rows:
+                return (Rows(is_last=True),)
+            return self._send_rows(lane, result.to_arrow_reader(_BATCH_ROWS), request.is_limited)
         finally:
-            for name in (*request.forgets, *(() if request.keeps else request.names)):
-                with suppress(duckdb.Error):  # the transaction has failed: it takes the name with it
+            for name in (*request.drop_tables, *(() if request.keep_tables else request.names)):
+                with suppress(duckdb.Error):  # the transaction has failed, and has dropped the name
                     cursor.unregister(name)
 
-    def _rows(self, lane: socket.socket, reader: pa.RecordBatchReader, limited: bool) -> tuple[Any, ...]:
-        """Each batch is sent as it comes, when it is known that another one follows."""
+    def _send_rows(self, lane: socket.socket, reader: pa.RecordBatchReader, is_limited: bool) -> tuple[Any, ...]:
+        """Send each batch once another one follows, and return the last."""
         rows = size = 0
-        held: list[pa.RecordBatch] = []
+        unsent: list[pa.RecordBatch] = []
         for batch in reader:
             rows += batch.num_rows
             size += batch.nbytes
-            if limited and (rows > self._options.max_rows or size > self._options.max_bytes):
+            if is_limited and (rows > self._options.max_rows or size > self._options.max_bytes):
                 return (TooLarge(),)
-            if held:
-                framing.send(lane, Rows(last=False), framing.table_out(pa.Table.from_batches(held)))
-            held = [batch]
-        return Rows(last=True), framing.table_out(pa.Table.from_batches(held, reader.schema))
+            if unsent:
+                framing.send(lane, Rows(is_last=False), framing.encode_table(pa.Table.from_batches(unsent)))
+            unsent = [batch]
+        return Rows(is_last=True), framing.encode_table(pa.Table.from_batches(unsent, reader.schema))

@@ -1,4 +1,4 @@
-"""Messages between a process and its workers, over a socket: one Python value, and buffers beside it."""
+"""Messages between a process and its workers, over a socket: one pickled value followed by raw buffers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 Buffer = bytes | bytearray | memoryview
-"""Or one of Arrow, which has no types."""
+"""Arrow's buffers are accepted, too, but have no types."""
 
 _COUNT: Final = struct.Struct("<I")
 _JOINED_MAX: Final = 64 << 10
-"""Messages up to here leave with one system call."""
+"""Messages up to this size are sent with one system call."""
 
 
 def send(to: socket.socket, value: Any, *buffers: Buffer) -> None:
-    """`OSError` if the other end is closed."""
+    """Send one message. Raises `OSError` if the other end is closed."""
     send_pickled(to, pickle.dumps(value, 5), *buffers)
 
 
@@ -35,8 +35,10 @@ def send_pickled(to: socket.socket, value: bytes, *buffers: Buffer) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Any, list[bytearray]]:
-    """`EOFError` if the other end is closed; `MemoryError` for a message that is too large, after which the next one
-    can be received.
+    """Return the next message.
+
+    Raises `EOFError` if the other end is closed, and `MemoryError` for a message that is too large; the message after
+    it can be received.
     """
     [count] = _COUNT.unpack(_receive_exactly(source, _COUNT.size))
     sizes = struct.unpack(f"<{count}Q", _receive_exactly(source, 8 * count))
@@ -50,29 +52,29 @@ def receive(source: socket.socket) -> tuple[Any, list[bytearray]]:
     return pickle.loads(parts[0]), parts[1:]
 
 
-def table_out(table: pa.Table) -> pa.Buffer:
+def encode_table(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
 
-def table_in(buffer: Buffer) -> pa.Table:
-    """The table shares the buffer's memory."""
+def decode_table(buffer: Buffer) -> pa.Table:
+    """Return the table, which shares the buffer's memory."""
     with pa.ipc.open_stream(pa.py_buffer(buffer)) as reader:
         return reader.read_all()
 
 
 def _receive_exactly(source: socket.socket, size: int) -> bytearray:
-    whole = bytearray(size)
-    with memoryview(whole) as view:
+    buffer = bytearray(size)
+    with memoryview(buffer) as view:
         done = 0
         while done < size:
             count = source.recv_into(view[done:], 0, socket.MSG_WAITALL)
             if not count:
                 raise EOFError("the other end was closed")
             done += count
-    return whole
+    return buffer
 
 
 def _skip(source: socket.socket, size: int) -> None:

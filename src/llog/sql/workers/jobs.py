@@ -1,4 +1,4 @@
-"""Work on a thread that another thread can stop, although all it does is wait for a worker."""
+"""Jobs: work on a thread that waits for a worker, and that another thread can stop meanwhile."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Protocol
 
 
 class Call(Protocol):
-    """A call of a worker that it has not answered."""
+    """A call that the worker has not answered yet."""
 
     def interrupt(self) -> None:
-        """Asks the worker to end the call soon."""
+        """Ask the worker to end the call soon."""
 
     def kill(self) -> None:
-        """Ends the worker, and so the call, whatever it does."""
+        """Kill the worker, which ends the call."""
 
 
 class JobStopped(Exception):
-    """The job was stopped before it asked a worker."""
+    """The job was stopped before it called a worker."""
 
 
 class Job:
-    """One piece of work. `begun` is entered by the thread that does it; any other may `stop` it, again and again."""
+    """One piece of work. Its thread enters `on_this_thread`; any other thread may call `stop`, repeatedly."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._call: Call | None = None
-        self._is_ending = False
+        self._must_finish = False
         self._stopped = False
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
+    def on_this_thread(self) -> Iterator[None]:
+        """Make this the job of the calling thread for the duration of the block."""
         _local.job = self
         try:
             yield
@@ -44,11 +45,11 @@ class Job:
             raise JobStopped("the statement was cancelled")
 
     @contextmanager
-    def waiting(self, call: Call, ending: bool) -> Iterator[None]:
+    def waiting_for(self, call: Call, must_finish: bool) -> Iterator[None]:
         with self._mutex:
-            if not ending:
+            if not must_finish:
                 self.check()
-            self._call, self._is_ending = call, ending
+            self._call, self._must_finish = call, must_finish
         try:
             yield
         finally:
@@ -56,9 +57,9 @@ class Job:
                 self._call = None
 
     def stop(self, *, kill: bool) -> None:
-        """Interrupts the call that the job waits for, or kills its worker. No other call is begun.
+        """Interrupt the call that the job waits for, or kill its worker, and begin no other call.
 
-        Calls that end something, such as a transaction, are begun all the same, and not interrupted.
+        Calls that `must_finish`, such as those that end a transaction, still begin and are not interrupted.
         """
         with self._mutex:
             self._stopped = True
@@ -66,7 +67,7 @@ class Job:
                 return
             if kill:
                 self._call.kill()
-            elif not self._is_ending:
+            elif not self._must_finish:
                 self._call.interrupt()
 
 
@@ -74,21 +75,21 @@ _local = threading.local()
 
 
 def check() -> None:
-    """`JobStopped` if the job of this thread was stopped."""
+    """Raise `JobStopped` if the job of this thread was stopped."""
     job: Job | None = getattr(_local, "job", None)
     if job is not None:
         job.check()
 
 
 @contextmanager
-def waiting(call: Call, *, ending: bool = False) -> Iterator[None]:
-    """Wraps the wait for a worker, so that the job of this thread, if any, can be stopped meanwhile.
+def waiting_for(call: Call, *, must_finish: bool = False) -> Iterator[None]:
+    """Wrap the wait for a worker's answer, so that the job of this thread, if it has one, can be stopped meanwhile.
 
-    `JobStopped` if the job was stopped before.
+    Raises `JobStopped` if the job was stopped before, unless the call `must_finish`.
     """
     job: Job | None = getattr(_local, "job", None)
     if job is None:
         yield
         return
-    with job.waiting(call, ending):
+    with job.waiting_for(call, must_finish):
         yield

@@ -19,19 +19,21 @@ from llog.sql.workers import framing
 from llog.sql.workers.duckdb_server import DuckDBOptions, DuckDBServer
 
 _SLACK_BYTES: Final = 64 << 20
-"""Beside what the limit is for: requests and answers on their way."""
-_HAS: Final = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
+"""Added to the limit, for requests and answers in transit."""
+_DATA_SIZE: Final = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
 
 
 class CallOnce(msgspec.Struct, frozen=True):
+    """A task: one call of a function, whose outcome is sent back."""
+
     function: Callable[..., Any]
-    """A function of a module: pickle sends its name."""
+    """A function at the top level of a module, since pickle sends only its name."""
     args: tuple[Any, ...]
     memory_max_bytes: int
 
 
 def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
-    """Receives a task and runs it. Ends the process, at the latest when the other end of `control` is closed."""
+    """Receive a task and run it, then end the process: at the latest when the other end of `control` is closed."""
     try:
         task, _ = framing.receive(control)
         if isinstance(task, DuckDBOptions):
@@ -43,7 +45,7 @@ def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
             try:
                 framing.send(control, _call(task))
             except MemoryError:
-                # What the function used up may still be held, and to say so takes memory, too.
+                # The function's memory may still be in use, and the answer needs some, too.
                 resource.setrlimit(resource.RLIMIT_DATA, before)
                 framing.send(control, (True, MemoryError()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -54,7 +56,7 @@ def serve(control: socket.socket, lanes: Sequence[socket.socket]) -> NoReturn:
 
 
 def _call(task: CallOnce) -> tuple[bool, Any]:
-    """Returns whether the function failed, and what it returned or raised."""
+    """Return whether the function failed, and what it returned or raised."""
     try:
         return False, task.function(*task.args)
     except LlogError as error:
@@ -62,13 +64,13 @@ def _call(task: CallOnce) -> tuple[bool, Any]:
 
 
 def _limit_memory(more: int) -> tuple[int, int]:
-    """Lets this process have `more` bytes beside what it has now, and returns the limits from before.
+    """Limit this process to `more` bytes beyond what it uses now, and return the previous limits.
 
-    Only Linux can, and counts what can be written, not what is mapped.
+    Only Linux enforces the limit; it counts writable memory, not mappings.
     """
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        found = _HAS.search(Path("/proc/self/status").read_text())
+        found = _DATA_SIZE.search(Path("/proc/self/status").read_text())
     except OSError:
         return before
     if found is not None:

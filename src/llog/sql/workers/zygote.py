@@ -1,9 +1,9 @@
-"""The process that workers are forked from: it has their libraries loaded, and no threads, so that a worker is there in
+"""The process that workers are forked from. It has loaded their libraries and has no threads, so a worker starts in
 milliseconds.
 
-Run as a module, with the number of a socket. Each message on it is one byte with the sockets of a new worker: the first
-is its leash, which nothing is sent over. When the other end of the leash is closed, by will or because the starter has
-died, the worker gets a SIGKILL.
+It is run as a module, with the descriptor of a socket. Each message on that socket is one byte with the sockets of a
+new worker. The first of them is the worker's leash: when its other end is closed or shut down, either deliberately or
+because the starter has died, the worker gets a SIGKILL, and the zygote answers with the signal that ended the worker.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from typing import Final, NoReturn
 
 SOCKETS_MAX: Final = 64
 _PARSERS: Final = ("llog.sql.tables.plans", "llog.sql.parser", "sqlglot.dialects.duckdb")
-"""Loaded last one first, while there is nothing else to do: DuckDB does not need them."""
+"""Loaded from last to first while the zygote is idle: workers that run DuckDB do not need them."""
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Arrow would load it if it is there, which takes seconds. A worker may, if it is given a value of it."""
+    """Keeps Arrow from importing pandas in the zygote, which takes seconds. Workers may import it for pandas values."""
 
     @classmethod
     def find_spec(cls, fullname: str, path: object = None, target: object = None) -> None:
@@ -33,7 +34,7 @@ class _WithoutPandas(MetaPathFinder):
 
 
 def main(descriptor: int) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: it is for the starter to decide
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what Ctrl-C means is for the starter to decide
     sys.meta_path.insert(0, _WithoutPandas)
     from llog.sql.workers import worker
 
@@ -47,13 +48,12 @@ def main(descriptor: int) -> NoReturn:
             gc.freeze()
         for leash in ready:
             if leash in leashes:
-                _end(leashes.pop(leash))
-                leash.close()
+                _end_worker(leashes.pop(leash), leash)
         if starter in ready:
             message, descriptors, _, _ = socket.recv_fds(starter, 1, SOCKETS_MAX)
             if not message:
-                for worker_pid in leashes.values():
-                    _end(worker_pid)
+                for leash, worker_pid in leashes.items():
+                    _end_worker(worker_pid, leash)
                 os._exit(0)
             sockets = [socket.socket(fileno=each) for each in descriptors]
             pid = _fork()
@@ -69,18 +69,24 @@ def main(descriptor: int) -> NoReturn:
 
 
 def _fork() -> int | None:
-    """None if there can be no other process: who asked finds the sockets closed."""
+    """Fork, or return None if the system refuses another process; the caller's peer then finds its sockets closed."""
     try:
         return os.fork()
     except OSError as error:
-        print(f"llog: no process for SQL: {error}", file=sys.stderr)
+        print(f"llog: cannot start a process for SQL: {error}", file=sys.stderr)
         return None
 
 
-def _end(pid: int) -> None:
-    """Nobody else waits for it, so the id is still its own."""
+def _end_worker(pid: int, leash: socket.socket) -> None:
+    """Kill a worker, unless it has ended, and send the signal that ended it, or 0.
+
+    Only the zygote waits for its workers, so the id cannot belong to another process yet.
+    """
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):  # the starter has closed its end
+        leash.send(bytes([os.WTERMSIG(status)]))
+    leash.close()
 
 
 if __name__ == "__main__":

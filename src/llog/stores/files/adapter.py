@@ -1,4 +1,4 @@
-"""How a log finds its blobs in a directory of this machine."""
+"""How llog opens a blob store in a directory of this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Blobs as local files: what is acknowledged survives power loss.
+"""Blobs as local files, which survive a power cut once their put has returned.
 
 A put writes a temporary file beside its target, fsyncs it, links it into place (which fails if the name is taken) and
-fsyncs the directory. So a name is either absent or a whole blob, and a crash leaves at most a temporary file.
+fsyncs the directory. So a blob is whole or absent, and a crash leaves at most a temporary file.
 """
 
 from __future__ import annotations
@@ -20,21 +20,32 @@ from pathlib import Path
 from typing import TypeVar
 
 from llog.base.durable import DIRECTORY_MODE, FILE_MODE, REMEDIES, check_writable, make_directory, sync_directory
-from llog.errors import BlobExists, BlobNotFound, InvalidArgument, OutcomeUnknown, StoreUnavailable
-from llog.stores.blob_rules import PAGE, TEMPORARY, check_name, check_prefix, check_range, lost, too_short
+from llog.errors import InvalidArgument, OutcomeUnknown, StoreUnavailable
+from llog.stores.blob_rules import (
+    PAGE,
+    TEMPORARY,
+    blob_exists,
+    blob_not_found,
+    blob_too_short,
+    check_name,
+    check_prefix,
+    check_range,
+    required_blob_missing,
+)
 from llog.stores.blobs import BlobInfo, Buffer
-from llog.stores.counting import OperationCounts, counted
+from llog.stores.counting import OperationCounts, measure
 
 T = TypeVar("T")
-Buffers = list[Buffer]
+Buffers = list[Buffer]  # in the class below, `list` is a method
 Views = list[memoryview]
 
 MAP_BYTES_MIN = 1024 * 1024
-"""From this size on, a range is mapped instead of copied."""
+"""A range of at least this size is mapped instead of copied."""
 _VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES = 128 << 10
-"""At most this much in one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time.
-"""
+"""Bytes of one call: on Linux 6.18 with ext4, calls of 1 MiB and more took four times the CPU and the time."""
+_PUT_POOL = 0
+_OTHER_POOL = 1
 _REMEDIES = REMEDIES | {
     errno.EPERM: "give this user read and write access to it, on a file system that has hard links",
     errno.EOPNOTSUPP: "put the data on a file system that has hard links",
@@ -42,9 +53,9 @@ _REMEDIES = REMEDIES | {
 
 
 class FileBlobStore:
-    """`BlobStore` on a directory, which is made when the first blob is put.
+    """`BlobStore` on a directory, which the first put creates.
 
-    Blocking calls run on two small thread pools of its own, so that slow puts do not hold up reads.
+    Blocking calls run on two small thread pools, so that slow puts do not hold up reads.
     """
 
     def __init__(self, root: Path, *, put_threads: int = 8, other_threads: int = 8) -> None:
@@ -61,14 +72,14 @@ class FileBlobStore:
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         path = self._path(name)
         views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-        with counted(self.counts, "put") as call:
+        with measure(self.counts, "put") as call:
             call.size = sum(map(len, views))
-            await self._run(0, lambda: self._put(name, path, views))
+            await self._run(_PUT_POOL, lambda: self._put(name, path, views))
 
     async def get(self, name: str) -> Buffer:
         path = self._path(name)
-        with counted(self.counts, "get") as call:
-            data = await self._run(1, lambda: self._read(name, path, None)[0])
+        with measure(self.counts, "get") as call:
+            data = await self._run(_OTHER_POOL, lambda: self._read(name, path, None)[0])
             call.size = len(data)
             return data
 
@@ -81,48 +92,50 @@ class FileBlobStore:
             check_range(name, offset, length)
         if not ranges:
             return []
-        with counted(self.counts, "get") as call:
-            found = await self._run(1, lambda: self._read(name, path, ranges))
-            call.size = sum(map(len, found))
-            return found
+        with measure(self.counts, "get") as call:
+            data = await self._run(_OTHER_POOL, lambda: self._read(name, path, ranges))
+            call.size = sum(map(len, data))
+            return data
 
     async def head(self, name: str) -> BlobInfo | None:
         path = self._path(name)
-        with counted(self.counts, "head"):
-            return await self._run(1, lambda: _info(name, path))
+        with measure(self.counts, "head"):
+            return await self._run(_OTHER_POOL, lambda: _blob_info(name, path))
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[list[BlobInfo]]:
         walk = self._walk(prefix[: prefix.rfind("/") + 1], check_prefix(prefix), start_after)
         size = PAGE
         while size == PAGE:
-            with counted(self.counts, "list"):
-                page = await self._run(1, lambda: list(islice(walk, PAGE)))
+            with measure(self.counts, "list"):
+                page = await self._run(_OTHER_POOL, lambda: list(islice(walk, PAGE)))
             size = len(page)
             if page:
                 yield page
 
     async def delete_many(self, names: Sequence[str]) -> None:
-        """Deletions are not made durable: a blob that a power loss brings back is deleted again by whoever finds it."""
+        """Delete these blobs, but not durably: the collector finds and deletes a blob that a power cut brings back."""
         paths = [self._path(name) for name in names]
         for start in range(0, len(paths), PAGE):
-            with counted(self.counts, "delete"):
+            with measure(self.counts, "delete"):
                 chunk = paths[start : start + PAGE]
-                await self._run(1, lambda chunk=chunk: _delete(chunk))  # type: ignore[misc]
+                await self._run(_OTHER_POOL, lambda chunk=chunk: _delete(chunk))  # type: ignore[misc]
 
     def require(self, name: str) -> None:
         self._required = check_name(name)
 
     async def check(self) -> None:
-        await self._run(1, self._check)
+        await self._run(_OTHER_POOL, self._check)
 
-    async def clean_temporary(self, older_than_ms: int, now_ms: int) -> int:
-        """Removes temporary files that crashed puts left, if untouched for `older_than_ms` (a day is safe); how
-        many.
+    async def remove_temporary_files(self, older_than_ms: int, now_ms: int) -> int:
+        """Remove temporary files of crashed puts that are older than `older_than_ms`, and return their number.
+
+        An age of a day is safe, since no put takes a day.
         """
-        return await self._run(1, lambda: _clean(self.root, (now_ms - older_than_ms) * 1_000_000))
+        before_ns = (now_ms - older_than_ms) * 1_000_000
+        return await self._run(_OTHER_POOL, lambda: _remove_temporary_files(self.root, before_ns))
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Wait until all calls under way have ended, and end the threads."""
         self._closed = True
         pools, self._pools = self._pools, None
         if pools is not None and self._pid == os.getpid():
@@ -135,7 +148,7 @@ class FileBlobStore:
     async def _run(self, pool: int, work: Callable[[], T]) -> T:
         if self._closed:
             raise StoreUnavailable(f"the blob store {self.uri} is closed: open it again")
-        # A pool's threads do not survive a fork: a new process makes its own.
+        # A pool's threads do not survive a fork: the child makes its own.
         if self._pools is None or self._pid != os.getpid():
             self._pid = os.getpid()
             puts, others = self._threads
@@ -148,20 +161,20 @@ class FileBlobStore:
     def _put(self, name: str, path: Path, views: Views) -> None:
         directory = path.parent
         temporary = directory / f"{TEMPORARY}{uuid.uuid4().hex}"
-        with _explained("put", path):
+        with _translate_os_errors("put", path):
             self._check_required()
-            descriptor = self._create(directory, temporary)
+            descriptor = self._create_temporary(directory, temporary)
             try:
                 try:
                     _write(descriptor, views)
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-                taken = _link(temporary, path)
+                is_linked = _try_link(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
         try:
-            # Also when the name is taken: whoever hears so may rely on that blob, and its put may not be this far yet.
+            # Also if the name is taken: the caller may rely on that blob, whose own put may not have come this far yet.
             sync_directory(directory)
             self._make_durable(directory)
         except OSError as error:
@@ -169,8 +182,8 @@ class FileBlobStore:
                 f"blob {name!r} was written to {path}, but its directory could not be made durable ({error.strerror}): "
                 f"{_remedy(error)}"
             ) from error
-        if taken:
-            raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
+        if not is_linked:
+            raise blob_exists(name, self.uri)
 
     def _check(self) -> None:
         self._check_required()
@@ -179,15 +192,15 @@ class FileBlobStore:
 
     def _check_required(self) -> None:
         if self._required is not None and not os.path.exists(self.root / self._required):
-            raise lost(self.uri, self._required)
+            raise required_blob_missing(self.uri, self._required)
 
-    def _create(self, directory: Path, temporary: Path) -> int:
+    def _create_temporary(self, directory: Path, temporary: Path) -> int:
         self._make_directory(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             return os.open(temporary, flags, FILE_MODE)
         except FileNotFoundError:
-            # Somebody removed directories that we had made.
+            # Another process removed directories that this one had made.
             self._durable.clear()
             self._make_directory(directory)
             return os.open(temporary, flags, FILE_MODE)
@@ -203,15 +216,15 @@ class FileBlobStore:
             make_directory(directory)
 
     def _make_durable(self, directory: Path) -> None:
-        """The names of it and of its parents. Once a process, also of those that were there: another may just have made
-        them.
+        """Make the names of the directory and its parents durable, once per process.
 
-        After the blob is written: the file system has then committed them with it, and hardly anything is left to do.
+        This includes directories that existed before: another process may just have made them. It comes after the blob
+        is written, because the file system has then committed the names with it, and hardly anything is left to do.
         """
         if directory in self._durable:
             return
         if directory == self.root:
-            with suppress(PermissionError):  # what is above the root is the operator's, and need not be readable
+            with suppress(PermissionError):  # the directory above the root is the operator's and may be unreadable
                 sync_directory(directory.parent)
         else:
             sync_directory(directory.parent)
@@ -219,29 +232,29 @@ class FileBlobStore:
         self._durable.add(directory)
 
     def _read(self, name: str, path: Path, ranges: Sequence[tuple[int, int]] | None) -> Buffers:
-        with _explained("read", path):
+        with _translate_os_errors("read", path):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
-                raise _not_found(name, self.uri) from None
+                raise blob_not_found(name, self.uri) from None
             try:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
-                    raise _not_found(name, self.uri)
-                wanted = [(0, found.st_size)] if ranges is None else ranges
-                return [_range(descriptor, name, offset, length, found.st_size) for offset, length in wanted]
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise blob_not_found(name, self.uri)
+                wanted = [(0, status.st_size)] if ranges is None else ranges
+                return [_read_range(descriptor, name, offset, length, status.st_size) for offset, length in wanted]
             finally:
                 os.close(descriptor)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[BlobInfo]:
-        """In the order of names: a directory sorts as its name with the '/', like everything below it."""
+        """Yield blobs in the order of names. A directory sorts by its name with the '/', as all names below it do."""
         keys = []
-        with _explained("list", self.root / directory):
+        with _translate_os_errors("list", self.root / directory):
             try:
                 with os.scandir(self.root / directory) as entries:
                     for entry in entries:
                         key = directory + entry.name
-                        if entry.name.startswith(TEMPORARY) or not _is_text(key):
+                        if entry.name.startswith(TEMPORARY) or not _is_unicode(key):
                             continue
                         if entry.is_dir():
                             key += "/"
@@ -256,12 +269,12 @@ class FileBlobStore:
         for key in keys:
             if key.endswith("/"):
                 yield from self._walk(key, prefix, start_after)
-            elif (info := _info(key, self.root / key)) is not None:
+            elif (info := _blob_info(key, self.root / key)) is not None:
                 yield info
 
 
 def _write(descriptor: int, views: Views) -> None:
-    """All of them, in order, without joining them."""
+    """Write all views in order, without copying them into one buffer."""
     gathered: Views = []
     size = 0
     for view in views:
@@ -284,20 +297,20 @@ def _write_all(descriptor: int, views: Views) -> None:
             views[0] = views[0][written:]
 
 
-def _link(temporary: Path, path: Path) -> bool:
-    """Whether the name was taken already."""
+def _try_link(temporary: Path, path: Path) -> bool:
+    """Link the file to the path, or return False if the name is taken."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return True
-    return False
+        return False
+    return True
 
 
-def _range(descriptor: int, name: str, offset: int, length: int, size: int) -> Buffer:
+def _read_range(descriptor: int, name: str, offset: int, length: int, size: int) -> Buffer:
     if offset + length > size:
-        raise too_short(name, offset, length, size)
+        raise blob_too_short(name, offset, length, size)
     if length >= MAP_BYTES_MIN:
-        # Populated here, on a pool's thread, so that the one that reads it does not wait for the disk page by page.
+        # Populated here, on a thread of the pool, so that the reader does not wait for the disk page by page.
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         mapped = mmap.mmap(descriptor, offset + length - start, flags=flags, prot=mmap.PROT_READ, offset=start)
@@ -306,25 +319,25 @@ def _range(descriptor: int, name: str, offset: int, length: int, size: int) -> B
     while len(data) < length:
         more = os.pread(descriptor, length - len(data), offset + len(data))
         if not more:
-            raise too_short(name, offset, length, offset + len(data))
+            raise blob_too_short(name, offset, length, offset + len(data))
         data += more
     return data
 
 
-def _info(name: str, path: Path) -> BlobInfo | None:
-    with _explained("look at", path):
+def _blob_info(name: str, path: Path) -> BlobInfo | None:
+    with _translate_os_errors("look at", path):
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
-        return BlobInfo(name, found.st_size, found.st_mtime_ns // 1_000_000)
+        return BlobInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _delete(paths: list[Path]) -> None:
     for path in paths:
-        with _explained("delete", path):
+        with _translate_os_errors("delete", path):
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -334,9 +347,9 @@ def _delete(paths: list[Path]) -> None:
                     raise
 
 
-def _clean(directory: Path, before_ns: int) -> int:
+def _remove_temporary_files(directory: Path, before_ns: int) -> int:
     removed = 0
-    with _explained("clean", directory):
+    with _translate_os_errors("clean", directory):
         for parent, _, files in os.walk(directory):
             for file in files:
                 path = Path(parent, file)
@@ -349,7 +362,7 @@ def _clean(directory: Path, before_ns: int) -> int:
     return removed
 
 
-def _is_text(name: str) -> bool:
+def _is_unicode(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -357,20 +370,16 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _not_found(name: str, uri: str) -> BlobNotFound:
-    return BlobNotFound(f"blob {name!r} is not in {uri}: it was never put, or has been deleted")
-
-
 def _remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check its file system")
 
 
 @contextmanager
-def _explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns what the operating system says into an error that names the path and what to do."""
+def _translate_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an `OSError` into an error of llog that names the path and what to do."""
     try:
         yield
     except NotADirectoryError as error:
-        raise InvalidArgument(f"cannot {doing} {path}: a part of that path is a blob, not a directory") from error
+        raise InvalidArgument(f"cannot {action} {path}: a part of that path is a blob, not a directory") from error
     except OSError as error:
-        raise StoreUnavailable(f"cannot {doing} {path} ({error.strerror or error}): {_remedy(error)}") from error
+        raise StoreUnavailable(f"cannot {action} {path} ({error.strerror or error}): {_remedy(error)}") from error

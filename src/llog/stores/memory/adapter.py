@@ -1,4 +1,4 @@
-"""How logs in memory are found: by name, for as long as the process lives."""
+"""How llog opens stores in memory: by name, for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llog.stores.blobs import BlobStore
 from llog.stores.memory.blobs import MemoryBlobs, MemoryBlobStore
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
 from llog.stores.meta import MetaStore
-from llog.stores.registry import BlobAdapter, MetaAdapter, has_key, run_apart
+from llog.stores.registry import BlobAdapter, MetaAdapter, has_key, run_in_own_loop
 
-# One per name, so that everybody in this process who opens a name gets the same log.
-_meta: Final[dict[str, MemoryMeta]] = {}
-_blobs: Final[dict[str, MemoryBlobs]] = {}
+# One per name, so that every caller in this process that opens a name gets the same log.
+_meta_servers: Final[dict[str, MemoryMeta]] = {}
+_blob_servers: Final[dict[str, MemoryBlobs]] = {}
 
 
 def _parse(variable: str, url: str) -> Address:
@@ -23,16 +23,16 @@ def _parse(variable: str, url: str) -> Address:
 
 
 async def _open_meta(address: Address, settings: object) -> MetaStore:
-    return MemoryMetaStore(_meta.setdefault(address.authority, MemoryMeta()))
+    return MemoryMetaStore(_meta_servers.setdefault(address.authority, MemoryMeta()))
 
 
 def _has_key(address: Address, settings: object, key: str) -> bool:
-    return run_apart(has_key(_open_meta(address, settings), key))
+    return run_in_own_loop(has_key(_open_meta(address, settings), key))
 
 
 def _open_blobs(address: Address, settings: object) -> BlobStore:
     name = f"{address.authority}/{address.path}" if address.path else address.authority
-    return MemoryBlobStore(_blobs.setdefault(name, MemoryBlobs()), uri=f"memory://{name}")
+    return MemoryBlobStore(_blob_servers.setdefault(name, MemoryBlobs()), uri=f"memory://{name}")
 
 
 META_ADAPTER: Final = MetaAdapter(_parse, _open_meta, _has_key, is_local=True)

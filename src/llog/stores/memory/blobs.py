@@ -1,30 +1,38 @@
-"""Blobs in memory: deterministic and without threads, for tests and for simulation."""
+"""Blobs in memory, for tests and for the simulation: deterministic and without threads."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from llog.errors import BlobExists, BlobNotFound
 from llog.runtime import SystemRuntime
-from llog.stores.blob_rules import PAGE, check_name, check_prefix, check_range, lost, too_short
+from llog.stores.blob_rules import (
+    PAGE,
+    blob_exists,
+    blob_not_found,
+    blob_too_short,
+    check_name,
+    check_prefix,
+    check_range,
+    required_blob_missing,
+)
 from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.counting import OperationCounts
 
 
 class MemoryBlobs:
-    """The server's side: it outlives the clients that are opened on it, as a bucket would."""
+    """The server, which outlives the clients that are opened on it, as a bucket does."""
 
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
         self.now_ms = now_ms or SystemRuntime().now_ms
         self.names: list[str] = []
         """All names, sorted."""
         self.blobs: dict[str, tuple[bytes, int]] = {}
-        """Content and when it was put."""
+        """The content of each blob, and when it was put."""
 
 
 class MemoryBlobStore:
-    """`BlobStore` on a `MemoryBlobs`. No call waits, so each is one atomic step; a page of a listing is one, too."""
+    """`BlobStore` on a `MemoryBlobs`. No call waits, so each call, and each page of a listing, is one atomic step."""
 
     def __init__(self, server: MemoryBlobs | None = None, *, uri: str = "memory://blobs") -> None:
         self.uri = uri
@@ -38,7 +46,7 @@ class MemoryBlobStore:
         self._count("put", len(data))
         self._check_required()
         if name in self.server.blobs:
-            raise BlobExists(f"blob {name!r} is already in {self.uri}: blobs are immutable, choose another name")
+            raise blob_exists(name, self.uri)
         self.server.blobs[name] = (data, self.server.now_ms())
         insort(self.server.names, name)
 
@@ -60,7 +68,7 @@ class MemoryBlobStore:
         self._count("get", sum(length for _, length in ranges))
         for offset, length in ranges:
             if offset + length > len(data):
-                raise too_short(name, offset, length, len(data))
+                raise blob_too_short(name, offset, length, len(data))
         return [data[offset : offset + length] for offset, length in ranges]
 
     async def head(self, name: str) -> BlobInfo | None:
@@ -75,11 +83,11 @@ class MemoryBlobStore:
         while size == PAGE:
             self._count("list")
             first = max(bisect_right(names, start_after), bisect_left(names, prefix))
-            found = [name for name in names[first : first + PAGE] if name.startswith(prefix)]
-            size = len(found)
-            if found:
-                start_after = found[-1]
-                yield [self._info(name) for name in found]
+            page = [name for name in names[first : first + PAGE] if name.startswith(prefix)]
+            size = len(page)
+            if page:
+                start_after = page[-1]
+                yield [self._info(name) for name in page]
 
     async def delete_many(self, names: Sequence[str]) -> None:
         for name in names:
@@ -97,16 +105,16 @@ class MemoryBlobStore:
         self._check_required()
 
     async def close(self) -> None:
-        """Nothing to let go of: the blobs belong to the server."""
+        """Do nothing: the blobs belong to the server."""
 
     def _check_required(self) -> None:
         if self._required is not None and self._required not in self.server.blobs:
-            raise lost(self.uri, self._required)
+            raise required_blob_missing(self.uri, self._required)
 
     def _content(self, name: str) -> bytes:
         check_name(name)
         if name not in self.server.blobs:
-            raise BlobNotFound(f"blob {name!r} is not in {self.uri}: it was never put, or has been deleted")
+            raise blob_not_found(name, self.uri)
         return self.server.blobs[name][0]
 
     def _info(self, name: str) -> BlobInfo:

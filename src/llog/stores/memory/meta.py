@@ -1,6 +1,6 @@
 """A metadata store in memory, for tests and the simulation: deterministic, no threads, no clock.
 
-`MemoryMeta` is the server that holds the data; every `MemoryMetaStore` is a client with a session of its own.
+`MemoryMeta` is the server that holds the data; every `MemoryMetaStore` is a client with its own session.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
-from llog.stores.meta import ABSENT, Entry, FreshReads, Put, check, check_bounds, checked_size, mismatch
+from llog.stores.meta import ABSENT, FreshReads, MetaEntry, Put, check_bounds, check_puts, check_size, version_mismatch
 
-_MANY: Final = 100
-"""New keys that are sorted in rather than inserted one by one."""
+_INSERTS_MAX: Final = 100
+"""New keys that are inserted one by one; with more, all keys are sorted."""
 
 
 class MemoryMeta:
-    """The data that several store objects share."""
+    """The server: the data that several store objects share."""
 
     def __init__(self) -> None:
         self._sorted: list[str] = []
         self._unsorted: list[str] = []
-        """Keys that were put since somebody last asked for their order."""
-        self._entries: dict[str, Entry] = {}
+        """Keys that were put since the last operation that needed their order."""
+        self._entries: dict[str, MetaEntry] = {}
         self._holders: dict[str, int] = {}
         """The session of each ephemeral key."""
         self._version = 0
         self._sessions: set[int] = set()
         self._sessions_opened = 0
-        # Ordered by creation: the order in which watches wake is part of what must be deterministic.
+        # Ordered by creation, because the order in which watches wake must be deterministic.
         self._watches: WeakValueDictionary[int, _Watch] = WeakValueDictionary()
         self._watches_opened = 0
 
     def expire(self, store: MemoryMetaStore) -> None:
-        """Ends the store's session as if its process had died, without closing it. Its next ephemeral put opens
-        another.
+        """End the store's session as if its process had died, without closing the store.
+
+        The store's next ephemeral put opens another session.
         """
-        self._end(store._session)
+        self._end_session(store._session)
 
     def copy(self, wanted: Callable[[str], bool]) -> MemoryMeta:
-        """A server that holds the keys that are wanted as they are now, without sessions."""
+        """Return a server with the present entries of all keys for which `wanted` is true, without sessions."""
         copy = MemoryMeta()
         copy._sorted = [key for key in self._keys if wanted(key)]
         copy._entries = {key: self._entries[key] for key in copy._sorted}
@@ -51,9 +52,9 @@ class MemoryMeta:
 
     @property
     def _keys(self) -> list[str]:
-        """Sorted. Python orders text by code point, which is the order of its UTF-8 bytes."""
+        """All keys in order. Python sorts text by code points, which is the order of its UTF-8 bytes."""
         if self._unsorted:
-            if len(self._unsorted) > _MANY:
+            if len(self._unsorted) > _INSERTS_MAX:
                 self._sorted += self._unsorted
                 self._sorted.sort()
             else:
@@ -62,23 +63,23 @@ class MemoryMeta:
             self._unsorted.clear()
         return self._sorted
 
-    def _open(self) -> int:
+    def _open_session(self) -> int:
         self._sessions_opened += 1
         self._sessions.add(self._sessions_opened)
         return self._sessions_opened
 
-    def _end(self, session: int) -> None:
+    def _end_session(self, session: int) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
             for key in [key for key, holder in self._holders.items() if holder == session]:
                 self._remove(key)
 
     def _put(self, key: str, value: bytes, expected: int | None, session: int | None) -> int:
-        self._match(key, expected)
+        self._check_version(key, expected)
         if key not in self._entries:
             self._unsorted.append(key)
         version = self._next_version(key)
-        self._entries[key] = Entry(key, value, version)
+        self._entries[key] = MetaEntry(key, value, version)
         self._holders.pop(key, None)
         if session is not None:
             self._holders[key] = session
@@ -92,16 +93,16 @@ class MemoryMeta:
     def _delete(self, key: str, expected: int | None) -> bool:
         if key not in self._entries:
             return False
-        self._match(key, expected)
+        self._check_version(key, expected)
         self._remove(key)
         return True
 
-    def _match(self, key: str, expected: int | None) -> None:
+    def _check_version(self, key: str, expected: int | None) -> None:
         if expected is not None:
             entry = self._entries.get(key)
             found = ABSENT if entry is None else entry.version
             if expected != found:
-                raise mismatch(key, expected, found)
+                raise version_mismatch(key, expected, found)
 
     def _remove(self, key: str) -> None:
         del self._keys[bisect_left(self._keys, key)]
@@ -148,44 +149,44 @@ class _Watch:
         self.event.clear()
 
     async def confirm(self) -> None:
-        self._store._check_open()  # changes are delivered as they happen
+        self._store._check_open()  # every change is delivered as it happens
 
 
 class MemoryMetaStore:
-    """A client of a `MemoryMeta`; without one it gets a server of its own."""
+    """A client of a `MemoryMeta`, or of a new one if none is given."""
 
     def __init__(self, server: MemoryMeta | None = None) -> None:
         self.counts = OperationCounts()
         self._server = MemoryMeta() if server is None else server
-        self._session = self._server._open()
+        self._session = self._server._open_session()
         self._watches: WeakValueDictionary[int, _Watch] = WeakValueDictionary()
         self._closed = False
 
-    async def get(self, key: str) -> Entry | None:
-        check(key)
+    async def get(self, key: str) -> MetaEntry | None:
+        check_size(key)
         self._check_open()
         entry = self._server._entries.get(key)
         self._count("get", 0 if entry is None else len(entry.value))
         return entry
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         for key in keys:
-            check(key)
+            check_size(key)
         self._check_open()
         entries = [self._server._entries.get(key) for key in keys]
         self._count("get_many", sum(len(entry.value) for entry in entries if entry is not None))
         return entries
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        check(key, value)
+        check_size(key, value)
         self._check_open()
         self._count("put", len(value))
         if ephemeral and self._session not in self._server._sessions:
-            self._session = self._server._open()
+            self._session = self._server._open_session()
         return self._server._put(key, value, expected, self._session if ephemeral else None)
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        size = checked_size(puts)
+        size = check_puts(puts)
         self._check_open()
         self._count("put_many", size)
         results: list[int | VersionMismatch] = []
@@ -197,7 +198,7 @@ class MemoryMetaStore:
         return results
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        check(key)
+        check_size(key)
         self._check_open()
         self._count("delete", 0)
         return self._server._delete(key, expected)
@@ -208,7 +209,7 @@ class MemoryMetaStore:
         self._count("delete_range", 0)
         self._server._delete_range(start, end)
 
-    async def floor(self, key: str) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         self._check_open()
         keys = self._server._keys
@@ -217,7 +218,7 @@ class MemoryMetaStore:
         self._count("floor", 0 if entry is None else len(entry.value))
         return entry
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         self._check_open()
         keys = self._server._keys
@@ -226,7 +227,7 @@ class MemoryMetaStore:
         self._count("ceiling", 0 if entry is None else len(entry.value))
         return entry
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
         check_bounds(start, end, limit)
         self._check_open()
         entries = [self._server._entries[key] for key in self._page(start, end, limit)]
@@ -257,7 +258,7 @@ class MemoryMetaStore:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._server._end(self._session)
+            self._server._end_session(self._session)
             for watch in list(self._watches.values()):
                 watch.event.set()
 

@@ -1,4 +1,4 @@
-"""How a log finds its blobs in a bucket of S3, Google Cloud Storage or Azure."""
+"""How llog opens a blob store in a bucket of S3, Google Cloud Storage or Azure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _parse(variable: str, url: str) -> Address:
 
 
 def _open(address: Address, settings: BucketSettings) -> BlobStore:
-    from llog.stores.object.answers import Limits
     from llog.stores.object.blobs import ObjectBlobStore
+    from llog.stores.object.requests import Limits
 
     limits = Limits(user_agent=settings.client_name)
     if address.scheme == "gs":

@@ -1,8 +1,9 @@
-"""Listing in the order of names on servers that sort otherwise.
+"""Listing in the order of names, also on servers that sort otherwise.
 
-Some S3 servers sort by '/'-separated segments, which puts 'a/b' before 'a-b' (and resumes after an offset in that
-order, too). The two orders agree where nothing is nested. So a directory of blobs is passed on page by page; what fits
-one page is sorted here; and only a larger nested one is walked, directory by directory.
+Some S3 servers sort by '/'-separated segments, which puts 'a/b' before 'a-b', and they continue after an offset in that
+order, too. The two orders agree where no directory is nested. So a directory that holds only blobs is listed page by
+page, a listing that fits into one page is sorted here, and only a larger one with nested directories is walked
+directory by directory.
 """
 
 from __future__ import annotations
@@ -15,26 +16,29 @@ from llog.stores.blobs import BlobInfo
 Page = list[BlobInfo]
 
 
-class Listed(Protocol):
-    """A server's two ways of listing; directories end with '/', the topmost is empty."""
+class ListingServer(Protocol):
+    """A server's two ways of listing. A directory ends with '/'; the topmost directory is empty."""
 
-    def pages(self, directory: str, offset: str | None) -> Callable[[], Awaitable[Page]]:
-        """All below the directory after `offset`, a page a call, in the server's order; a page that is not full is the
-        last.
+    def open_listing(self, directory: str, offset: str | None) -> Callable[[], Awaitable[Page]]:
+        """Return a function that reads the next page of what is below the directory and after `offset`.
+
+        Pages come in the server's order. A page that is not full is the last one.
         """
         ...
 
     async def children(self, directory: str) -> dict[str, BlobInfo | None]:
-        """What is directly in the directory: blobs by name, directories (None) by their name with a '/'."""
+        """Return what is directly in the directory, by name: None for a directory, whose name ends with '/'."""
         ...
 
 
-async def ordered(server: Listed, directory: str, prefix: str, start_after: str, page_size: int) -> AsyncIterator[Page]:
-    """Blobs below `directory` that start with `prefix`, after `start_after`, in the order of their names."""
-    read = server.pages(directory, safe_offset(directory, max(prefix, start_after)))
+async def list_in_order(
+    server: ListingServer, directory: str, prefix: str, start_after: str, page_size: int
+) -> AsyncIterator[Page]:
+    """Yield the blobs below `directory` that start with `prefix`, after `start_after`, in the order of their names."""
+    read_page = server.open_listing(directory, safe_offset(directory, max(prefix, start_after)))
     is_first = True
     while True:
-        page = sorted(await read())
+        page = sorted(await read_page())
         is_last = len(page) < page_size
         if not (is_first and is_last) and any("/" in info.name[len(directory) :] for info in page):
             break
@@ -50,12 +54,13 @@ async def ordered(server: Listed, directory: str, prefix: str, start_after: str,
             if key.startswith(prefix) and key > start_after:
                 yield [info]
         elif (key.startswith(prefix) or prefix.startswith(key)) and (key > start_after or start_after.startswith(key)):
-            async for found in ordered(server, key, prefix, start_after, page_size):
+            async for found in list_in_order(server, key, prefix, start_after, page_size):
                 yield found
 
 
 def safe_offset(directory: str, lower: str) -> str | None:
-    """Where a listing of `directory` may start so as to miss nothing from `lower` on, by names or by segments.
+    """Return an offset from which a listing of `directory` misses nothing from `lower` on, in either order; None for
+    the beginning.
 
     A server that sorts by segments has 'x/…' before 'x-y', so the offset is cut before the first character below '/'.
     """

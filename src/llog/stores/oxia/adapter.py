@@ -1,4 +1,4 @@
-"""How a log finds its metadata in Oxia."""
+"""How llog opens a metadata store in Oxia."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llog.base.secret import Secret, reveal
 from llog.errors import ConfigurationError
 from llog.stores.addresses import Address, refuse_credentials, refuse_parameters, split_url
 from llog.stores.meta import MetaStore
-from llog.stores.registry import MetaAdapter, needing_extra
+from llog.stores.registry import MetaAdapter, require_extra
 
 if TYPE_CHECKING:
     from llog.stores.oxia.store import OxiaMetaStore
@@ -39,7 +39,7 @@ def check_servers(variable: str, servers: str) -> str:
         found = _HOST_AND_PORT.fullmatch(server)
         if found is None or not 1 <= int(found[2]) <= 65_535:
             raise ConfigurationError(
-                f"{variable} names the Oxia server {server[:80]!r}: write host:port, several with commas between them"
+                f"{variable} names the Oxia server {server[:80]!r}: write host:port, and commas between several servers"
             )
     return servers
 
@@ -51,8 +51,8 @@ def _parse(variable: str, url: str) -> Address:
     return Address(scheme, check_servers(variable, servers), unquote(path.strip("/")) or OXIA_NAMESPACE)
 
 
-def _store(address: Address, settings: OxiaSettings) -> OxiaMetaStore:
-    with needing_extra("Oxia", "oxia"):
+def _new_store(address: Address, settings: OxiaSettings) -> OxiaMetaStore:
+    with require_extra("Oxia", "oxia"):
         from llog.stores.oxia.channels import Security
         from llog.stores.oxia.store import OxiaMetaStore
     return OxiaMetaStore(
@@ -70,11 +70,11 @@ def _store(address: Address, settings: OxiaSettings) -> OxiaMetaStore:
 
 
 async def _open(address: Address, settings: OxiaSettings) -> MetaStore:
-    return await _store(address, settings).connected()
+    return await _new_store(address, settings).connect()
 
 
 def _has_key(address: Address, settings: OxiaSettings, key: str) -> bool:
-    return _store(address, settings).has_key(key)
+    return _new_store(address, settings).has_key(key)
 
 
 META_ADAPTER: Final = MetaAdapter(_parse, _open, _has_key, settings_prefix="oxia_")

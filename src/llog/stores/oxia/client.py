@@ -1,4 +1,4 @@
-"""What a store has with each shard: a stream of writes, lookups, a session, and notifications if somebody watches."""
+"""A store's client of each shard: its stream of writes, its lookups, its session, and its notifications if any."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 from llog.errors import LlogError
+from llog.stores.event_watches import EventWatch
 from llog.stores.meta import partition_prefix
 from llog.stores.oxia.cluster import Cluster, Shard
 from llog.stores.oxia.keys import SORTING_BOUND, SORTING_PROBE, encode, hash_of
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.reads import Lookups
-from llog.stores.oxia.sessions import Session
-from llog.stores.oxia.watches import Notifications, OxiaWatch, Watches
+from llog.stores.oxia.sessions import ShardSession
+from llog.stores.oxia.watches import Notifications, Watches
 from llog.stores.oxia.writes import Writes
 
 CLOSE_SECONDS: Final = 5.0
 
 
 class ShardClient:
-    """One shard's."""
+    """The client of one shard."""
 
     def __init__(self, cluster: Cluster, shard: Shard, session_timeout_ms: int, identity: str, seconds: float) -> None:
         self.shard = shard
@@ -35,18 +36,18 @@ class ShardClient:
         self._seconds = seconds
         self.session = self.new_session()
 
-    def new_session(self) -> Session:
-        """A session of its own, which begins with its first use."""
-        return Session(self._cluster, self.shard, self._session_timeout_ms, self._identity, self._seconds)
+    def new_session(self) -> ShardSession:
+        """Return a session apart from the client's, which begins with its first use."""
+        return ShardSession(self._cluster, self.shard, self._session_timeout_ms, self._identity, self._seconds)
 
-    def notify(self, watches: Watches) -> Notifications:
-        """The notifications, which begin with the first call."""
+    def start_notifications(self, watches: Watches) -> Notifications:
+        """Return the notifications, which the first call starts."""
         if self._notifications is None:
             self._notifications = Notifications(self._cluster, self.writes, watches, self._seconds)
         return self._notifications
 
     async def sorts_naturally(self) -> bool:
-        """Whether keys sort as plain bytes here. Leaves a key that shows it, for Oxia does not say."""
+        """Return whether keys sort as plain bytes. Puts a key to find out, because Oxia does not report it."""
         gets = [
             proto.GetRequest(key=SORTING_PROBE),
             proto.GetRequest(key=SORTING_BOUND, comparison_type=proto.KeyComparisonType.LOWER),
@@ -67,7 +68,7 @@ class ShardClient:
 
 
 class Clients:
-    """Those of all shards that the namespace has now, made when they are needed."""
+    """The clients of all shards that the namespace has now, each made on first use."""
 
     def __init__(
         self,
@@ -83,10 +84,10 @@ class Clients:
         self._identity = identity
         self._seconds = seconds
         self._clients: dict[int, ShardClient] = {}
-        self._watches = Watches(check_open, self._deliver)
+        self._watches = Watches(check_open, self._wait_until_delivered)
         self._is_watching = False
         self._background: set[asyncio.Task[None]] = set()
-        cluster.on_change = self._shards_changed
+        cluster.on_change = self._on_shards_changed
 
     def of_shard(self, shard: Shard) -> ShardClient:
         client = self._clients.get(shard.number)
@@ -96,26 +97,26 @@ class Clients:
         return client
 
     def of_key(self, key: str) -> ShardClient:
-        return self.of_routed(partition_prefix(key) or encode(key))
+        return self.of_routing_key(partition_prefix(key) or encode(key))
 
-    def of_routed(self, text: str) -> ShardClient:
-        """That of the shard which has this prefix of a partition, or this stored key of none."""
-        return self.of_shard(self.cluster.shard_of(_routing_hash(text)))
+    def of_routing_key(self, routing_key: str) -> ShardClient:
+        """Return the client for a partition's prefix, or for the stored form of a key outside any partition."""
+        return self.of_shard(self.cluster.shard_of(_routing_hash(routing_key)))
 
     def of_partition(self, partition: str | None) -> list[ShardClient]:
-        """That of the partition's shard; without a partition, those of all shards."""
+        """Return the client of the partition's shard, or those of all shards if `partition` is None."""
         if partition is not None:
-            return [self.of_routed(partition)]
+            return [self.of_routing_key(partition)]
         return [self.of_shard(shard) for shard in self.cluster.shards.values()]
 
-    def watch(self, prefix: str) -> OxiaWatch:
+    def watch(self, prefix: str) -> EventWatch:
         watch = self._watches.watch(prefix)
         self._is_watching = True
-        self._in_background(self._notify())
+        self._in_background(self._start_all_notifications())
         return watch
 
     async def close(self) -> None:
-        """End everything, within CLOSE_SECONDS."""
+        """End all watches, sessions and connections, and give up on each step after CLOSE_SECONDS."""
         self._watches.close()
         for task in self._background:
             task.cancel()
@@ -127,23 +128,25 @@ class Clients:
                 await self.cluster.close()
                 await self.cluster.channels.close()
 
-    def _shards_changed(self) -> None:
+    def _on_shards_changed(self) -> None:
         for number in [number for number in self._clients if number not in self.cluster.shards]:
             self._in_background(self._clients.pop(number).close())
         if self._is_watching:
-            self._in_background(self._notify())
+            self._in_background(self._start_all_notifications())
 
-    async def _notify(self) -> None:
-        """Begin the notifications of every shard that has none yet."""
+    async def _start_all_notifications(self) -> None:
+        """Start the notifications of every shard that has none yet."""
         with suppress(LlogError):  # the next watch tries again, and so does a change of the shards
-            await self.cluster.ready(self._seconds)
+            await self.cluster.wait_until_known(self._seconds)
             for client in self.of_partition(None):
-                client.notify(self._watches)
+                client.start_notifications(self._watches)
             self._watches.wake_all()
 
-    async def _deliver(self) -> None:
-        await self.cluster.ready(self._seconds)
-        await asyncio.gather(*(client.notify(self._watches).delivered() for client in self.of_partition(None)))
+    async def _wait_until_delivered(self) -> None:
+        await self.cluster.wait_until_known(self._seconds)
+        await asyncio.gather(
+            *(client.start_notifications(self._watches).wait_until_delivered() for client in self.of_partition(None))
+        )
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,4 +1,4 @@
-"""What `llog doctor` looks at in an Oxia cluster. Oxia does not say its version to clients."""
+"""What `llog doctor` checks in an Oxia cluster. Oxia does not report its version to clients."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llog.stores.diagnosis import Diagnosis, clock
+from llog.stores.diagnosis import Diagnosis, judge_clock
 from llog.stores.oxia.client import ShardClient
 from llog.stores.oxia.keys import ECHO
 from llog.stores.oxia.proto import client_pb2 as proto
 
 _EPHEMERAL: Final = "#llog-doctor"
-"""Not a key of the log, and gone when its session has ended."""
+"""An ephemeral key that is not the log's."""
 _REMEDY: Final = "Use a namespace with keySorting: hierarchical"
 _VANISH_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.1
 
 
 async def diagnose(clients: Sequence[ShardClient], namespace: str, now_ms: Callable[[], int]) -> list[Diagnosis]:
-    """Look at the shards, at the clock of the first one's leader, and at what depends on the namespace's sorting."""
+    """Check the shards, the clock of the first shard's leader, and what depends on the namespace's sorting."""
     servers = {client.shard.leader for client in clients}
     return [
         Diagnosis("its shards have leaders", f"{len(clients)} shards, led by {len(servers - {''})} servers"),
-        clock(await _skew_ms(clients[0], now_ms)),
-        await _sorting(clients[0], namespace),
-        await _ephemeral(clients[0]),
+        judge_clock(await _clock_skew_ms(clients[0], now_ms)),
+        await _check_sorting(clients[0], namespace),
+        await _check_ephemeral_keys(clients[0]),
     ]
 
 
-async def _skew_ms(client: ShardClient, now_ms: Callable[[], int]) -> float:
+async def _clock_skew_ms(client: ShardClient, now_ms: Callable[[], int]) -> float:
     await client.writes.echo()  # so that the next answer does not wait for a connection
     before = now_ms()
     (future,) = client.writes.submit(proto.WriteRequest(puts=[proto.PutRequest(key=ECHO)]))
@@ -37,7 +37,7 @@ async def _skew_ms(client: ShardClient, now_ms: Callable[[], int]) -> float:
     return float(answer.version.modified_timestamp - (before + now_ms()) / 2)
 
 
-async def _sorting(client: ShardClient, namespace: str) -> Diagnosis:
+async def _check_sorting(client: ShardClient, namespace: str) -> Diagnosis:
     check = "its keys sort hierarchically"
     if await client.sorts_naturally():
         detail = f"namespace {namespace} has natural sorting, which Oxia handles badly. {_REMEDY}"
@@ -45,10 +45,10 @@ async def _sorting(client: ShardClient, namespace: str) -> Diagnosis:
     return Diagnosis(check, f"namespace {namespace}")
 
 
-async def _ephemeral(client: ShardClient) -> Diagnosis:
+async def _check_ephemeral_keys(client: ShardClient) -> Diagnosis:
     check = "ephemeral keys vanish with their session"
     session = client.new_session()
-    put = proto.PutRequest(key=_EPHEMERAL, session_id=await session.opened())
+    put = proto.PutRequest(key=_EPHEMERAL, session_id=await session.ensure_open())
     (future,) = client.writes.submit(proto.WriteRequest(puts=[put]))
     await future
     await session.close(_VANISH_SECONDS)
@@ -59,4 +59,4 @@ async def _ephemeral(client: ShardClient) -> Diagnosis:
         await asyncio.sleep(_PAUSE_SECONDS)
     (future,) = client.writes.submit(proto.WriteRequest(deletes=[proto.DeleteRequest(key=_EPHEMERAL)]))
     await future
-    return Diagnosis(check, f"one stayed: claims of dead processes would last for ever. {_REMEDY}", "failed")
+    return Diagnosis(check, f"one stayed: claims of dead processes would never end. {_REMEDY}", "failed")

@@ -1,7 +1,7 @@
-"""How keys of the log are written in Oxia, and which shard they belong to.
+"""How Oxia stores the log's keys, and to which shard they belong.
 
-Oxia's hierarchical sorting, its default, compares the number of slashes first. A stored key has none, so that its order
-is that of bytes; and it begins with "=", so that other keys of a namespace are not taken for the log's.
+Oxia's hierarchical sorting, its default, compares the number of slashes first. A stored key has no slash, so that keys
+sort by bytes; and it begins with "=", so that other keys of a namespace are not taken for the log's.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from typing import Final
 
 import xxhash
 
-from llog.stores.meta import after, partition_prefix
+from llog.stores.meta import partition_prefix, prefix_end
 
 FIRST: Final = "="
-"""At or below every stored key."""
+"""The beginning of every stored key."""
 ECHO: Final = "#llog-echo"
-"""Not a key of the log. On every shard; a write to it shows that the shard's leader is in charge."""
+"""A key on every shard that is not the log's. A write to it shows that the shard's leader is in charge."""
 SORTING_PROBE: Final = "#llog-sorting/probe"
 SORTING_BOUND: Final = "#llog-sorting0"
-"""Bytes come right after those of the probe, but it has no slash: a lookup below the bound finds the probe in natural
-sorting only.
+"""Sorts right after the probe by bytes, but has no slash: a lookup below the bound finds the probe only in natural
+sorting.
 """
 
 
 def encode(key: str) -> str:
-    """Preserves the order of keys, and of a prefix makes a prefix."""
+    """Return the stored form of a key. Keys keep their order, and a prefix of a key remains a prefix."""
     return FIRST + key.replace(".", ".\x01").replace("/", ".\x02")
 
 
 def decode(stored: str) -> str | None:
-    """The log's key; None for a key of somebody else."""
+    """Return the log's key, or None if the stored key is not the log's."""
     if not stored.startswith(FIRST):
         return None
     return stored[1:].replace(".\x02", "/").replace(".\x01", ".")
 
 
 def partition_of(start: str, end: str) -> str | None:
-    """The prefix of the one partition that all keys of [start, end) belong to; None if there may be others between."""
+    """Return the prefix of the partition to which all keys of [start, end) belong, or None if others may be between."""
     prefix = partition_prefix(start)
-    return prefix if prefix is not None and end <= after(prefix) else None
+    return prefix if prefix is not None and end <= prefix_end(prefix) else None
 
 
 def hash_of(text: str) -> int:
-    """What Oxia routes by: of the partition key, or of a stored key that has none."""
+    """Return the hash by which Oxia chooses the shard of a partition key, or of a stored key that has none."""
     return xxhash.xxh3_64_intdigest(text.encode()) & 0xFFFFFFFF

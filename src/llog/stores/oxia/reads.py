@@ -1,5 +1,6 @@
-"""Lookups and ranges: lookups of one turn of the event loop share a request, ranges over several shards are merged as
-they arrive.
+"""Lookups and ranges.
+
+Lookups that begin in one turn of the event loop share a request. Ranges over several shards are merged as they arrive.
 """
 
 from __future__ import annotations
@@ -11,29 +12,32 @@ from typing import Any, Final
 
 from grpc.aio import EOF
 
-from llog.errors import LlogError, StoreUnavailable
-from llog.stores.meta import Entry
+from llog.errors import LlogError
+from llog.stores.meta import MetaEntry
 from llog.stores.oxia.cluster import Cluster, Shard
 from llog.stores.oxia.keys import decode
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
+from llog.stores.oxia.refusals import store_closed
 
 GETS_MAX: Final = 10_000
 """Lookups in one request."""
 
+_Call = tuple[Sequence[proto.GetRequest], asyncio.Future[list[proto.GetResponse]]]
+
 
 class Lookups:
-    """Those of one shard."""
+    """The lookups of one shard."""
 
     def __init__(self, cluster: Cluster, shard: Shard, seconds: float) -> None:
         self._cluster = cluster
         self._shard = shard
         self._seconds = seconds
-        self._waiting: list[tuple[Sequence[proto.GetRequest], asyncio.Future[list[proto.GetResponse]]]] = []
+        self._waiting: list[_Call] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, gets: Sequence[proto.GetRequest]) -> asyncio.Future[list[proto.GetResponse]]:
-        """The answers of these, in order."""
+        """Return the future of the answers, in the order of the requests."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)
@@ -47,7 +51,7 @@ class Lookups:
 
     def _send(self) -> None:
         calls, self._waiting = self._waiting, []
-        batch: list[tuple[Sequence[proto.GetRequest], asyncio.Future[list[proto.GetResponse]]]] = []
+        batch: list[_Call] = []
         size = 0
         for call in calls:
             if batch and size + len(call[0]) > GETS_MAX:
@@ -57,14 +61,12 @@ class Lookups:
             size += len(call[0])
         self._begin(batch)
 
-    def _begin(self, calls: list[tuple[Sequence[proto.GetRequest], asyncio.Future[list[proto.GetResponse]]]]) -> None:
+    def _begin(self, calls: list[_Call]) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(calls))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(
-        self, calls: list[tuple[Sequence[proto.GetRequest], asyncio.Future[list[proto.GetResponse]]]]
-    ) -> None:
+    async def _answer(self, calls: list[_Call]) -> None:
         request = proto.ReadRequest(shard=self._shard.number, gets=[get for gets, _ in calls for get in gets])
         metadata = self._cluster.channels.metadata()
 
@@ -75,12 +77,12 @@ class Lookups:
             return found
 
         try:
-            answers = await self._cluster.read([self._shard], attempt, self._seconds)
+            answers = await self._cluster.call_leaders([self._shard], attempt, self._seconds)
         except LlogError as error:
             _fail(calls, error)
             return
         except asyncio.CancelledError:
-            _fail(calls, StoreUnavailable("this metadata store is closed: open another one"))
+            _fail(calls, store_closed())
             raise
         position = 0
         for gets, future in calls:
@@ -89,25 +91,29 @@ class Lookups:
             position += len(gets)
 
 
-def _fail(calls: Iterable[tuple[object, asyncio.Future[list[proto.GetResponse]]]], error: LlogError) -> None:
+def _fail(calls: Iterable[_Call], error: LlogError) -> None:
     for _, future in calls:
         if not future.done():
             future.set_exception(type(error)(str(error)))
 
 
-def entry_of(answer: proto.GetResponse, asked: str) -> Entry | None:
-    """What was found; None if that is no key of the log. An exact match does not repeat the key that was asked for."""
+def entry_of(answer: proto.GetResponse, requested: str) -> MetaEntry | None:
+    """Return the entry that was found, or None if its key is not the log's.
+
+    The answer to an exact match does not repeat the requested key.
+    """
     if answer.status != proto.Status.OK:
         return None
-    key = decode(answer.key if answer.HasField("key") else asked)
-    return None if key is None else Entry(key, answer.value, answer.version.version_id)
+    key = decode(answer.key if answer.HasField("key") else requested)
+    return None if key is None else MetaEntry(key, answer.value, answer.version.version_id)
 
 
 async def scan_entries(
     cluster: Cluster, shards: Sequence[Shard], start: str, end: str, limit: int, seconds: float
-) -> list[Entry]:
-    """At most `limit` entries of stored keys from `start` up to `end`, in order; those of one shard are one
-    moment's.
+) -> list[MetaEntry]:
+    """Return the first entries of the stored keys [start, end) in order, at most `limit`.
+
+    The entries of one shard are a snapshot.
     """
     metadata = cluster.channels.metadata()
 
@@ -125,7 +131,7 @@ async def scan_entries(
 async def scan_keys(
     cluster: Cluster, shards: Sequence[Shard], start: str, end: str, limit: int, seconds: float
 ) -> list[str]:
-    """As `scan_entries`, without the values."""
+    """Return the keys of the entries that `scan_entries` returns."""
     metadata = cluster.channels.metadata()
 
     def call(stub: OxiaClientStub, shard: Shard) -> Any:
@@ -150,15 +156,15 @@ async def _scan(
     async def attempt(stubs: list[OxiaClientStub]) -> list[tuple[str, Any]]:
         calls = [call(stub, shard) for stub, shard in zip(stubs, shards, strict=True)]
         try:
-            return await _merged([_pages(each, page) for each in calls], limit)
+            return await _merge([_pages(each, page) for each in calls], limit)
         finally:
             for each in calls:
-                each.cancel()  # Oxia knows no limit: it would go on to the end of the range
+                each.cancel()  # a request has no limit: Oxia would go on to the end of the range
 
-    return await cluster.read(shards, attempt, seconds)
+    return await cluster.call_leaders(shards, attempt, seconds)
 
 
-async def _merged(streams: list[AsyncIterator[list[tuple[str, Any]]]], limit: int) -> list[tuple[str, Any]]:
+async def _merge(streams: list[AsyncIterator[list[tuple[str, Any]]]], limit: int) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     if len(streams) == 1:
         async for rows in streams[0]:
@@ -190,7 +196,7 @@ async def _pages(call: Any, page: Callable[[Any], list[tuple[str, Any]]]) -> Asy
 
 
 async def _messages(call: Any) -> AsyncIterator[Any]:
-    """The answers of a call; it is cancelled with whoever reads them."""
+    """Yield the answers of a call, and cancel the call when the iteration ends."""
     try:
         while (answer := await call.read()) is not EOF:
             yield answer

@@ -1,4 +1,4 @@
-"""Sessions: one for each shard that has ephemeral keys of this process, kept alive by heartbeats."""
+"""Sessions: one for each shard that holds ephemeral keys of this process, kept alive by heartbeats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llog.stores.oxia.refusals import is_session_lost
 
 TIMEOUT_MS_MIN: Final = 2000
 TIMEOUT_MS_MAX: Final = 300_000
-"""What Oxia accepts."""
+"""The timeouts that Oxia accepts."""
 _HEARTBEATS: Final = 5
-"""Within one timeout: four may be late or lost."""
+"""Heartbeats within one timeout: four of them may be late or lost."""
 
 
-class Session:
-    """That of one shard; it begins with the first ephemeral key, and anew after it was lost."""
+class ShardSession:
+    """The session of one shard. It begins with the first ephemeral key, and again after Oxia ended it."""
 
     def __init__(self, cluster: Cluster, shard: Shard, timeout_ms: int, identity: str, seconds: float) -> None:
         self._cluster = cluster
@@ -30,19 +30,20 @@ class Session:
         self._identity = identity
         self._seconds = seconds
         self._number: int | None = None
-        self._opening = asyncio.Lock()
-        self._beating: asyncio.Task[None] | None = None
+        self._open_lock = asyncio.Lock()
+        self._heartbeat_task: asyncio.Task[None] | None = None
 
     @property
     def number(self) -> int | None:
+        """The number of the living session, or None."""
         return self._number
 
-    async def opened(self) -> int:
-        """The number of the living session; makes one if there is none. Raises `StoreUnavailable` after the deadline.
+    async def ensure_open(self) -> int:
+        """Return the number of the living session, which is created if there is none.
 
-        A session whose answer got lost has no keys and ends by itself.
+        Raises `StoreUnavailable` after the deadline. A session whose answer was lost has no keys and ends by itself.
         """
-        async with self._opening:
+        async with self._open_lock:
             if self._number is None:
                 request = proto.CreateSessionRequest(
                     shard=self._shard.number, session_timeout_ms=self._timeout_ms, client_identity=self._identity
@@ -53,25 +54,26 @@ class Session:
                     answer = await stubs[0].CreateSession(request, metadata=metadata)
                     return int(answer.session_id)
 
-                number = await self._cluster.read([self._shard], attempt, self._seconds)
+                number = await self._cluster.call_leaders([self._shard], attempt, self._seconds)
                 self._number = number
-                self._beating = asyncio.get_running_loop().create_task(self._beat(number))
+                self._heartbeat_task = asyncio.get_running_loop().create_task(self._keep_alive(number))
             return self._number
 
-    def lost(self, number: int) -> None:
-        """The server does not know this session any more: its keys are gone."""
+    def forget(self, number: int) -> None:
+        """Take note that the server has ended this session: its keys are gone."""
         if self._number == number:
             self._number = None
-            if self._beating is not None:
-                self._beating.cancel()
+            if self._heartbeat_task is not None:
+                self._heartbeat_task.cancel()
 
     async def close(self, seconds: float) -> None:
-        """End the session, so that its keys vanish now; if Oxia does not answer in time, they do after the session's
-        timeout.
+        """End the session, so that its keys disappear now.
+
+        If Oxia does not answer within `seconds`, they disappear after the session's timeout.
         """
         number, self._number = self._number, None
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
         if number is None or self._shard.is_gone:
             return
         request = proto.CloseSessionRequest(shard=self._shard.number, session_id=number)
@@ -85,11 +87,11 @@ class Session:
                     raise
 
         try:
-            await self._cluster.read([self._shard], attempt, seconds)
+            await self._cluster.call_leaders([self._shard], attempt, seconds)
         except StoreUnavailable:
             pass
 
-    async def _beat(self, number: int) -> None:
+    async def _keep_alive(self, number: int) -> None:
         interval = self._timeout_ms / 1000 / _HEARTBEATS
         request = proto.SessionHeartbeat(shard=self._shard.number, session_id=number)
 
@@ -106,11 +108,11 @@ class Session:
         while True:
             await asyncio.sleep(pause)
             try:
-                if not await self._cluster.read([self._shard], attempt, interval):
+                if not await self._cluster.call_leaders([self._shard], attempt, interval):
                     self._number = None if self._number == number else self._number
                     return
                 pause = interval
             except StoreUnavailable:
                 if self._shard.is_gone:
                     return
-                pause = PAUSE_SECONDS_MIN  # it has waited long enough
+                pause = PAUSE_SECONDS_MIN  # the call has waited for a whole interval already

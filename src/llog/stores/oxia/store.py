@@ -1,7 +1,7 @@
-"""The metadata store on Oxia: the keys of a partition on one shard, by the hash of its prefix; ranges beyond it ask all
-shards.
+"""The metadata store on Oxia.
 
-An object belongs to the event loop and the process that first use it. Every call has a deadline.
+All keys of a partition are on one shard, which the hash of their prefix chooses. Ranges beyond one partition ask all
+shards. An object belongs to the event loop and the process that first use it. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -22,27 +22,39 @@ from llog.errors import (
     VersionMismatch,
     WrongStore,
 )
-from llog.stores.counting import OperationCounts, counted_answer
+from llog.stores.counting import OperationCounts, measure_answer
 from llog.stores.diagnosis import Diagnosis
-from llog.stores.meta import ABSENT, Entry, Put, check, check_bounds, checked_size, mismatch, partition_prefix
+from llog.stores.event_watches import EventWatch
+from llog.stores.meta import (
+    ABSENT,
+    MetaEntry,
+    Put,
+    check_bounds,
+    check_puts,
+    check_size,
+    entries_size,
+    entry_size,
+    partition_prefix,
+    version_mismatch,
+)
+from llog.stores.oxia.blocking_lookup import has_key
 from llog.stores.oxia.channels import Channels, Security
 from llog.stores.oxia.client import Clients, ShardClient
 from llog.stores.oxia.cluster import Cluster
 from llog.stores.oxia.diagnosis import diagnose
-from llog.stores.oxia.existence import has_key
 from llog.stores.oxia.keys import ECHO, encode, partition_of
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.reads import entry_of, scan_entries, scan_keys
-from llog.stores.oxia.watches import OxiaWatch
+from llog.stores.oxia.refusals import store_closed
 
 OPERATION_SECONDS: Final = 30.0
-"""An election after a node was lost can take as long."""
+"""The deadline of every call. The election of a leader after the loss of a node can take this long."""
 OPEN_SECONDS: Final = 10.0
 CHECK_SECONDS: Final = 3.0
 
 
 class OxiaMetaStore:
-    """`connected` finds out whether the servers are what the settings say; without it, the first call connects."""
+    """`connect` checks that the servers are what the settings say. Without it, the first call connects."""
 
     def __init__(
         self,
@@ -65,21 +77,20 @@ class OxiaMetaStore:
         self._is_closed = False
         self._pid = os.getpid()
 
-    async def connected(self) -> OxiaMetaStore:
-        """This store, once a server has shown that it is what the address says.
+    async def connect(self) -> OxiaMetaStore:
+        """Check that the address leads to an Oxia namespace that llog can use, and return this store.
 
-        Raises `ConfigurationError`, `WrongStore`, or `StoreUnreachable` if nobody answers; the store is closed then.
+        Raises `ConfigurationError` or `WrongStore`, or `StoreUnreachable` if no server answers, and closes the store.
         """
         try:
-            clients = self._start()
-            await clients.cluster.ready(OPEN_SECONDS)
+            clients = self._start_clients()
+            await clients.cluster.wait_until_known(OPEN_SECONDS)
             async with _deadline(OPEN_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
                 if await clients.of_partition(None)[0].sorts_naturally():
                     raise WrongStore(
-                        f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural "
-                        "key sorting, in which "
-                        "Oxia has lost track of ephemeral keys: create a namespace with keySorting: hierarchical "
-                        "and name that"
+                        f"the namespace {self._namespace!r} of the Oxia at {','.join(self._servers)} has natural key "
+                        "sorting, in which Oxia loses track of ephemeral keys: create a namespace with "
+                        "keySorting: hierarchical, and name that"
                     )
         except BaseException as error:
             await self.close()
@@ -89,89 +100,85 @@ class OxiaMetaStore:
         return self
 
     def has_key(self, key: str) -> bool:
-        """Look for one key, blocking and without an event loop. Raises as `connected` does."""
+        """Return whether the key exists. Blocks, and needs no event loop. Raises what `connect` raises."""
         return has_key(self._servers, self._namespace, key, security=self._security, seconds=OPEN_SECONDS)
 
     # --- reads
 
-    async def get(self, key: str) -> Entry | None:
-        check(key)
-        return await counted_answer(self.counts, "get", self._get(key), _entry_size)
+    async def get(self, key: str) -> MetaEntry | None:
+        check_size(key)
+        return await measure_answer(self.counts, "get", self._get(key), entry_size)
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         for key in keys:
-            check(key)
-        return await counted_answer(
-            self.counts, "get_many", self._get_many(keys), lambda found: sum(map(_entry_size, found))
-        )
+            check_size(key)
+        return await measure_answer(self.counts, "get_many", self._get_many(keys), entries_size)
 
-    async def floor(self, key: str) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
         check_bounds(key)
-        return await counted_answer(
-            self.counts, "floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), _entry_size
+        return await measure_answer(
+            self.counts, "floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), entry_size
         )
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
-        return await counted_answer(
-            self.counts, "ceiling", self._nearest(key, proto.KeyComparisonType.CEILING, min), _entry_size
+        return await measure_answer(
+            self.counts, "ceiling", self._nearest(key, proto.KeyComparisonType.CEILING, min), entry_size
         )
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
         check_bounds(start, end, limit)
-        return await counted_answer(
-            self.counts, "range", self._range(start, end, limit), lambda entries: sum(map(_entry_size, entries))
-        )
+        return await measure_answer(self.counts, "range", self._range(start, end, limit), entries_size)
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         check_bounds(start, end, limit)
-        return await counted_answer(self.counts, "keys", self._keys(start, end, limit), lambda _: 0)
+        return await measure_answer(self.counts, "keys", self._keys(start, end, limit), lambda _: 0)
 
     async def begin_reads(self) -> OxiaReads:
-        clients = await self._ready()
+        clients = await self._ready_clients()
         async with _deadline(self._seconds, "Oxia's shards took no write"):
             while True:
                 all_writes = [client.writes for client in clients.of_partition(None)]
                 if all(writes.is_established for writes in all_writes):
                     return OxiaReads(clients, self.check_open)
-                await asyncio.gather(*(writes.established() for writes in all_writes))
+                await asyncio.gather(*(writes.wait_until_established() for writes in all_writes))
 
     # --- writes
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        check(key, value)
+        check_size(key, value)
         put = self._put_ephemeral(key, value, expected) if ephemeral else self._put(key, value, expected)
-        return await counted_answer(self.counts, "put", put, lambda _: len(value))
+        return await measure_answer(self.counts, "put", put, lambda _: len(value))
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        size = checked_size(puts)
-        return await counted_answer(self.counts, "put_many", self._put_many(puts), lambda _: size)
+        size = check_puts(puts)
+        return await measure_answer(self.counts, "put_many", self._put_many(puts), lambda _: size)
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        check(key)
-        return await counted_answer(self.counts, "delete", self._delete(key, expected), lambda _: 0)
+        check_size(key)
+        return await measure_answer(self.counts, "delete", self._delete(key, expected), lambda _: 0)
 
     async def delete_range(self, start: str, end: str) -> None:
         check_bounds(start, end)
-        await counted_answer(self.counts, "delete_range", self._delete_range(start, end), lambda _: 0)
+        await measure_answer(self.counts, "delete_range", self._delete_range(start, end), lambda _: 0)
 
     # --- the rest
 
-    def watch(self, prefix: str) -> OxiaWatch:
+    def watch(self, prefix: str) -> EventWatch:
         check_bounds(prefix)
-        watch = self._start().watch(prefix)
+        watch = self._start_clients().watch(prefix)
         self.counts.add("watch", 0, 0.0)
         return watch
 
     async def check(self) -> None:
-        clients = self._start()
-        await clients.cluster.ready(CHECK_SECONDS)
+        clients = self._start_clients()
+        await clients.cluster.wait_until_known(CHECK_SECONDS)
         async with _deadline(CHECK_SECONDS, f"the Oxia at {','.join(self._servers)} did not answer"):
             lookups = [client.lookups for client in clients.of_partition(None)]
             await asyncio.gather(*(each.submit([proto.GetRequest(key=ECHO)]) for each in lookups))
 
     async def diagnose(self, now_ms: Callable[[], int]) -> list[Diagnosis]:
-        return await diagnose((await self._ready()).of_partition(None), self._namespace, now_ms)
+        return await diagnose((await self._ready_clients()).of_partition(None), self._namespace, now_ms)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -181,11 +188,11 @@ class OxiaMetaStore:
 
     def check_open(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable("this metadata store is closed: open another one")
+            raise store_closed()
         if os.getpid() != self._pid:
             raise StoreUnavailable("this metadata store was opened by another process, before a fork: open another one")
 
-    def _start(self) -> Clients:
+    def _start_clients(self) -> Clients:
         self.check_open()
         if self._clients is None:
             self._clients = Clients(
@@ -197,165 +204,164 @@ class OxiaMetaStore:
             )
         return self._clients
 
-    async def _ready(self) -> Clients:
-        """With shards. If they are known, there is no turn of the event loop, so that writes keep the order of their
-        calls.
+    async def _ready_clients(self) -> Clients:
+        """Return the clients once the shards are known.
+
+        If they are known already, this does not yield to the event loop, so that writes keep the order of their calls.
         """
-        clients = self._start()
+        clients = self._start_clients()
         if not clients.cluster.shards:
-            await clients.cluster.ready(self._seconds)
+            await clients.cluster.wait_until_known(self._seconds)
             self.check_open()
         return clients
 
     # --- how each call is done
 
-    async def _get(self, key: str) -> Entry | None:
-        clients = await self._ready()
+    async def _get(self, key: str) -> MetaEntry | None:
+        clients = await self._ready_clients()
         stored = encode(key)
         request = proto.GetRequest(key=stored, include_value=True)
         (answer,) = await clients.of_key(key).lookups.submit([request])
         return entry_of(answer, stored)
 
-    async def _get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        clients = await self._ready()
-        places: dict[ShardClient, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(clients.of_key(key), []).append(place)
+    async def _get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        clients = await self._ready_clients()
+        indexes_by_client: dict[ShardClient, list[int]] = {}
+        for index, key in enumerate(keys):
+            indexes_by_client.setdefault(clients.of_key(key), []).append(index)
         stored = [encode(key) for key in keys]
-        found: list[Entry | None] = [None] * len(keys)
-        answers = await asyncio.gather(
+        entries: list[MetaEntry | None] = [None] * len(keys)
+        answers_by_client = await asyncio.gather(
             *(
-                client.lookups.submit([proto.GetRequest(key=stored[place], include_value=True) for place in mine])
-                for client, mine in places.items()
+                client.lookups.submit([proto.GetRequest(key=stored[index], include_value=True) for index in indexes])
+                for client, indexes in indexes_by_client.items()
             )
         )
-        for mine, of_client in zip(places.values(), answers, strict=True):
-            for place, answer in zip(mine, of_client, strict=True):
-                found[place] = entry_of(answer, stored[place])
-        return found
+        for indexes, answers in zip(indexes_by_client.values(), answers_by_client, strict=True):
+            for index, answer in zip(indexes, answers, strict=True):
+                entries[index] = entry_of(answer, stored[index])
+        return entries
 
-    async def _nearest(self, key: str, comparison: Any, choose: Callable[..., Entry]) -> Entry | None:
-        clients = await self._ready()
+    async def _nearest(self, key: str, comparison: Any, choose: Callable[..., MetaEntry]) -> MetaEntry | None:
+        clients = await self._ready_clients()
         found = await self._lookup(clients.of_partition(partition_prefix(key)), encode(key), comparison)
         return choose(found, key=lambda entry: entry.key) if found else None
 
     async def _lookup(
         self, clients: Sequence[ShardClient], stored: str, comparison: Any, *, values: bool = True
-    ) -> list[Entry]:
+    ) -> list[MetaEntry]:
         request = proto.GetRequest(key=stored, include_value=values, comparison_type=comparison)
         answers = await asyncio.gather(*(client.lookups.submit([request]) for client in clients))
         return [entry for (answer,) in answers if (entry := entry_of(answer, stored)) is not None]
 
-    async def _range(self, start: str, end: str, limit: int) -> list[Entry]:
-        clients = await self._ready()
+    async def _range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
+        clients = await self._ready_clients()
         if start >= end:
             return []
         shards = [client.shard for client in clients.of_partition(partition_of(start, end))]
         return await scan_entries(clients.cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _keys(self, start: str, end: str, limit: int) -> list[str]:
-        clients = await self._ready()
+        clients = await self._ready_clients()
         if start >= end:
             return []
-        asked = clients.of_partition(partition_of(start, end))
+        shard_clients = clients.of_partition(partition_of(start, end))
         if limit == 1:
-            found = await self._lookup(asked, encode(start), proto.KeyComparisonType.CEILING, values=False)
+            found = await self._lookup(shard_clients, encode(start), proto.KeyComparisonType.CEILING, values=False)
             lowest = min((entry.key for entry in found), default=end)
             return [lowest] if lowest < end else []
-        shards = [client.shard for client in asked]
+        shards = [client.shard for client in shard_clients]
         return await scan_keys(clients.cluster, shards, encode(start), encode(end), limit, self._seconds)
 
     async def _put(self, key: str, value: bytes, expected: int | None) -> int:
-        clients = await self._ready()
+        clients = await self._ready_clients()
         call = proto.WriteRequest()
         _add_put(call, key, value, expected, partition_prefix(key))
-        (answer,) = await _answers(clients.of_key(key).writes.submit(call))
-        return _version(answer, key, expected)
+        (answer,) = await _await_answers(clients.of_key(key).writes.submit(call))
+        return _new_version(answer, key, expected)
 
     async def _put_ephemeral(self, key: str, value: bytes, expected: int | None) -> int:
-        client = (await self._ready()).of_key(key)
+        client = (await self._ready_clients()).of_key(key)
         for _ in range(2):
             number = client.session.number
             if number is None:
-                number = await client.session.opened()
+                number = await client.session.ensure_open()
             call = proto.WriteRequest()
             request = _add_put(call, key, value, expected, partition_prefix(key))
             request.session_id = number
             request.client_identity = self._identity
-            (answer,) = await _answers(client.writes.submit(call))
+            (answer,) = await _await_answers(client.writes.submit(call))
             if answer.status != proto.SESSION_DOES_NOT_EXIST:
-                return _version(answer, key, expected)
-            client.session.lost(number)
-        raise StoreUnavailable(f"Oxia ended the session of {key!r} twice at once: raise LLOG_SESSION_TIMEOUT_MS")
+                return _new_version(answer, key, expected)
+            client.session.forget(number)
+        raise StoreUnavailable(f"Oxia ended the session of {key!r} twice in a row: raise LLOG_SESSION_TIMEOUT_MS")
 
     async def _put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        clients = await self._ready()
-        calls: defaultdict[ShardClient, _Puts] = defaultdict(_Puts)
+        clients = await self._ready_clients()
+        calls: defaultdict[ShardClient, _ShardPuts] = defaultdict(_ShardPuts)
         prefix: str | None = None
-        for place, put in enumerate(puts):
-            if prefix is None or not put.key.startswith(prefix):  # those of one partition mostly stand together
+        for index, put in enumerate(puts):
+            if prefix is None or not put.key.startswith(prefix):  # the puts of one partition are mostly neighbours
                 prefix = partition_prefix(put.key)
-                mine = calls[clients.of_routed(prefix or encode(put.key))]
-            mine.places.append(place)
-            mine.size += 3 * len(put.key) + len(put.value)  # as stored, of the partition, and what protobuf adds
-            _add_put(mine.call, put.key, put.value, put.expected, prefix)
+                shard_puts = calls[clients.of_routing_key(prefix or encode(put.key))]
+            shard_puts.indexes.append(index)
+            shard_puts.size += 3 * len(put.key) + len(put.value)  # stored key, partition key, and protobuf's overhead
+            _add_put(shard_puts.call, put.key, put.value, put.expected, prefix)
         results: list[int | VersionMismatch] = [ABSENT] * len(puts)
-        answers = await _answers(
-            [future for client, mine in calls.items() for future in _submit(client, mine.call, mine.size)]
+        answers = await _await_answers(
+            [future for client, each in calls.items() for future in _submit(client, each.call, each.size)]
         )
-        for place, answer in zip([place for mine in calls.values() for place in mine.places], answers, strict=True):
-            put = puts[place]
+        for index, answer in zip([index for each in calls.values() for index in each.indexes], answers, strict=True):
+            put = puts[index]
             try:
-                results[place] = _version(answer, put.key, put.expected)
+                results[index] = _new_version(answer, put.key, put.expected)
             except VersionMismatch as error:
-                results[place] = error
+                results[index] = error
         return results
 
     async def _delete(self, key: str, expected: int | None) -> bool:
-        client = (await self._ready()).of_key(key)
+        client = (await self._ready_clients()).of_key(key)
         if expected != ABSENT:
             request = proto.DeleteRequest(
                 key=encode(key), expected_version_id=expected, partition_key=partition_prefix(key)
             )
-            (answer,) = await _answers(client.writes.submit(proto.WriteRequest(deletes=[request])))
+            (answer,) = await _await_answers(client.writes.submit(proto.WriteRequest(deletes=[request])))
             if answer.status != proto.UNEXPECTED_VERSION_ID:
                 return bool(answer.status == proto.OK)
         assert expected is not None
-        # Oxia says the same of a key that is not there as of one with another version.
+        # Oxia answers alike for a key that does not exist and for one with another version.
         found = await self._get(key)
         if found is None:
             return False
-        raise mismatch(key, expected, found.version)
+        raise version_mismatch(key, expected, found.version)
 
     async def _delete_range(self, start: str, end: str) -> None:
-        clients = await self._ready()
+        clients = await self._ready_clients()
         if start >= end:
             return
         request = proto.DeleteRangeRequest(start_inclusive=encode(start), end_exclusive=encode(end))
-        asked: list[ShardClient] = clients.of_partition(partition_of(start, end))
-        calls = [(client, proto.WriteRequest(delete_ranges=[request])) for client in asked]
-        await _answers([future for client, call in calls for future in _submit(client, call)])
+        shard_clients = clients.of_partition(partition_of(start, end))
+        calls = [(client, proto.WriteRequest(delete_ranges=[request])) for client in shard_clients]
+        await _await_answers([future for client, call in calls for future in _submit(client, call)])
 
 
 class OxiaReads:
-    """Vouches for reads by a write that the same leader acknowledges, on a stream that has been there since before the
-    reads.
-    """
+    """Confirms reads by a write that the same leader acknowledges, on a stream established before the reads."""
 
     def __init__(self, clients: Clients, check_open: Callable[[], None]) -> None:
         self._clients = clients
         self._check_open = check_open
-        self._began = {shard: (shard.generation, shard.answers) for shard in clients.cluster.shards.values()}
+        self._initial_states = {shard: (shard.generation, shard.answers) for shard in clients.cluster.shards.values()}
 
     async def confirm(self) -> None:
         self._check_open()
-        if set(self._clients.cluster.shards.values()) != self._began.keys():
-            raise StaleReads("Oxia's shards were changed since the reads began: read again")
-        asked = [shard for shard, (_, answers) in self._began.items() if shard.answers != answers]
-        echoes = (self._clients.of_shard(shard).writes.echo() for shard in asked)
+        if set(self._clients.cluster.shards.values()) != self._initial_states.keys():
+            raise StaleReads("Oxia's shards have changed since the reads began: read again")
+        shards = [shard for shard, (_, answers) in self._initial_states.items() if shard.answers != answers]
+        echoes = (self._clients.of_shard(shard).writes.echo() for shard in shards)
         results = await asyncio.gather(*echoes, return_exceptions=True)
-        for shard in asked:
-            if shard.generation != self._began[shard][0]:
+        for shard in shards:
+            if shard.generation != self._initial_states[shard][0]:
                 raise StaleReads(
                     f"Oxia's shard {shard.number} may have got another leader since the reads began: read again"
                 )
@@ -366,14 +372,14 @@ class OxiaReads:
                 raise result
 
 
-class _Puts:
+class _ShardPuts:
     """The part of a `put_many` that goes to one shard."""
 
     def __init__(self) -> None:
         self.call = proto.WriteRequest()
         self.size = 0
-        self.places: list[int] = []
-        """Of its puts among those of all shards."""
+        self.indexes: list[int] = []
+        """The positions of these puts in the `put_many`."""
 
 
 def _add_put(
@@ -385,47 +391,45 @@ def _add_put(
     return put
 
 
-def _version(answer: proto.PutResponse, key: str, expected: int | None) -> int:
+def _new_version(answer: proto.PutResponse, key: str, expected: int | None) -> int:
     if answer.status == proto.OK:
         return answer.version.version_id
     if answer.status == proto.UNEXPECTED_VERSION_ID and expected is not None:
-        raise mismatch(key, expected, None)
+        raise version_mismatch(key, expected, None)
     raise StoreUnavailable(f"Oxia refused to put {key!r} with the status {answer.status}: nothing was changed")
 
 
 def _submit(client: ShardClient, call: proto.WriteRequest, size: int | None = None) -> list[asyncio.Future[list[Any]]]:
-    """Queue a call for one shard of several; a refusal is its answer, since others may have theirs."""
+    """Queue a call for one shard of several. A refusal becomes its answer, since other shards may accept theirs."""
     try:
         return client.writes.submit(call, size)
     except StoreUnavailable as error:
-        refused: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        refused.set_exception(error)
-        return [refused]
+        refusal: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        refusal.set_exception(error)
+        return [refusal]
 
 
-async def _answers(futures: Sequence[asyncio.Future[list[Any]]]) -> list[Any]:
-    """The answers of all, one after the other. If only some of them failed, the outcome of the whole is not known."""
+async def _await_answers(futures: Sequence[asyncio.Future[list[Any]]]) -> list[Any]:
+    """Return the answers of all futures, in order. If only some of them fail, raise `OutcomeUnknown`."""
     if len(futures) == 1:
         return await futures[0]
     results = await asyncio.gather(*futures, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if not errors:
         return [answer for result in results if not isinstance(result, BaseException) for answer in result]
-    foreign = next((error for error in errors if not isinstance(error, StoreUnavailable)), None)
-    if foreign is None and len(errors) < len(results):
-        raise OutcomeUnknown(f"{len(results) - len(errors)} of {len(results)} parts were written: {errors[0]}")
-    raise foreign or errors[0]
+    other = next((error for error in errors if not isinstance(error, StoreUnavailable)), None)
+    if other is None and len(errors) < len(results):
+        raise OutcomeUnknown(
+            f"{len(results) - len(errors)} of {len(results)} parts were written. The others: {errors[0]}"
+        )
+    raise other or errors[0]
 
 
 @asynccontextmanager
 async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
-    """Raises `StoreUnavailable` if what is within takes longer."""
+    """Raise `StoreUnavailable` if the block takes longer."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise StoreUnavailable(f"{what} within {seconds:g} s: check that Oxia runs and can be reached") from None
-
-
-def _entry_size(entry: Entry | None) -> int:
-    return 0 if entry is None else len(entry.value)

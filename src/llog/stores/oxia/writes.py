@@ -1,9 +1,8 @@
-"""The writes of one shard: one stream to its leader, requests in the order of the calls, answers in the order of the
-requests.
+"""The writes of one shard: one stream to its leader, with requests in the order of the calls.
 
-A stream counts as established once the leader has acknowledged a write to the echo key on it; before that, nothing of a
-caller is sent. So what was not sent did certainly not happen and goes to the next stream, and what was sent and not
-answered may have happened.
+A stream is established once the leader has acknowledged a write to the echo key on it. Callers' requests are sent only
+then. So a request that was not sent has certainly not happened and goes to the next stream, and one that was sent and
+not answered may have happened.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.stores.oxia.cluster import PATIENCE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Cluster, Shard
 from llog.stores.oxia.keys import ECHO
 from llog.stores.oxia.proto import client_pb2 as proto
-from llog.stores.oxia.refusals import describe, unavailable
+from llog.stores.oxia.refusals import describe, store_closed, unavailable
 
 REQUEST_BYTES_MAX: Final = 16 << 20
-"""Oxia appends a request to its log as one entry, which must fit into one of the log's segments of 64 MiB."""
+"""Oxia appends a request to its log as one entry, which must fit into a segment of 64 MiB."""
 REQUESTS_SENT_MAX: Final = 256
-"""Requests without an answer on one stream; more wait, and are joined."""
+"""Requests without an answer on one stream. Further calls wait, and are joined into requests."""
 WAITING_BYTES_MAX: Final = 256 << 20
 ECHO_SECONDS: Final = 5.0
 """How long a new stream may take to answer its first write before another one is opened."""
 
 _KINDS: Final = ("puts", "deletes", "delete_ranges")
-"""The operations of a request, in the order in which Oxia applies them, whatever the order of the calls."""
+"""The kinds of operations, in the order in which Oxia applies them within a request."""
 
 
 class Request:
-    """What goes to the server as one: calls whose operations Oxia applies in the order of the calls."""
+    """One request to the server: calls whose operations Oxia applies in the order of the calls."""
 
     def __init__(self, shard: int) -> None:
         self.message = proto.WriteRequest()
@@ -45,7 +44,10 @@ class Request:
         self._calls: list[tuple[str, int, asyncio.Future[list[Any]]]] = []
 
     def add(self, call: proto.WriteRequest, size: int) -> asyncio.Future[list[Any]] | None:
-        """The future of the call's operations, all of one kind; None if they must go into a later request."""
+        """Return the future of the call's answers, or None if the call must go into a later request.
+
+        All operations of a call are of one kind.
+        """
         kind = _kind(call)
         rank = _KINDS.index(kind)
         if rank < self._rank or (self._calls and self.size + size > REQUEST_BYTES_MAX):
@@ -55,7 +57,7 @@ class Request:
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._calls.append((kind, len(getattr(call, kind)), future))
         if len(self._calls) == 1:
-            self.message = call  # large calls are mostly alone: theirs is not copied
+            self.message = call  # a large call is mostly alone, and not copied
             self.message.shard = self._shard
         else:
             self.message.MergeFrom(call)
@@ -74,7 +76,7 @@ class Request:
         self._stop_timer()
         for _, _, future in self._calls:
             if not future.done():
-                future.set_exception(type(error)(str(error)))  # one each: every caller adds its own traceback
+                future.set_exception(type(error)(str(error)))  # a copy for each caller, which adds its own traceback
 
     def _stop_timer(self) -> None:
         if self.timer is not None:
@@ -82,6 +84,8 @@ class Request:
 
 
 class Writes:
+    """The writes of one shard."""
+
     def __init__(self, cluster: Cluster, shard: Shard, seconds: float) -> None:
         self.shard = shard
         self._cluster = cluster
@@ -91,7 +95,7 @@ class Writes:
         self._sent: deque[Request] = deque()
         self._wanted = asyncio.Event()
         self._seeking = 0
-        """How many wait for a stream without a write."""
+        """The number of callers that wait for a stream without having a write."""
         self._established = asyncio.Event()
         self._answered = asyncio.Event()
         self._refusal: BaseException | None = None
@@ -100,29 +104,29 @@ class Writes:
         self._is_closed = False
 
     def submit(self, call: proto.WriteRequest, size: int | None = None) -> list[asyncio.Future[list[Any]]]:
-        """Queue the operations of a call, all of one kind; their answers, in order.
+        """Queue the operations of a call, all of one kind, and return the futures of their answers, in order.
 
-        More than one future if they do not fit into one request. The message belongs to the request from here on.
-        `size` is about its bytes: of a large one a caller had better know, for protobuf encodes it to find out.
+        A call that does not fit into one request has several futures. The message belongs to the request from here on.
+        `size` is roughly its bytes: pass it for a large call, because protobuf encodes the message to find out.
         """
         self.shard.check()
         if size is None:
             size = call.ByteSize()
         if self._waiting_bytes + size > WAITING_BYTES_MAX and self._waiting:
             raise StoreUnavailable(
-                f"{self._waiting_bytes} bytes wait for Oxia's shard {self.shard.number} already: try again later"
+                f"{self._waiting_bytes} bytes already wait for Oxia's shard {self.shard.number}: try again later"
             )
         self._start()
         if size <= REQUEST_BYTES_MAX:
             return [self._queue(call, size)]
-        return [self._queue(part, part.ByteSize()) for part in _parts(call)]
+        return [self._queue(part, part.ByteSize()) for part in _split(call)]
 
     @property
     def is_established(self) -> bool:
         return self._established.is_set() and not self.shard.is_gone
 
-    async def established(self) -> None:
-        """Return once there is a stream; raises `StoreUnavailable` after the deadline."""
+    async def wait_until_established(self) -> None:
+        """Return once a stream is established; raise `StoreUnavailable` after the deadline."""
         self._start()
         self._seeking += 1
         self._wanted.set()
@@ -136,22 +140,22 @@ class Writes:
         self.shard.check()
 
     async def echo(self) -> int:
-        """Write to the echo key; the version that it got."""
+        """Write to the echo key, and return its new version."""
         (future,) = self.submit(proto.WriteRequest(puts=[proto.PutRequest(key=ECHO)]))
         (answer,) = await future
         return int(answer.version.version_id)
 
     async def close(self) -> None:
-        """Fail whatever waits."""
+        """End the stream, and fail all requests that wait."""
         self._is_closed = True
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-        self._fail_waiting(StoreUnavailable("this metadata store is closed: open another one"))
+        self._fail_waiting(store_closed())
 
     def _start(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable("this metadata store is closed: open another one")
+            raise store_closed()
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -175,7 +179,7 @@ class Writes:
         else:
             request.fail(self._unknown(None))
             if self._serving is not None:
-                self._serving.cancel()  # a stream that has left one request without an answer may leave them all
+                self._serving.cancel()  # a stream that does not answer one request may answer none
 
     async def _run(self) -> None:
         pause = PAUSE_SECONDS_MIN
@@ -183,7 +187,7 @@ class Writes:
             await self._wanted.wait()
             leader = ""
             try:
-                leader = await self.shard.led()
+                leader = await self.shard.wait_for_leader()
                 await self._stream(leader)
                 pause = PAUSE_SECONDS_MIN
             except (AioRpcError, TimeoutError, EOFError, LlogError) as error:
@@ -194,11 +198,11 @@ class Writes:
                 self._wanted.clear()
             await self.shard.pause(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
-        self._established.set()  # who waits for a stream finds that the shard is gone
+        self._established.set()  # callers that wait for a stream then find that the shard is gone
         self._fail_waiting(StoreUnavailable(f"shard {self.shard.number} of Oxia was replaced by others: try again"))
 
     async def _stream(self, leader: str) -> None:
-        """One stream, from its first write to its end."""
+        """Run one stream from its first write to its end."""
         metadata = self._cluster.channels.metadata(
             ("namespace", self._cluster.namespace), ("shard-id", str(self.shard.number))
         )
@@ -216,23 +220,23 @@ class Writes:
             call.cancel()
             if self._established.is_set():
                 self._established.clear()
-                self.shard.interrupted()
+                self.shard.note_interruption()
             lost, self._sent = self._sent, deque()
             for request in lost:
                 request.fail(self._unknown(None if task.cancelled() or not task.done() else task.exception()))
 
     async def _serve(self, call: Any, leader: str) -> None:
-        with self._cluster.impatient([leader]):
+        with self._cluster.suspect_while_waiting([leader]):
             async with asyncio.timeout(ECHO_SECONDS):
                 await call.write(proto.WriteRequest(shard=self.shard.number, puts=[proto.PutRequest(key=ECHO)]))
                 if await call.read() is EOF:
                     raise EOFError
-        self._cluster.channels.heard(leader)
+        self._cluster.channels.note_answer(leader)
         self._established.set()
         sending = asyncio.ensure_future(self._send(call, leader))
         try:
             while (response := await call.read()) is not EOF:
-                self._cluster.channels.heard(leader)
+                self._cluster.channels.note_answer(leader)
                 self._sent.popleft().answer(response)
                 self._answered.set()
             raise EOFError
@@ -240,7 +244,7 @@ class Writes:
             sending.cancel()
 
     async def _send(self, call: Any, leader: str) -> None:
-        """Send what waits, as it comes, until the stream ends."""
+        """Send waiting requests as they come, until the stream ends."""
         while not call.done():
             if not self._waiting:
                 self._wanted.clear()
@@ -252,19 +256,21 @@ class Writes:
                 request = self._waiting.popleft()
                 self._waiting_bytes -= request.size
                 if not self._sent:
-                    asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._doubt, request, leader)
+                    asyncio.get_running_loop().call_later(
+                        PATIENCE_SECONDS, self._suspect_if_unanswered, request, leader
+                    )
                 self._sent.append(request)
                 try:
                     await call.write(request.message)
                 except (AioRpcError, asyncio.InvalidStateError):
-                    return  # the stream has ended, and whoever reads its answers finds out why
+                    return  # the stream has ended, and `_serve`, which reads its answers, finds out why
 
-    def _doubt(self, before: Request, leader: str) -> None:
-        """Look whether another server is in charge if the answer that was awaited a while ago has not come."""
+    def _suspect_if_unanswered(self, oldest: Request, leader: str) -> None:
+        """Suspect the leader if the request that was the oldest a moment ago is still unanswered."""
         if self._sent:
-            if self._sent[0] is before:
+            if self._sent[0] is oldest:
                 self._cluster.suspect(leader)
-            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._doubt, self._sent[0], leader)
+            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._suspect_if_unanswered, self._sent[0], leader)
 
     def _fail_waiting(self, error: StoreUnavailable) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
@@ -279,7 +285,8 @@ class Writes:
 
     def _unknown(self, error: BaseException | None) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"Oxia's shard {self.shard.number} did not acknowledge a write ({describe(error)}): it may have happened"
+            f"Oxia's shard {self.shard.number} did not acknowledge a write ({describe(error)}): it may have happened; "
+            "read to find out"
         )
 
 
@@ -287,8 +294,8 @@ def _kind(call: proto.WriteRequest) -> str:
     return next(kind for kind in _KINDS if getattr(call, kind))
 
 
-def _parts(call: proto.WriteRequest) -> Iterator[proto.WriteRequest]:
-    """The operations in order, cut where a request would be too large."""
+def _split(call: proto.WriteRequest) -> Iterator[proto.WriteRequest]:
+    """Yield the operations in order, in parts that each fit into one request."""
     kind = _kind(call)
     part, size = proto.WriteRequest(), 0
     for operation in getattr(call, kind):

@@ -1,4 +1,4 @@
-"""How a log finds its metadata in a PostgreSQL database."""
+"""How llog opens a metadata store in a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from llog.base.secret import Secret, reveal
 from llog.errors import ConfigurationError
-from llog.stores.addresses import Address, shown, split_url
+from llog.stores.addresses import Address, redact, split_url
 from llog.stores.meta import MetaStore
 from llog.stores.postgres.address import PostgresAddress
-from llog.stores.registry import MetaAdapter, needing_extra, run_apart
+from llog.stores.registry import MetaAdapter, require_extra, run_in_own_loop
 
 if TYPE_CHECKING:
     from llog.stores.postgres.store import PostgresMetaStore
@@ -28,14 +28,14 @@ class PostgresSettings(Protocol):
 
 def _parse(variable: str, url: str) -> Address:
     try:
-        normal, _, query = str(PostgresAddress.parse(url)).partition("?")
+        normalized, _, query = str(PostgresAddress.parse(url)).partition("?")
     except ValueError as error:
-        raise ConfigurationError(f"{variable} is {shown(url)!r}: {error}") from None
-    return Address(*split_url(normal), query)
+        raise ConfigurationError(f"{variable} is {redact(url)!r}: {error}") from None
+    return Address(*split_url(normalized), query)
 
 
-def _store(address: Address, settings: PostgresSettings) -> PostgresMetaStore:
-    with needing_extra("PostgreSQL", "postgres"):
+def _new_store(address: Address, settings: PostgresSettings) -> PostgresMetaStore:
+    with require_extra("PostgreSQL", "postgres"):
         from llog.stores.postgres.store import PostgresMetaStore
     return PostgresMetaStore(
         PostgresAddress.parse(address.url),
@@ -47,13 +47,13 @@ def _store(address: Address, settings: PostgresSettings) -> PostgresMetaStore:
 
 
 async def _open(address: Address, settings: PostgresSettings) -> MetaStore:
-    store = _store(address, settings)
+    store = _new_store(address, settings)
     await store.open()
     return store
 
 
 def _has_key(address: Address, settings: PostgresSettings, key: str) -> bool:
-    return run_apart(_store(address, settings).has_key(key))
+    return run_in_own_loop(_new_store(address, settings).has_key(key))
 
 
 META_ADAPTER: Final = MetaAdapter(_parse, _open, _has_key, settings_prefix="postgres_")

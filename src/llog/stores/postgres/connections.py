@@ -1,7 +1,7 @@
 """Connections to a PostgreSQL server: how they are made and checked, and what their errors mean.
 
-A connection is good for one server process tree in one role: what a demoted or restarted server answers comes over
-another one.
+A connection reaches one run of one server in one role: the answers of a server that was demoted or restarted come over
+another connection.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import msgspec
 from llog.base.secret import Secret
 from llog.errors import ConfigurationError, LlogError, StoreUnavailable, StoreUnreachable, WrongStore
 from llog.stores.postgres.address import PostgresAddress
-from llog.stores.postgres.schema import FORMAT, creation
+from llog.stores.postgres.schema import FORMAT, creation_statement
 
 OPERATION_SECONDS: Final = 10.0
-"""How long a call may take, reconnecting included."""
+"""The time limit of a call, including reconnects."""
 STATEMENT_SECONDS: Final = 8.0
-"""After which the server gives a statement up. It says so before a call's time is over, so that the outcome is known.
-"""
+"""The server's time limit of a statement. It ends before that of the call, so that the outcome is known."""
 ATTEMPT_SECONDS: Final = 5.0
-"""How long one host may take to let us in before the next one is tried."""
+"""The time limit of a connection attempt, after which the next host is tried."""
 PAUSE_SECONDS_MIN: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 0.5
 CLOSE_SECONDS: Final = 1.0
@@ -44,7 +43,7 @@ SET enable_bitmapscan = off;
 SET jit = off;
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
 """
-"""A write is on the disk before it is answered, whatever the server's default is; and every query walks the index of
+"""The server answers a write only when it is on the disk, whatever its default is, and every query walks the index of
 keys.
 """
 _SERVER: Final = """
@@ -64,17 +63,18 @@ _WRONG_SETTING: Final = (
     asyncpg.TargetServerAttributeNotMatched,
     ssl.SSLError,
 )
-"""What waiting seldom mends."""
+"""Errors that waiting seldom cures."""
 _NO_TLS: Final = "rejected SSL upgrade"
-"""In asyncpg's words, which have no class of their own: the server has no TLS, or is no PostgreSQL."""
+"""Part of asyncpg's message, which has no class of its own, if the server has no TLS or is not PostgreSQL."""
 FAILURES: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a server, the way to it or asyncpg can say; a timeout is an `OSError`."""
+"""All errors of the server, the network and asyncpg. A timeout is an `OSError`."""
 
 
 def is_answer(error: BaseException) -> bool:
-    """Whether the server answered that the statement failed, so that nothing of it happened.
+    """Return whether the server answered that the statement failed, so that nothing of it happened.
 
-    A FATAL error is none: it ends the connection, be it before the commit or after it, while standbys are waited for.
+    A FATAL error is no such answer: it ends the connection, before the commit or after it, while the server waits for
+    its standbys.
     """
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "severity_en", None) == "ERROR"
 
@@ -84,15 +84,13 @@ def _is_wrong_setting(error: BaseException) -> bool:
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The password, or the file that holds it. With neither, PostgreSQL's own ways are tried (PGPASSFILE,
-    ~/.pgpass).
-    """
+    """The password, or the file that holds it. Without either, asyncpg reads PGPASSFILE or ~/.pgpass."""
 
     password: Secret | None = None
     file: str | None = None
 
     def reveal(self) -> str | None:
-        """Return the password as it is now: a file may have been replaced since."""
+        """Return the present password: its file may have been replaced since the last connection."""
         if self.file is None:
             return None if self.password is None else self.password.value
         try:
@@ -100,37 +98,37 @@ class Credentials(msgspec.Struct, frozen=True):
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConfigurationError(
-                f"LLOG_POSTGRES_PASSWORD_FILE is {self.file}, which cannot be read: {reason}"
+                f"LLOG_POSTGRES_PASSWORD_FILE is {self.file}, which cannot be read ({reason}): check the path and its "
+                "permissions"
             ) from None
 
 
 class Identity(NamedTuple):
-    """One run of one server as the one in charge. A standby that takes over, and a server that restarts, is another
-    one.
-    """
+    """One run of one server as the primary. After a takeover or a restart, the identity is another one."""
 
     system: str
     timeline: str
     started: str
 
 
-class Link(NamedTuple):
-    """An open connection, and who is at its other end."""
+class OpenConnection(NamedTuple):
+    """An open connection, and the server at its other end."""
 
-    connection: Any
+    client: Any
+    """asyncpg's connection."""
     identity: Identity
 
     @property
     def is_open(self) -> bool:
-        return not self.connection.is_closed()
+        return not self.client.is_closed()
 
     async def close(self) -> None:
-        with suppress(Exception):  # it is let go of in any case
-            await self.connection.close(timeout=CLOSE_SECONDS)
+        with suppress(Exception):  # the connection is abandoned in any case
+            await self.client.close(timeout=CLOSE_SECONDS)
 
 
 class Server:
-    """Where a store's database is, and how to get in. The first connection of a store settles which store that is."""
+    """The server of a store's database. The first connection determines which store later connections must find."""
 
     def __init__(self, address: PostgresAddress, credentials: Credentials, client_name: str) -> None:
         self.address = address
@@ -140,12 +138,13 @@ class Server:
 
     @property
     def name(self) -> str:
-        return f"database {self.address.database!r} at {self.address.places}"
+        """The database and its hosts, for messages."""
+        return f"database {self.address.database!r} at {self.address.host_list}"
 
     async def has_key(self, key: str) -> bool:
-        """Whether the schema is there and has the key; creates nothing."""
+        """Return whether the schema exists and has the key. Creates nothing."""
         deadline = asyncio.get_running_loop().time() + OPERATION_SECONDS
-        connection = await self._connection(deadline, patient=False)
+        connection = await self._connect_any_host(deadline, patient=False)
         try:
             async with asyncio.timeout_at(deadline):
                 if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", self._state_table):
@@ -158,25 +157,24 @@ class Server:
             connection.terminate()
 
     async def open(self) -> None:
-        """Create the schema if there is none, and check that it is one that this version knows.
+        """Create the schema if it does not exist, and check that this version knows its format.
 
-        Unlike later connections this one is not patient with what looks like a wrong setting.
+        Unlike later connections, this one does not wait for a wrong setting to be corrected.
         """
-        link = await self.connect(asyncio.get_running_loop().time() + OPERATION_SECONDS, patient=False)
-        await link.close()
+        connection = await self.connect(asyncio.get_running_loop().time() + OPERATION_SECONDS, patient=False)
+        await connection.close()
 
-    async def connect(self, deadline: float, *, patient: bool = True) -> Link:
-        """Return a new connection, after as many attempts as fit in before the deadline; nothing was changed if it
-        raises.
+    async def connect(self, deadline: float, *, patient: bool = True) -> OpenConnection:
+        """Return a new connection, after as many attempts as the deadline allows. If it raises, nothing was changed.
 
-        An impatient caller gets a `ConfigurationError` or `WrongStore` at once, and `StoreUnreachable` in the end; a
-        patient one `StoreUnavailable`: a password may be changed and a server replaced under way.
+        An impatient caller gets `ConfigurationError` or `WrongStore` at once, and `StoreUnreachable` at the deadline. A
+        patient caller gets `StoreUnavailable` at the deadline, because passwords and servers may be replaced meanwhile.
         """
         try:
-            connection = await self._connection(deadline, patient=patient)
+            connection = await self._connect_any_host(deadline, patient=patient)
             try:
                 async with asyncio.timeout_at(deadline):
-                    return Link(connection, await self._prepared(connection))
+                    return OpenConnection(connection, await self._set_up(connection))
             except BaseException:
                 connection.terminate()
                 raise
@@ -197,14 +195,14 @@ class Server:
             return ConfigurationError(self._describe(error))
         return StoreUnreachable(self._describe(error))
 
-    async def _connection(self, deadline: float, *, patient: bool) -> Any:
+    async def _connect_any_host(self, deadline: float, *, patient: bool) -> Any:
         loop = asyncio.get_running_loop()
         pause = PAUSE_SECONDS_MIN
         while True:
             for host, port in self.address.hosts:
                 try:
                     async with asyncio.timeout_at(min(deadline, loop.time() + ATTEMPT_SECONDS)):
-                        return await self._attempt(host, port)
+                        return await self._connect_host(host, port)
                 except FAILURES as raised:
                     error: Exception = raised
             is_hopeless = not patient and _is_wrong_setting(error)
@@ -213,11 +211,11 @@ class Server:
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
-    async def _attempt(self, host: str, port: int) -> Any:
+    async def _connect_host(self, host: str, port: int) -> Any:
         address = self.address
         for name, value in address.tls:
             if name != "sslmode" and not os.access(value, os.R_OK):
-                raise ConfigurationError(f"{name} is {value}, which cannot be read: check the path and who may read it")
+                raise ConfigurationError(f"{name} is {value}, which cannot be read: check the path and its permissions")
         return await asyncpg.connect(
             f"postgresql:///?{urlencode(dict(address.tls))}" if address.tls else None,
             host=host,
@@ -230,7 +228,8 @@ class Server:
             server_settings={"application_name": self._client_name[:APPLICATION_NAME_MAX]},
         )
 
-    async def _prepared(self, connection: Any) -> Identity:
+    async def _set_up(self, connection: Any) -> Identity:
+        """Set the session's options, create the schema if need be, and return who is in charge."""
         await connection.execute(_SETUP)
         server = await connection.fetchrow(_SERVER, self._state_table)
         if server["version"] < VERSION_MIN:
@@ -238,25 +237,23 @@ class Server:
         if not server["exists"]:
             if self._store is not None:
                 raise StoreUnavailable(
-                    f"{self.name}: the schema {self.address.schema!r} is gone that was there: restore it, and "
-                    "start again"
+                    f"{self.name}: the schema {self.address.schema!r} has disappeared: restore it, and restart llog"
                 )
-            await connection.execute(creation(self.address.schema))
+            await connection.execute(creation_statement(self.address.schema))
         await self._check_store(connection)
         return Identity(server["system"], server["timeline"], server["started"])
 
     async def _check_store(self, connection: Any) -> None:
-        found, store = await connection.fetchrow(f"SELECT format, store::text FROM {self._state_table}")
-        if found > FORMAT:
+        store_format, store = await connection.fetchrow(f"SELECT format, store::text FROM {self._state_table}")
+        if store_format > FORMAT:
             raise WrongStore(
-                f"{self.name}: the schema {self.address.schema!r} has format {found}, made by a newer llog; this "
-                f"one knows {FORMAT}: "
-                "upgrade llog, or name another schema"
+                f"{self.name}: the schema {self.address.schema!r} has format {store_format}, made by a newer llog; "
+                f"this one knows {FORMAT}: upgrade llog, or name another schema"
             )
         if self._store not in (None, store):
             raise StoreUnavailable(
                 f"{self.name}: the schema {self.address.schema!r} was replaced by another one while it was in use: "
-                "start again"
+                "restart llog"
             )
         self._store = store
 
@@ -267,39 +264,37 @@ class Server:
     @property
     def _read_only(self) -> str:
         return (
-            f"{self.name} is read-only, as a standby is: name the server that takes writes, or all of them with "
-            "commas between"
+            f"{self.name} is read-only, as a standby is: name the server that accepts writes, or all servers with "
+            "commas between them"
         )
 
     def _describe(self, error: BaseException) -> str:
-        """Say what is wrong and what to do about it, in one line and without secrets."""
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        """Return what is wrong and what to do about it, in one line and without secrets."""
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         if isinstance(error, asyncpg.InvalidPasswordError):
             return (
-                f"{self.name} refuses the password of user {self.address.user!r}, or there is none: check "
-                "LLOG_POSTGRES_PASSWORD, "
-                "LLOG_POSTGRES_PASSWORD_FILE or PGPASSFILE"
+                f"{self.name} refuses the password of user {self.address.user!r}, or none is set: check "
+                "LLOG_POSTGRES_PASSWORD, LLOG_POSTGRES_PASSWORD_FILE or PGPASSFILE"
             )
         if isinstance(error, asyncpg.InvalidCatalogNameError):
-            return f"{self.name} does not exist: create it (CREATE DATABASE), or name another"
+            return f"{self.name} does not exist: create it (CREATE DATABASE), or name another one"
         if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
             return (
-                f"{self.name} does not let user {self.address.user!r} in ({said}): check the user, sslmode and "
+                f"{self.name} does not let user {self.address.user!r} in ({reason}): check the user, sslmode and "
                 "the server's pg_hba.conf"
             )
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
             return (
-                f"{self.name}: user {self.address.user!r} may not do what llog needs ({said}): GRANT it CREATE on "
-                "the database, or let it "
-                f"own the schema {self.address.schema!r}"
+                f"{self.name}: user {self.address.user!r} may not do what llog needs ({reason}): GRANT it CREATE on "
+                f"the database, or let it own the schema {self.address.schema!r}"
             )
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched | asyncpg.ReadOnlySQLTransactionError):
             return self._read_only
-        if _NO_TLS in said:
-            return f"{self.name} refuses TLS, or is no PostgreSQL: check the host and the port, and sslmode"
+        if _NO_TLS in reason:
+            return f"{self.name} refuses TLS, or is not PostgreSQL: check the host, the port and sslmode"
         if isinstance(error, ssl.SSLError | asyncpg.ClientConfigurationError):
             return (
-                f"{self.name}: TLS failed ({said}): check sslmode and sslrootcert in the address, and the "
+                f"{self.name}: TLS failed ({reason}): check sslmode and sslrootcert in the address, and the "
                 "server's certificate"
             )
         if isinstance(error, TimeoutError):
@@ -308,31 +303,31 @@ class Server:
                 "that the server runs"
             )
         if isinstance(error, OSError):
-            return f"{self.name} cannot be reached ({said}): check the host and the port, and that the server runs"
-        return f"{self.name}: {said}"
+            return f"{self.name} cannot be reached ({reason}): check the host and the port, and that the server runs"
+        return f"{self.name}: {reason}"
 
 
-class Line:
-    """One connection, made when it is needed and made again when it was lost."""
+class Connection:
+    """A connection that is opened on first use, and opened again after it was lost."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._link: Link | None = None
+        self._opened: OpenConnection | None = None
 
-    async def link(self, deadline: float) -> Link:
-        """Raises `StoreUnavailable` if there is none by the deadline."""
-        if self._link is None or not self._link.is_open:
-            self._link = None
-            self._link = await self._server.connect(deadline)
-        return self._link
+    async def open(self, deadline: float) -> OpenConnection:
+        """Return the open connection; raise `StoreUnavailable` if none can be opened by the deadline."""
+        if self._opened is None or not self._opened.is_open:
+            self._opened = None
+            self._opened = await self._server.connect(deadline)
+        return self._opened
 
     def drop(self) -> None:
-        """Cut the connection: nobody knows what it is waiting for."""
-        if self._link is not None:
-            self._link.connection.terminate()
-            self._link = None
+        """Cut the connection, on which a statement may still be under way."""
+        if self._opened is not None:
+            self._opened.client.terminate()
+            self._opened = None
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.close()

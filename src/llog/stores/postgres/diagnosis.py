@@ -1,11 +1,11 @@
-"""What `llog doctor` looks at in a PostgreSQL server."""
+"""What `llog doctor` checks in a PostgreSQL server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from llog.stores.diagnosis import Diagnosis, clock
+from llog.stores.diagnosis import Diagnosis, judge_clock
 from llog.stores.postgres.reader import Reader
 
 _SERVER: Final = """
@@ -22,29 +22,27 @@ async def diagnose(reader: Reader, now_ms: Callable[[], int]) -> list[Diagnosis]
     after = now_ms()
     return [
         Diagnosis("version", f"PostgreSQL {version}"),
-        clock(server_ms - (before + after) / 2),
-        _commits(fsync, synchronous_commit),
-        _standbys(synchronous if synchronous_commit != "local" else "", standbys),
+        judge_clock(server_ms - (before + after) / 2),
+        _judge_durability(fsync, synchronous_commit),
+        _judge_standbys(synchronous if synchronous_commit != "local" else "", standbys),
     ]
 
 
-def _commits(fsync: str, synchronous_commit: str) -> Diagnosis:
-    """Judge the server's defaults. llog turns synchronous_commit on for its own sessions; fsync is the server's
-    alone.
-    """
+def _judge_durability(fsync: str, synchronous_commit: str) -> Diagnosis:
+    """Judge the server's defaults. llog turns on synchronous_commit for its sessions, but cannot turn on fsync."""
     if fsync != "on":
         detail = "fsync is off: a power cut loses acknowledged records, or the database. Set fsync = on"
     elif synchronous_commit == "off":
         detail = (
-            "synchronous_commit is off by default: llog sets it for itself, but proxies may undo that. Set "
-            "synchronous_commit = on"
+            "synchronous_commit is off by default: llog turns it on for its own sessions, but proxies may undo that. "
+            "Set synchronous_commit = on"
         )
     else:
         return Diagnosis("commits are durable", f"fsync on, synchronous_commit {synchronous_commit}")
     return Diagnosis("commits are durable", detail, "warning")
 
 
-def _standbys(synchronous: str, standbys: int) -> Diagnosis:
+def _judge_standbys(synchronous: str, standbys: int) -> Diagnosis:
     if standbys and not synchronous:
         lost = (
             f"{standbys} standbys, and commits wait for none of them: acknowledged records are lost if one takes over"

@@ -1,4 +1,4 @@
-"""Reads of a PostgreSQL metadata store: a few connections, and one query for all keys that are asked for at once."""
+"""Reads of a PostgreSQL metadata store: a few connections, and one query for all keys that are requested at once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from llog.errors import StoreUnavailable
-from llog.stores.meta import Entry
+from llog.stores.meta import MetaEntry
 from llog.stores.postgres.connections import (
     FAILURES,
     OPERATION_SECONDS,
     PAUSE_SECONDS_MIN,
+    Connection,
     Identity,
-    Line,
     Server,
     is_answer,
 )
 
-LINES_MAX: Final = 4
-"""Connections for reads. Each has one query under way."""
+CONNECTIONS_MAX: Final = 4
+"""Connections for reads. Each runs one query at a time."""
 KEYS_MAX: Final = 1000
-"""Keys of one query."""
+"""Keys in one query."""
 
 
 class _Query:
-    """One query, and where its rows go."""
+    """One query, and the future of its rows."""
 
     def __init__(self, sql: str, arguments: tuple[Any, ...]) -> None:
         loop = asyncio.get_running_loop()
@@ -37,10 +37,10 @@ class _Query:
 
 
 class _Lookup(_Query):
-    """The keys of several callers, as long as no connection has taken it up."""
+    """One query for the keys of several callers, which grows until a connection takes it up."""
 
     def __init__(self, sql: str) -> None:
-        self.keys: dict[str, asyncio.Future[Entry | None]] = {}
+        self.keys: dict[str, asyncio.Future[MetaEntry | None]] = {}
         super().__init__(sql, ())
         self.rows.add_done_callback(self._deliver)
 
@@ -52,16 +52,16 @@ class _Lookup(_Query):
                 continue
             if error is not None:
                 future.set_exception(error)
-                future.exception()  # callers that are gone do not ask for it, and asyncio would complain of that
+                future.exception()  # else asyncio logs the error if the caller was cancelled
             else:
                 row = found.get(key.encode())
-                future.set_result(None if row is None else entry(row))
+                future.set_result(None if row is None else entry_of(row))
 
 
 class Reader:
-    """Belongs to one event loop. `note` is told who answered, for every answer."""
+    """The reads of one event loop. `on_answer` is called with the identity of the server for every answer."""
 
-    def __init__(self, server: Server, note: Callable[[Identity], None]) -> None:
+    def __init__(self, server: Server, on_answer: Callable[[Identity], None]) -> None:
         entries = f"{server.address.schema}.llog_entries"
         live = (
             f"(session IS NULL OR EXISTS (SELECT FROM {server.address.schema}.llog_sessions "
@@ -75,14 +75,14 @@ class Reader:
         self._keys = f"SELECT key FROM {entries} WHERE key >= $1 AND key < $2 AND {live} ORDER BY key LIMIT $3"
         self._revision = f"SELECT revision FROM {server.address.schema}.llog_state"
         self._server = server
-        self._note = note
+        self._on_answer = on_answer
         self._queue: deque[_Query] = deque()
         self._open_lookup: _Lookup | None = None
-        self._lines: list[Line] = []
-        self._idle: list[Line] = []
+        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> MetaEntry | None:
         lookup = self._open_lookup
         if lookup is None or len(lookup.keys) >= KEYS_MAX:
             lookup = self._open_lookup = _Lookup(self._lookup)
@@ -92,35 +92,35 @@ class Reader:
             future = lookup.keys[key] = asyncio.get_running_loop().create_future()
         return await asyncio.shield(future)  # another caller may wait for the same key
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         found: dict[bytes, Any] = {}
         encoded = [key.encode() for key in keys]
         for first in range(0, len(keys), KEYS_MAX):
             rows = await self._fetch(self._lookup, encoded[first : first + KEYS_MAX])
             found.update((row[0], row) for row in rows)
-        return [entry(found[key]) if key in found else None for key in encoded]
+        return [entry_of(found[key]) if key in found else None for key in encoded]
 
-    async def floor(self, key: str) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
         rows = await self._fetch(self._floor, key.encode())
-        return entry(rows[0]) if rows else None
+        return entry_of(rows[0]) if rows else None
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         rows = await self._fetch(self._ceiling, key.encode())
-        return entry(rows[0]) if rows else None
+        return entry_of(rows[0]) if rows else None
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
-        return [entry(row) for row in await self._fetch(self._range, start.encode(), end.encode(), limit)]
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
+        return [entry_of(row) for row in await self._fetch(self._range, start.encode(), end.encode(), limit)]
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         return [key.decode() for (key,) in await self._fetch(self._keys, start.encode(), end.encode(), limit)]
 
     async def revision(self) -> int:
-        """Return the number of the last change that is committed."""
+        """Return the number of the last committed change."""
         ((revision,),) = await self._fetch(self._revision)
         return int(revision)
 
     async def rows(self, sql: str, *arguments: Any) -> list[Any]:
-        """Return the rows of any other query that changes nothing."""
+        """Return the rows of any query that changes nothing."""
         return await self._fetch(sql, *arguments)
 
     async def close(self) -> None:
@@ -129,9 +129,9 @@ class Reader:
         if self._tasks:
             await asyncio.wait(self._tasks)
         for query in self._queue:
-            _fail(query, self._closed())
+            _fail(query, self._closed_error())
         self._queue.clear()
-        await asyncio.gather(*(line.close() for line in self._lines))
+        await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def _fetch(self, sql: str, *arguments: Any) -> list[Any]:
         query = _Query(sql, arguments)
@@ -141,15 +141,15 @@ class Reader:
     def _submit(self, query: _Query) -> None:
         self._queue.append(query)
         if not self._idle:
-            if len(self._lines) == LINES_MAX:
+            if len(self._connections) == CONNECTIONS_MAX:
                 return
-            self._lines.append(Line(self._server))
-            self._idle.append(self._lines[-1])
+            self._connections.append(Connection(self._server))
+            self._idle.append(self._connections[-1])
         task = asyncio.get_running_loop().create_task(self._serve(self._idle.pop()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, connection: Connection) -> None:
         while self._queue:
             query = self._queue.popleft()
             if query is self._open_lookup:
@@ -157,43 +157,42 @@ class Reader:
             if isinstance(query, _Lookup):
                 query.arguments = ([key.encode() for key in query.keys],)
             try:
-                await self._answer(query, line)
+                await self._answer(query, connection)
             except asyncio.CancelledError:
-                line.drop()
-                _fail(query, self._closed())
+                connection.drop()
+                _fail(query, self._closed_error())
                 raise
-        self._idle.append(line)
+        self._idle.append(connection)
 
-    async def _answer(self, query: _Query, line: Line) -> None:
-        """Reads change nothing: they are repeated over another connection until their time is up."""
+    async def _answer(self, query: _Query, connection: Connection) -> None:
+        """Run the query, and repeat it over another connection until its deadline: a read changes nothing."""
         loop = asyncio.get_running_loop()
         while not query.rows.done():
             try:
-                link = await line.link(query.deadline)
+                opened = await connection.open(query.deadline)
                 async with asyncio.timeout_at(query.deadline):
-                    rows = await link.connection.fetch(query.sql, *query.arguments)
+                    rows = await opened.client.fetch(query.sql, *query.arguments)
             except FAILURES as error:
-                line.drop()
+                connection.drop()
                 if is_answer(error) or loop.time() >= query.deadline:
                     _fail(query, self._server.unavailable(error))
                 await asyncio.sleep(PAUSE_SECONDS_MIN)
-            except (
-                Exception
-            ) as error:  # what connecting says; and a defect of ours must reach the caller, not end the task
-                line.drop()
+            except Exception as error:
+                # The error of a failed connection; and a defect of llog must reach the caller, not end the task.
+                connection.drop()
                 _fail(query, error)
             else:
-                self._note(link.identity)
+                self._on_answer(opened.identity)
                 if not query.rows.done():
                     query.rows.set_result(rows)
 
-    def _closed(self) -> StoreUnavailable:
+    def _closed_error(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self._server.name} is closed: open another store")
 
 
-def entry(row: Any) -> Entry:
+def entry_of(row: Any) -> MetaEntry:
     key, value, version = row
-    return Entry(key.decode(), value, version)
+    return MetaEntry(key.decode(), value, version)
 
 
 def _fail(query: _Query, error: Exception) -> None:

@@ -1,14 +1,14 @@
-"""What llog keeps in a PostgreSQL database: three tables and one function, in a schema of its own.
+"""What llog stores in a PostgreSQL database: three tables and one function, in their own schema.
 
 | table | row |
 | --- | --- |
 | `llog_entries` | key, value, version, and the session that an ephemeral key belongs to |
-| `llog_sessions` | id, and the server's time at which it ends unless renewed |
+| `llog_sessions` | id, and the server's time at which the session ends unless it is renewed |
 | `llog_state` | one row: the schema's format, the id of this store, and the revision, which grows with every change and gives versions |
 
-Keys are `bytea`: `text` refuses NUL and may be collated. All writes go through the function, which takes an advisory
-lock first: so writers queue rather than deadlock, revisions are committed in their order, and one request does the work
-of many callers.
+Keys are `bytea`, because `text` refuses NUL and may be collated. All writes go through the function, which takes an
+advisory lock first: so writers queue instead of deadlocking, revisions are committed in their order, and one request
+does the work of many callers.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -17,34 +17,32 @@ import hashlib
 from typing import Final
 
 FORMAT: Final = 1
-"""Of the tables and the function. It must grow with every change that an older llog could not live with."""
+"""The format of the tables and the function. It must grow with every change that an older llog does not understand."""
 ANY_VERSION: Final = -2
-"""As an expected version: whatever is there. ABSENT is -1."""
+"""The expected version of an unconditional write. ABSENT is -1."""
 
 PUT: Final = 0
 PUT_EPHEMERAL: Final = 1
 DELETE: Final = 2
 DELETE_RANGE: Final = 3
-"""The value is the end of the range."""
+"""Its value is the end of the range."""
 END_SESSION: Final = 4
 CONFIRM: Final = 5
 """A write that changes no key: its commit shows that the server is still in charge."""
 
 
-def channel(schema: str) -> str:
-    """Return the name that changes are notified under."""
+def notification_channel(schema: str) -> str:
+    """Return the channel on which changes are notified."""
     return f"llog_{schema}"
 
 
 def lock_key(schema: str) -> int:
-    """Return the advisory lock of all who write to the schema, or create it."""
+    """Return the key of the advisory lock that every process takes to create the schema or to write to it."""
     return int.from_bytes(hashlib.sha256(f"llog/{schema}".encode()).digest()[:8], "big", signed=True)
 
 
-def creation(schema: str) -> str:
-    """Return the statement that creates the schema if nobody has. It is one statement, so that it is whole or not at
-    all.
-    """
+def creation_statement(schema: str) -> str:
+    """Return the statement that creates the schema if it does not exist. One statement, so that it is atomic."""
     return f"""
 DO $create$
 BEGIN
@@ -71,19 +69,19 @@ BEGIN
         confirmations bigint NOT NULL
     ) WITH (fillfactor = 50);
     INSERT INTO {schema}.llog_state VALUES (true, {FORMAT}, gen_random_uuid(), 0, 0);
-{_apply(schema)}
+{_apply_function(schema)}
 END
 $create$
 """
 
 
-def _apply(schema: str) -> str:
-    """The function behind every write.
+def _apply_function(schema: str) -> str:
+    """Return the definition of the function behind every write.
 
-    It ends sessions that were not renewed, renews the caller's if asked to, and applies the operations in order. A
-    result is the new version, 1 or 0 (a key was deleted or was not there), or -2 minus the version that was found where
-    another one was expected. Keys that may have changed are in `a_touched`, as texts to be notified, the last of them
-    with the revision; none stands for any key.
+    The function ends sessions that were not renewed, renews the caller's session if `a_renew` is set, and applies the
+    operations in order. The result of an operation is the new version; or 1 or 0 if a delete found the key or not; or
+    -2 minus the version that was found where another was expected. `a_touched` has the texts to notify, which name the
+    keys that may change; the last text is sent with the revision. Without texts, the notification means any key.
     """
     return f"""
     CREATE FUNCTION {schema}.llog_apply(
@@ -185,11 +183,11 @@ def _apply(schema: str) -> str:
         IF v_revision > v_before THEN
             UPDATE {schema}.llog_state SET revision = v_revision;
             IF coalesce(cardinality(v_touched), 0) = 0 THEN
-                PERFORM pg_notify('{channel(schema)}', v_revision::text);
+                PERFORM pg_notify('{notification_channel(schema)}', v_revision::text);
             ELSE
                 FOR v_part IN 1 .. cardinality(v_touched) LOOP
                     PERFORM pg_notify(
-                        '{channel(schema)}',
+                        '{notification_channel(schema)}',
                         CASE v_part WHEN cardinality(v_touched) THEN v_revision ELSE 0 END || ' ' || v_touched[v_part]
                     );
                 END LOOP;

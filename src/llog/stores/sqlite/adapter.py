@@ -1,4 +1,4 @@
-"""How a log finds its metadata in a SQLite file."""
+"""How llog opens a metadata store in a SQLite file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from llog.stores.addresses import Address, parse_path
 from llog.stores.meta import MetaStore
-from llog.stores.registry import MetaAdapter, has_key, run_apart
+from llog.stores.registry import MetaAdapter, has_key, run_in_own_loop
 
 
 class SqliteSettings(Protocol):
@@ -29,7 +29,7 @@ def _exists(address: Address) -> bool:
 
 
 def _has_key(address: Address, settings: SqliteSettings, key: str) -> bool:
-    return _exists(address) and run_apart(has_key(_open(address, settings), key))
+    return _exists(address) and run_in_own_loop(has_key(_open(address, settings), key))
 
 
 def _directory(address: Address) -> Path:

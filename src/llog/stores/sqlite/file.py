@@ -1,12 +1,12 @@
-"""The SQLite file behind a metadata store: its schema, how it is opened, and whose it is.
+"""The SQLite file behind a metadata store: its schema, how it is created, opened and locked.
 
 | table | row |
 | --- | --- |
 | `entries` | key, value, version, and the session that an ephemeral key belongs to |
-| `sessions` | id, and the wall clock in ms at which it ends unless renewed |
+| `sessions` | id, and the wall clock in ms at which the session ends unless it is renewed |
 | `state` | one row: the revision, which grows with every change and gives versions and session ids |
 
-`application_id` says that the file is ours, `user_version` which schema it has; both must be kept stable.
+`application_id` marks the file as llog's, and `user_version` is the version of its schema. Both must stay stable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Final
 
 from llog.base.durable import FILE_MODE, OpenedFile, make_directory
 from llog.errors import StoreUnavailable, WrongStore
-from llog.stores.sqlite.lock_holder import holder_of
+from llog.stores.sqlite.lock_holder import describe_holder
 
 APPLICATION_ID: Final = 0x4C4C4F47  # "LLOG"
 USER_VERSION: Final = 1
 BUSY_SECONDS: Final = 5.0
-"""How long a call waits for SQLite's own locks, which llog's processes hold for moments only."""
+"""How long a call waits for SQLite's own locks, which processes of llog hold only for moments."""
 LOCK_SECONDS: Final = 10.0
-"""How long a write waits for those of other processes."""
+"""How long a write waits for the writes of other processes."""
 
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -47,8 +47,8 @@ COMMIT;
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """Never creates the file: only `prepare` does."""
-    # Several threads use a connection, one at a time: whoever owns it has a lock for that.
+    """Open a connection. Never creates the file: only `open_or_create` does."""
+    # Several threads use a connection, one at a time: its owner has a lock for that.
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
         uri=True,
@@ -63,7 +63,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 def unavailable(path: Path, error: Exception) -> StoreUnavailable:
     if is_locked(error):
-        return StoreUnavailable(f"metadata store {path}: {error} by {holder_of(path, Path(f'{path}-shm'))}")
+        return StoreUnavailable(f"metadata store {path}: {error} by {describe_holder(path, Path(f'{path}-shm'))}")
     return StoreUnavailable(
         f"metadata store {path}: {error}. Check that the file and its directory are writable, and that the disk is "
         "not full"
@@ -77,8 +77,7 @@ def is_locked(error: Exception) -> bool:
 def lock_timeout(path: Path) -> StoreUnavailable:
     return StoreUnavailable(
         f"metadata store {path} has been locked for {LOCK_SECONDS:g} seconds, and nothing was changed. The lock is "
-        "held by "
-        f"{holder_of(lock_path(path))}"
+        f"held by {describe_holder(lock_path(path))}"
     )
 
 
@@ -87,12 +86,12 @@ def lock_path(path: Path) -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """The file whose `flock` is held around write transactions: unlike SQLite's busy handler it queues waiters."""
+    """Open the file whose `flock` guards write transactions: unlike SQLite's busy handler, it queues waiters."""
     return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
 @contextmanager
-def locked(lock: int) -> Iterator[None]:
+def hold_lock(lock: int) -> Iterator[None]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield
@@ -100,25 +99,29 @@ def locked(lock: int) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def prepare(path: Path) -> OpenedFile:
-    """Creates the file if need be, durably; `WrongStore` if it is not ours, `StoreUnavailable` if it cannot be had."""
+def open_or_create(path: Path) -> OpenedFile:
+    """Create the file durably unless it exists, and check it.
+
+    Raises `WrongStore` if the file is not llog's or has a newer schema, and `StoreUnavailable` if it cannot be opened.
+    """
     try:
         make_directory(path.parent)
         with suppress(FileExistsError):
             path.touch(FILE_MODE, exist_ok=False)  # SQLite gives its other files the mode of this one
         with closing(connect(path, BUSY_SECONDS)) as connection:
             if _is_new(path, connection):
-                _create(path, connection)
+                _create_schema(path, connection)
             return OpenedFile(path)
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            raise WrongStore(f"{path} is not a SQLite database, or a damaged one: name another file") from error
+            raise WrongStore(f"{path} is not a SQLite database, or is damaged: name another file") from error
         raise unavailable(path, error) from error
     except OSError as error:
         raise unavailable(path, error) from error
 
 
 def _is_new(path: Path, connection: sqlite3.Connection) -> bool:
+    """Return whether the database is empty; raise `WrongStore` if it is not llog's or has a newer schema."""
     application, version, tables = connection.execute(
         "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version), "
         "(SELECT count(*) FROM sqlite_schema)"
@@ -134,30 +137,30 @@ def _is_new(path: Path, connection: sqlite3.Connection) -> bool:
     return False
 
 
-def _create(path: Path, connection: sqlite3.Connection) -> None:
+def _create_schema(path: Path, connection: sqlite3.Connection) -> None:
     lock = open_lock(path)
     try:
-        _acquire(path, lock)
+        _acquire_lock(path, lock)
         if _is_new(path, connection):
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise StoreUnavailable(
-                    f"metadata store {path}: its file system allows no write-ahead log (journal mode is {mode}): "
-                    "put it on a local disk"
+                    f"metadata store {path}: its file system does not support a write-ahead log (the journal mode is "
+                    f"{mode}): put the file on a local disk"
                 )
             connection.executescript(_SCHEMA)
     finally:
         os.close(lock)
 
 
-def _acquire(path: Path, lock: int) -> None:
-    """Not by `locked`, which waits without end: there is nobody here yet who could give up for it."""
-    give_up = time.monotonic() + LOCK_SECONDS
+def _acquire_lock(path: Path, lock: int) -> None:
+    """Take the lock, or raise `StoreUnavailable` after LOCK_SECONDS: `hold_lock` would wait without a limit."""
+    deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise lock_timeout(path) from None
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Which process holds a lock on a file: for messages, to people who wait for it."""
+"""Finds the process that holds a lock on a file, for the messages to people who wait for the lock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 _LOCKS: Final = Path("/proc/locks")
 
 
-def holder_of(*paths: Path) -> str:
-    """Name the process that has one of these files locked for writing, and what to do about it.
+def describe_holder(*paths: Path) -> str:
+    """Return the process that has one of these files locked for writing, and what to do about it, as text.
 
-    Linux lists the locks of the processes that this one can see. Where it lists none, the message says how to look for
-    the holder.
+    Linux lists the locks of all processes that this one can see. Where no lock is listed, the text says how to find the
+    holder.
     """
     pid = _locking_pid(paths)
     if pid is None:
@@ -42,5 +42,5 @@ def _locking_pid(paths: tuple[Path, ...]) -> int | None:
 
 
 def _identity(path: Path) -> str:
-    found = path.stat()
-    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    status = path.stat()
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

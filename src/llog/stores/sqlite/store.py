@@ -1,7 +1,7 @@
 """The embedded metadata store: one SQLite file, several processes of one machine.
 
-Writes go through one thread (`writer`). Reads run on the caller's event loop: a lookup takes microseconds, less
-than handing it to a thread, and in WAL mode no writer blocks it. Long ranges give the loop its turn every few rows.
+Writes go through one thread (`writer`). Reads run on the caller's event loop: a lookup takes microseconds, less than
+handing it to a thread, and in WAL mode no writer blocks it. A long range yields to the event loop every few rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -20,10 +20,10 @@ from weakref import WeakSet
 from llog.base.durable import OpenedFile, check_writable
 from llog.errors import InvalidArgument, StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
-from llog.stores.meta import Entry, FreshReads, Put, check, check_bounds, checked_size
-from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, prepare, unavailable
+from llog.stores.meta import FreshReads, MetaEntry, Put, check_bounds, check_puts, check_size
+from llog.stores.sqlite.file import BUSY_SECONDS, connect, is_locked, open_or_create, unavailable
 from llog.stores.sqlite.transaction import Transaction
-from llog.stores.sqlite.watches import Watch, Watches
+from llog.stores.sqlite.watches import SqliteWatch, Watches
 from llog.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ Ts = TypeVarTuple("Ts")
 SLICE_ROWS_FIRST: Final = 32
 SLICE_ROWS: Final = 256
 SLICE_BYTES: Final = 1 << 20
-"""What a range reads before the event loop gets its turn."""
+"""How much a range reads before it yields to the event loop."""
 _BUSY_PAUSE_SECONDS: Final = 0.005
 
 _LIVE: Final = "(session IS NULL OR EXISTS (SELECT 1 FROM sessions WHERE id = session AND expires_ms > ?))"
@@ -44,7 +44,7 @@ _KEYS: Final = f"SELECT key FROM entries WHERE key >= ? AND key < ? AND {_LIVE} 
 
 
 class SqliteMetaStore:
-    """`open` checks or creates the file; connections come with the first call, in the process that makes it."""
+    """`open` checks or creates the file. The first call connects, in the process of that call."""
 
     def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
         self.counts = OperationCounts()
@@ -57,81 +57,82 @@ class SqliteMetaStore:
         self._idle: list[sqlite3.Connection] = []
         self._busy: set[sqlite3.Connection] = set()
         self._reading = threading.Lock()
-        """Held while a connection of a reader is in use or taken."""
+        """Held while a connection for reads is in use, taken or given back."""
         self._watches = self._new_watches()
         _stores.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, session_timeout_ms: int = 10_000) -> SqliteMetaStore:
-        """Raises `WrongStore` if the file is not ours or of a newer version, `StoreUnavailable` if it cannot be had."""
+        """Open the store in this file, which is created if need be.
+
+        Raises `WrongStore` if the file is not llog's or a newer llog wrote it, and `StoreUnavailable` if it cannot be
+        opened.
+        """
         if session_timeout_ms < 1:
             raise InvalidArgument(f"session_timeout_ms is {session_timeout_ms}: it must be 1 or more")
         resolved = Path(os.path.abspath(path))
-        return cls(prepare(resolved), session_timeout_ms)
+        return cls(open_or_create(resolved), session_timeout_ms)
 
     @property
     def commits(self) -> int:
-        """Transactions of this process that changed something: each cost one fsync."""
+        """The number of transactions of this process that changed something. Each cost one fsync."""
         return 0 if self._writer is None else self._writer.commits
 
-    async def get(self, key: str) -> Entry | None:
-        check(key)
-        return await self._one("get", _GET, key)
+    async def get(self, key: str) -> MetaEntry | None:
+        check_size(key)
+        return await self._lookup("get", _GET, key)
 
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         for key in keys:
-            check(key)
-        found: dict[str, Entry] = {}
+            check_size(key)
+        found: dict[str, MetaEntry] = {}
         for first in range(0, len(keys), SLICE_ROWS):
             if first:
                 await asyncio.sleep(0)
             page = keys[first : first + SLICE_ROWS]
             query = f"SELECT key, value, version FROM entries WHERE key IN ({','.join('?' * len(page))}) AND {_LIVE}"
             rows = await self._read("get_many", query, (*page, _now_ms()), len(page) + 1)
-            found |= {row[0]: Entry._make(row) for row in rows}
+            found |= {row[0]: MetaEntry._make(row) for row in rows}
         return [found.get(key) for key in keys]
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None, ephemeral: bool = False) -> int:
-        check(key, value)
+        check_size(key, value)
         return await self._write("put", (key,), len(value), Transaction.put, key, value, expected, ephemeral)
 
     async def put_many(self, puts: Sequence[Put]) -> list[int | VersionMismatch]:
-        size = checked_size(puts)
+        size = check_puts(puts)
         return await self._write("put_many", [put.key for put in puts], size, Transaction.put_many, tuple(puts))
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        check(key)
+        check_size(key)
         return await self._write("delete", (key,), 0, Transaction.delete, key, expected)
 
     async def delete_range(self, start: str, end: str) -> None:
         check_bounds(start, end)
         await self._write("delete_range", (), 0, Transaction.delete_range, start, end)
 
-    async def floor(self, key: str) -> Entry | None:
+    async def floor(self, key: str) -> MetaEntry | None:
         check_bounds(key)
-        return await self._one("floor", _FLOOR, key)
+        return await self._lookup("floor", _FLOOR, key)
 
-    async def ceiling(self, key: str) -> Entry | None:
+    async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
-        return await self._one("ceiling", _CEILING, key)
+        return await self._lookup("ceiling", _CEILING, key)
 
-    async def range(self, start: str, end: str, limit: int) -> list[Entry]:
+    async def range(self, start: str, end: str, limit: int) -> list[MetaEntry]:
         check_bounds(start, end, limit)
-        rows = await self._page("range", _RANGE, start, end, limit)
-        return list(map(Entry._make, rows))
+        rows = await self._fetch_range("range", _RANGE, start, end, limit)
+        return list(map(MetaEntry._make, rows))
 
     async def keys(self, start: str, end: str, limit: int) -> list[str]:
         check_bounds(start, end, limit)
-        return [key for (key,) in await self._page("keys", _KEYS, start, end, limit)]
+        return [key for (key,) in await self._fetch_range("keys", _KEYS, start, end, limit)]
 
     async def begin_reads(self) -> FreshReads:
         self._check_open()
         return FreshReads(self._check_open)
 
-    def watch(self, prefix: str) -> Watch:
-        """Sleeps through changes elsewhere if `prefix` is that of one key; else yields after any change of the
-        store.
-        """
+    def watch(self, prefix: str) -> SqliteWatch:
         check_bounds(prefix)
         self._check_open()
         return self._watches.watch(prefix)
@@ -143,7 +144,7 @@ class SqliteMetaStore:
 
     async def close(self) -> None:
         self._closed = True
-        # Idempotent, and a second caller waits as the first does.
+        # A second caller waits as the first does.
         if self._writer is not None:
             await self._writer.close()
         with self._reading:
@@ -151,47 +152,38 @@ class SqliteMetaStore:
 
     # --- writing
 
-    async def _write(
+    def _write(
         self, name: str, keys: Sequence[str], size: int, apply: Callable[[Transaction, *Ts], T], *arguments: *Ts
-    ) -> T:
-        started = time.perf_counter()
-        failed = True
+    ) -> Awaitable[T]:
         try:
-            self._check_open()
-            result: T = await self._process_writer().write(keys, size, apply, arguments)
-            failed = False
-            return result
-        except VersionMismatch:
-            failed = False
+            return (self._writer or self._start_writer()).write(name, keys, size, apply, arguments)
+        except StoreUnavailable:
+            self.counts.add(name, size, 0.0, failures=1)
             raise
-        finally:
-            self.counts.add(name, size, time.perf_counter() - started, failed=failed)
 
-    def _process_writer(self) -> Writer:
-        if self._writer is None:
-            with self._starting:
-                if self._writer is None:
-                    try:
-                        self._file.check()
-                        self._writer = Writer(self._file, self._session_timeout_ms)
-                    except OSError as error:
-                        raise unavailable(self._path, error) from error
-        return self._writer
+    def _start_writer(self) -> Writer:
+        with self._starting:
+            self._check_open()
+            if self._writer is None:
+                try:
+                    self._file.check()
+                    self._writer = Writer(self._file, self._session_timeout_ms, self.counts)
+                except OSError as error:
+                    raise unavailable(self._path, error) from error
+            return self._writer
 
     # --- reading
 
-    async def _one(self, name: str, query: str, key: str) -> Entry | None:
-        # Asking for a second row runs the statement to its end: an open one would keep the connection on this snapshot.
+    async def _lookup(self, name: str, query: str, key: str) -> MetaEntry | None:
+        # Fetching a second row runs the statement to its end. An open one would keep the connection on this snapshot.
         rows = await self._read(name, query, (key, _now_ms()), 2)
-        return Entry._make(rows[0]) if rows else None
+        return MetaEntry._make(rows[0]) if rows else None
 
-    async def _page(self, name: str, query: str, start: str, end: str, limit: int) -> list[Any]:
+    async def _fetch_range(self, name: str, query: str, start: str, end: str, limit: int) -> list[Any]:
         return await self._read(name, query, (start, end, _now_ms(), limit), SLICE_ROWS_FIRST)
 
     async def _read(self, name: str, query: str, parameters: tuple[Any, ...], first: int) -> list[Any]:
-        """All rows of one snapshot. SQLite is busy only for the moments of a recovery or of a last close: those are sat
-        out.
-        """
+        """Return all rows of one snapshot. Waits while SQLite is busy with a recovery or the last close of the file."""
         started = time.perf_counter()
         size = 0
         failed = True
@@ -199,21 +191,21 @@ class SqliteMetaStore:
             while True:
                 self._check_open()
                 try:
-                    rows, size = await self._rows(query, parameters, first)
+                    rows, size = await self._fetch(query, parameters, first)
                     failed = False
                     return rows
                 except sqlite3.Error as error:
-                    # A fork took the connection away, or a lock is held: both pass.
-                    passing = isinstance(error, sqlite3.ProgrammingError) or is_locked(error)
-                    if self._closed or not passing or time.perf_counter() - started > BUSY_SECONDS:
+                    # A fork closed the connection, or a lock is held: both pass.
+                    is_temporary = isinstance(error, sqlite3.ProgrammingError) or is_locked(error)
+                    if self._closed or not is_temporary or time.perf_counter() - started > BUSY_SECONDS:
                         raise unavailable(self._path, error) from error
                 await asyncio.sleep(_BUSY_PAUSE_SECONDS)
         finally:
-            self.counts.add(name, size, time.perf_counter() - started, failed=failed)
+            self.counts.add(name, size, time.perf_counter() - started, failures=failed)
 
-    async def _rows(self, query: str, parameters: tuple[Any, ...], first: int) -> tuple[list[Any], int]:
+    async def _fetch(self, query: str, parameters: tuple[Any, ...], first: int) -> tuple[list[Any], int]:
         with self._reading:
-            connection = self._take()
+            connection = self._take_connection()
             try:
                 cursor = connection.execute(query, parameters)
                 rows = cursor.fetchmany(first)
@@ -222,18 +214,18 @@ class SqliteMetaStore:
                 raise
             if len(rows) < first:
                 self._give_back(connection)
-                return rows, _size(rows)
-        size = _size(rows)
-        # The open cursor keeps its snapshot; meanwhile the connection is nobody else's.
+                return rows, _values_size(rows)
+        size = _values_size(rows)
+        # While the cursor is open, it keeps its snapshot, and the connection serves no other read.
         try:
-            asked = got = first
-            while got == asked:
+            wanted = fetched = first
+            while fetched == wanted:
                 await asyncio.sleep(0)
-                asked = max(1, min(SLICE_ROWS, SLICE_BYTES * len(rows) // (size + 1)))
+                wanted = max(1, min(SLICE_ROWS, SLICE_BYTES * len(rows) // (size + 1)))
                 with self._reading:
-                    more = cursor.fetchmany(asked)
-                got = len(more)
-                size += _size(more)
+                    more = cursor.fetchmany(wanted)
+                fetched = len(more)
+                size += _values_size(more)
                 rows += more
         except BaseException:
             with self._reading:
@@ -243,7 +235,7 @@ class SqliteMetaStore:
             self._give_back(connection)
         return rows, size
 
-    def _take(self) -> sqlite3.Connection:
+    def _take_connection(self) -> sqlite3.Connection:
         if self._idle:
             connection = self._idle.pop()
         else:
@@ -284,13 +276,13 @@ def _now_ms() -> int:
 _value = itemgetter(1)
 
 
-def _size(rows: list[Any]) -> int:
+def _values_size(rows: list[Any]) -> int:
     return sum(map(len, map(_value, rows))) if rows and len(rows[0]) == 3 else 0
 
 
-# SQLite keeps the locks of a file per process, in memory that a fork copies: a child that opens the file while copies
-# of the parent's connections exist believes to hold locks that it does not. So no connection is open while a process
-# forks.
+# SQLite keeps the locks of a file per process, in memory that a fork copies: a child that opens the file while it has
+# copies of the parent's connections would believe that it holds the parent's locks. So no connection is open during a
+# fork.
 _stores: WeakSet[SqliteMetaStore] = WeakSet()
 _forking: list[tuple[SqliteMetaStore, Writer | None]] = []
 
@@ -316,7 +308,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The child starts anew: threads and the session stayed with the parent."""
+    """Let the child start anew: threads and the session stayed with the parent."""
     for store, writer in _forking:
         if writer is not None:
             writer.forget()

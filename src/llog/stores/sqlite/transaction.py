@@ -1,7 +1,7 @@
 """One write transaction of a SQLite metadata store.
 
-Statements take many rows each: every step of a statement gives up the interpreter lock, which a busy event loop returns
-late.
+A statement takes many rows, because every step of a statement releases the interpreter lock, which a busy event loop
+returns late.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from llog.errors import VersionMismatch
-from llog.stores.meta import ABSENT, Put, mismatch
+from llog.stores.meta import ABSENT, Put, version_mismatch
 
 ROWS_MAX: Final = 256
-"""Rows per statement."""
+"""Rows in one statement."""
 
+_STATE: Final = "SELECT revision, (SELECT min(expires_ms) FROM sessions) FROM state"
 _UPSERT: Final = (
     "INSERT INTO entries VALUES {} "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, session = excluded.session"
@@ -25,36 +26,42 @@ _UPSERT: Final = (
 
 
 class Transaction:
-    """What a group of jobs does, applied in order to a picture of its keys, and written at the end."""
+    """Applies the jobs of a group in order to the versions of their keys in memory, and writes the rows at the end."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         session: int | None,
         timeout_ms: int,
-        keys: Iterable[str],
+        keys: Collection[Sequence[str]],
         versions: dict[str, int],
     ) -> None:
-        """`versions` has those that are known already, ABSENT for keys that do not exist; it is brought up to date."""
+        """`keys` has the keys of each job, and `versions` the versions known already, ABSENT for a missing key.
+
+        The transaction keeps `versions` up to date.
+        """
         self.session = session
-        self.changed = False
+        self.has_changes = False
         self._connection = connection
         self._timeout_ms = timeout_ms
-        self.renewed = False
-        self._revision: int = connection.execute("SELECT revision FROM state").fetchone()[0]
+        self.is_renewed = False
+        self._revision: int
+        self._revision, session_ends_ms = connection.execute(_STATE).fetchone()
         self._now_ms = time.time_ns() // 1_000_000
         self._keys = keys
         self._versions = versions
         self._writes: dict[str, tuple[bytes, int, int | None] | None] = {}
-        self._purge()
-        self._load()
+        if session_ends_ms is not None and session_ends_ms <= self._now_ms:
+            self._end_expired_sessions()
+        self._load_versions()
 
     def put(self, key: str, value: bytes, expected: int | None, ephemeral: bool = False) -> int:
-        if expected is not None and expected != self._versions[key]:
-            raise mismatch(key, expected, self._versions[key])
-        session = self._own_session() if ephemeral else None
-        version = self._next()
-        self._versions[key] = version
+        versions = self._versions
+        if expected is not None and expected != versions[key]:
+            raise version_mismatch(key, expected, versions[key])
+        session = self._ensure_session() if ephemeral else None
+        self.has_changes = True
+        self._revision = version = versions[key] = self._revision + 1
         self._writes[key] = (value, version, session)
         return version
 
@@ -72,8 +79,8 @@ class Transaction:
         if found == ABSENT:
             return False
         if expected is not None and expected != found:
-            raise mismatch(key, expected, found)
-        self._next()
+            raise version_mismatch(key, expected, found)
+        self._next_revision()
         self._versions[key] = ABSENT
         self._writes[key] = None
         return True
@@ -81,19 +88,19 @@ class Transaction:
     def delete_range(self, start: str, end: str) -> None:
         self._flush()
         if self._connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", (start, end)).rowcount:
-            self._next()
+            self._next_revision()
             self._versions.clear()
-            self._load()
+            self._load_versions()
 
     def renew(self) -> None:
-        """Keeps the session alive. One that has ended stays ended: others may have seen its keys gone."""
-        if self.session is not None and not self.renewed:
+        """Extend the session. One that has ended stays ended: other processes may have seen that its keys are gone."""
+        if self.session is not None and not self.is_renewed:
             cursor = self._connection.execute(
                 "UPDATE sessions SET expires_ms = ? WHERE id = ?", (self._now_ms + self._timeout_ms, self.session)
             )
-            self.renewed = cursor.rowcount == 1
-            if self.renewed:
-                self.changed = True
+            self.is_renewed = cursor.rowcount == 1
+            if self.is_renewed:
+                self.has_changes = True
             else:
                 self.session = None
 
@@ -101,40 +108,44 @@ class Transaction:
         self._flush()
         self._connection.execute("DELETE FROM entries WHERE session = ?", (self.session,))
         self._connection.execute("DELETE FROM sessions WHERE id = ?", (self.session,))
-        self._next()
+        self._next_revision()
         self._versions.clear()
         self.session = None
 
     def finish(self) -> None:
         self._flush()
-        if self.changed:
+        if self.has_changes:
             self._connection.execute("UPDATE state SET revision = ?", (self._revision,))
 
-    def _next(self) -> int:
-        self.changed = True
+    def _next_revision(self) -> int:
+        self.has_changes = True
         self._revision += 1
         return self._revision
 
-    def _own_session(self) -> int:
+    def _ensure_session(self) -> int:
+        """Return the session of this process, which is created if there is none."""
         self.renew()
         if self.session is None:
-            self.session = self._next()
-            self.renewed = True
+            self.session = self._next_revision()
+            self.is_renewed = True
             self._connection.execute(
                 "INSERT INTO sessions VALUES (?, ?)", (self.session, self._now_ms + self._timeout_ms)
             )
         return self.session
 
-    def _purge(self) -> None:
+    def _end_expired_sessions(self) -> None:
+        """Delete the sessions that have ended, with their keys."""
         ended = self._connection.execute("SELECT id FROM sessions WHERE expires_ms <= ?", (self._now_ms,)).fetchall()
         for row in ended:
             self._connection.execute("DELETE FROM entries WHERE session = ?", row)
             self._connection.execute("DELETE FROM sessions WHERE id = ?", row)
-            self._next()
+            self._next_revision()
             self._versions.clear()
 
-    def _load(self) -> None:
-        unknown = [key for key in self._keys if key not in self._versions]
+    def _load_versions(self) -> None:
+        """Look up the versions of all keys of the jobs that are not known yet."""
+        versions = self._versions
+        unknown = list({key for keys in self._keys for key in keys if key not in versions})
         for at in range(0, len(unknown), ROWS_MAX):
             keys = unknown[at : at + ROWS_MAX]
             marks = ",".join(["(?)"] * len(keys))
@@ -145,12 +156,13 @@ class Transaction:
             self._versions.update(dict.fromkeys(keys, ABSENT) | json.loads(found))
 
     def _flush(self) -> None:
-        gone: list[str] = []
+        """Write the rows of all jobs so far."""
+        deleted: list[str] = []
         plain: list[Any] = []
         ephemeral: list[Any] = []
         for key, write in self._writes.items():
             if write is None:
-                gone.append(key)
+                deleted.append(key)
                 continue
             value, version, session = write
             if session is None:
@@ -158,12 +170,12 @@ class Transaction:
             else:
                 ephemeral += (key, value, version, session)
         self._writes.clear()
-        self._write_rows("DELETE FROM entries WHERE key IN ({})", "?", gone)
+        self._write_rows("DELETE FROM entries WHERE key IN ({})", "?", deleted)
         self._write_rows(_UPSERT, "(?,?,?,NULL)", plain)
         self._write_rows(_UPSERT, "(?,?,?,?)", ephemeral)
 
     def _write_rows(self, statement: str, row: str, values: list[Any]) -> None:
         width = row.count("?")
         for at in range(0, len(values), ROWS_MAX * width):
-            some = values[at : at + ROWS_MAX * width]
-            self._connection.execute(statement.format(",".join([row] * (len(some) // width))), some)
+            page = values[at : at + ROWS_MAX * width]
+            self._connection.execute(statement.format(",".join([row] * (len(page) // width))), page)

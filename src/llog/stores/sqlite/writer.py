@@ -1,7 +1,7 @@
 """The one thread of a process that writes to a SQLite metadata store: group commit and the session's heartbeat.
 
-Whatever was asked for while a transaction ran shares the next one, and its one fsync. An event loop hands over the
-calls of one turn together, and is woken once for all answers of a transaction.
+All calls that arrive while a transaction runs share the next one and its one fsync. An event loop hands over the calls
+of one turn together, and is woken once for all answers of a transaction.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import msgspec
+
 from llog.base.durable import OpenedFile
 from llog.errors import OutcomeUnknown, StoreUnavailable, VersionMismatch
+from llog.stores.counting import OperationCounts
 from llog.stores.sqlite.file import (
     BUSY_SECONDS,
     LOCK_SECONDS,
     connect,
+    hold_lock,
     lock_timeout,
-    locked,
     open_lock,
     unavailable,
 )
@@ -37,20 +42,18 @@ KNOWN_VERSIONS_MAX: Final = 20_000
 CLOSE_SECONDS_MAX: Final = 5.0
 
 
-class Job:
-    """One call, and where its answer goes."""
+class Job(msgspec.Struct):
+    """One call, and the future of its answer."""
 
-    __slots__ = ("apply", "arguments", "error", "future", "keys", "result")
-
-    def __init__(
-        self, keys: Sequence[str], apply: Callable[..., Any], arguments: tuple[Any, ...], future: asyncio.Future[Any]
-    ) -> None:
-        self.keys = keys
-        self.apply = apply
-        self.arguments = arguments
-        self.future = future
-        self.result: Any = None
-        self.error: Exception | None = None
+    operation: str
+    size: int
+    started: float
+    keys: Sequence[str]
+    apply: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
 
 
 class Batch:
@@ -63,16 +66,19 @@ class Batch:
         self.jobs: list[Job] = []
         self.size = 0
         self.deadline: asyncio.TimerHandle | None = None
-        """Set when the batch is handed over."""
+        """The timer of the batch, set when it is handed over."""
         self.is_begun = False
-        """A transaction has taken it up, and will answer it."""
+        """Whether a transaction has taken up the batch, and will answer it."""
         self.error: Exception | None = None
-        """Why all of its jobs failed."""
+        """The reason why all jobs of the batch failed."""
 
-    def deliver(self) -> None:
+    def deliver(self, counts: OperationCounts) -> None:
+        """Answer and count the jobs. After a withdrawn batch was answered, no jobs are left for a second answer."""
         if self.deadline is not None:
             self.deadline.cancel()
-        for job in self.jobs:
+        jobs, self.jobs = self.jobs, []
+        self._count(jobs, counts)
+        for job in jobs:
             if job.future.done():  # its caller was cancelled
                 continue
             error = self.error or job.error
@@ -81,14 +87,24 @@ class Batch:
             else:
                 job.future.set_exception(error)
 
+    def _count(self, jobs: Sequence[Job], counts: OperationCounts) -> None:
+        """Count jobs that are not answered yet. A future that is done was cancelled, which counts as a failure."""
+        now = time.perf_counter()
+        for operation, group in groupby(jobs, attrgetter("operation")):
+            same = list(group)
+            seconds = len(same) * now - sum([job.started for job in same])
+            failures = len(same) if self.error is not None else sum([job.future.done() for job in same])
+            counts.add(operation, sum([job.size for job in same]), seconds, calls=len(same), failures=failures)
+
 
 class Writer:
-    """Belongs to the process that made it."""
+    """The writing thread of one store in one process."""
 
-    def __init__(self, file: OpenedFile, session_timeout_ms: int) -> None:
+    def __init__(self, file: OpenedFile, session_timeout_ms: int, counts: OperationCounts) -> None:
         self.commits = 0
         self.gate = threading.Lock()
-        """Held while a transaction runs. Whoever holds it may call `disconnect`."""
+        """Held while a transaction runs. The holder may call `disconnect`."""
+        self._counts = counts
         self._file = file
         self._path = file.path
         self._timeout_ms = session_timeout_ms
@@ -97,18 +113,18 @@ class Writer:
         self._session: int | None = None
         self._connection: sqlite3.Connection | None = None
         self._versions: dict[str, int] = {}
-        """Of keys that this connection wrote or looked up, true as long as no other one changes the file."""
+        """Versions of keys that this connection wrote or looked up, valid until another one changes the file."""
         self._data_version = 0
-        self._open: Batch | None = None
-        """The batch of the present turn of the event loop that wrote last."""
+        self._open_batch: Batch | None = None
+        """The batch of the event loop that wrote last, in its present turn."""
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self._unanswered: set[Batch] = set()
         self._group: list[Batch] = []
         self._closed = False
         self._abandoned = False
         self._is_locked_out = False
-        """A batch has met its deadline while the thread waited for the lock: until the thread has it, all jobs fail at
-        once.
+        """Whether a batch met its deadline while the thread waited for the lock. All jobs fail at once until the thread
+        has the lock.
         """
         self._ended = threading.Event()
         self._lock = open_lock(file.path)
@@ -116,65 +132,68 @@ class Writer:
         self._thread.start()
 
     def write(
-        self, keys: Sequence[str], size: int, apply: Callable[..., Any], arguments: tuple[Any, ...]
+        self, operation: str, keys: Sequence[str], size: int, apply: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> asyncio.Future[Any]:
-        """Return what `apply` returns for a transaction and the arguments, once that is durable.
+        """Have the thread call `apply` with a transaction and the arguments, and return the future of its result.
 
-        `keys` are all that it puts or deletes one by one.
+        The future is done once the transaction is durable. `keys` are all keys that `apply` puts or deletes one by one.
+        The call is counted as `operation` when it is answered.
         """
         if self._closed:
-            raise _closed(self._path)
+            raise _closed_error(self._path)
         if self._is_locked_out:
             raise lock_timeout(self._path)
         loop = asyncio.get_running_loop()
-        batch = self._open
+        batch = self._open_batch
         if batch is None or batch.loop is not loop:
-            batch = self._open = Batch(loop)
+            batch = self._open_batch = Batch(loop)
             loop.call_soon(self._hand_over, batch)
         future: asyncio.Future[Any] = loop.create_future()
-        batch.jobs.append(Job(keys, apply, arguments, future))
+        batch.jobs.append(Job(operation, size, time.perf_counter(), keys, apply, arguments, future))
         batch.size += size
         if len(batch.jobs) >= GROUP_JOBS_MAX or batch.size >= GROUP_BYTES_MAX:
-            self._open = None
+            self._open_batch = None
         return future
 
     async def close(self) -> None:
-        """Finishes what was asked for before, ends the session. Gives up on a thread that is stuck."""
+        """Finish the calls that were made before, and end the session. Gives up on a thread that is stuck."""
         if not self._closed:
             self._closed = True
-            # Behind the batches that this turn has yet to hand over.
+            # Queued behind the batches that this turn of the event loop has yet to hand over.
             asyncio.get_running_loop().call_soon(self._queue.put, None)
-        give_up = time.monotonic() + CLOSE_SECONDS_MAX
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
         pause = 0.0005
         while not self._ended.is_set() and not self._abandoned:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 self._abandon()
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.02)
 
     def disconnect(self) -> None:
+        """Close the connection, which rolls back an open transaction. Only for the holder of the gate."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
             self._versions.clear()
 
     def forget(self) -> None:
-        """In a forked child: closes the inherited descriptor, with which it would hold the parent's lock."""
+        """In a forked child: close the inherited descriptor, with which the child would hold the parent's lock."""
         if not self._ended.is_set():
             os.close(self._lock)
 
     def _hand_over(self, batch: Batch) -> None:
-        if self._open is batch:
-            self._open = None
+        if self._open_batch is batch:
+            self._open_batch = None
         batch.deadline = batch.loop.call_later(LOCK_SECONDS, self._withdraw, batch)
         self._unanswered.add(batch)
         self._queue.put(batch)
         if self._ended.is_set():
-            self._fail([batch], _closed(self._path))
+            self._fail([batch], _closed_error(self._path))
 
     def _withdraw(self, batch: Batch) -> None:
-        """At a batch's deadline: fails it if the thread still waits for the lock. With the gate in our hands no
-        transaction begins.
+        """Fail the batch at its deadline if the thread still waits for the lock.
+
+        While this method holds the gate, no transaction begins.
         """
         if batch.is_begun:
             return
@@ -189,19 +208,21 @@ class Writer:
             self.gate.release()
 
     def _abandon(self) -> None:
-        # With the gate in our hands no transaction runs, and none will: nothing that is unanswered has happened.
-        idle = self.gate.acquire(blocking=False)
+        # While this method holds the gate, no transaction runs, and none will: no unanswered write has happened.
+        is_idle = self.gate.acquire(blocking=False)
         self._abandoned = True
-        group = [] if idle else list(self._group)
-        if idle:
+        group = [] if is_idle else list(self._group)
+        if is_idle:
             self.gate.release()
-        unknown = OutcomeUnknown(f"metadata store {self._path} was closed while this write was being committed")
+        unknown = OutcomeUnknown(
+            f"metadata store {self._path} was closed during the commit of this write: read to find out"
+        )
         self._fail(group, unknown)
-        self._fail(self._unanswered.difference(group), _closed(self._path))
+        self._fail(self._unanswered.difference(group), _closed_error(self._path))
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._run_once():
                 pass
             if self._session is not None:
                 self._transact([], lambda transaction: transaction.end_session())
@@ -209,12 +230,12 @@ class Writer:
                 self.disconnect()
             os.close(self._lock)
         finally:
-            # In this order: a batch that is queued later sees that nobody is here any more.
+            # In this order: a batch that is queued later finds that the thread has ended.
             self._ended.set()
-            self._fail([batch for batch in self._unanswered.copy() if batch.error is None], _closed(self._path))
+            self._fail([batch for batch in self._unanswered.copy() if batch.error is None], _closed_error(self._path))
 
-    def _turn(self) -> bool:
-        """One group, or one heartbeat; False when closed."""
+    def _run_once(self) -> bool:
+        """Run one group, or one heartbeat, and return whether the thread goes on."""
         try:
             wait = None if self._session is None else max(0.0, self._beat_at - time.monotonic())
             batch = self._queue.get(timeout=wait)
@@ -231,15 +252,15 @@ class Writer:
                 break
             batch = self._queue.get()
         if group:
-            beat = self._session is not None and time.monotonic() >= self._beat_at
-            self._transact(group, (lambda transaction: transaction.renew()) if beat else None)
+            is_heartbeat_due = self._session is not None and time.monotonic() >= self._beat_at
+            self._transact(group, (lambda transaction: transaction.renew()) if is_heartbeat_due else None)
             self._answer(group)
         return batch is not None and not self._abandoned
 
     def _transact(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
         error: Exception
         try:
-            with locked(self._lock), self.gate:
+            with hold_lock(self._lock), self.gate:
                 self._group = group
                 self._apply(group, first)
                 return
@@ -247,7 +268,7 @@ class Writer:
             error = raised
         except (sqlite3.Error, OSError) as raised:
             error = unavailable(self._path, raised)
-        except Exception as raised:  # a defect of ours must reach the callers, not end the thread
+        except Exception as raised:  # a defect of llog must reach the callers, not end the thread
             error = raised
         finally:
             self._group = []
@@ -257,7 +278,7 @@ class Writer:
 
     def _apply(self, group: list[Batch], first: Callable[[Transaction], None] | None) -> None:
         if self._abandoned:
-            raise _closed(self._path)
+            raise _closed_error(self._path)
         self._is_locked_out = False
         group = [batch for batch in group if batch.error is None]
         for batch in group:
@@ -269,7 +290,7 @@ class Writer:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._forget_old_versions(self._connection)
-            keys = {key for job in jobs for key in job.keys}
+            keys = [job.keys for job in jobs]
             transaction = Transaction(self._connection, self._session, self._timeout_ms, keys, self._versions)
             if first is not None:
                 first(transaction)
@@ -284,15 +305,15 @@ class Writer:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 raise OutcomeUnknown(
-                    f"metadata store {self._path}: the commit failed ({error}); the write may have happened: read "
-                    "to find out"
+                    f"metadata store {self._path}: the commit failed ({error}), and the write may have "
+                    "happened: read to find out"
                 ) from error
         except BaseException:
-            # Closing rolls back what is open; a new connection has no trace of what went wrong.
+            # Closing rolls back the transaction, and a new connection keeps no trace of the failure.
             self.disconnect()
             raise
-        self.commits += transaction.changed
-        if transaction.renewed or transaction.session != self._session:
+        self.commits += transaction.has_changes
+        if transaction.is_renewed or transaction.session != self._session:
             self._beat_at = time.monotonic() + self._beat_seconds
         self._session = transaction.session
 
@@ -308,22 +329,22 @@ class Writer:
         self._answer(batches)
 
     def _answer(self, batches: Collection[Batch]) -> None:
-        """Wakes every event loop once, for all of its batches."""
+        """Wake every event loop once, for all of its batches."""
         loops: dict[asyncio.AbstractEventLoop, list[Batch]] = {}
         for batch in batches:
             self._unanswered.discard(batch)
             loops.setdefault(batch.loop, []).append(batch)
         for loop, answered in loops.items():
             try:
-                loop.call_soon_threadsafe(_deliver, answered)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(_deliver, answered, self._counts)
+            except RuntimeError:  # the loop was closed, and with it every caller that waited
                 continue
 
 
-def _deliver(batches: list[Batch]) -> None:
+def _deliver(batches: list[Batch], counts: OperationCounts) -> None:
     for batch in batches:
-        batch.deliver()
+        batch.deliver(counts)
 
 
-def _closed(path: Path) -> StoreUnavailable:
+def _closed_error(path: Path) -> StoreUnavailable:
     return StoreUnavailable(f"metadata store {path} is closed: open another one")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from llog.batch.columns import Buffer
-from llog.engines.disk.format.files import LOG, name_of, numbered, write_at
+from llog.engines.disk.format.files import LOG, file_name, file_numbers, write_at
 from llog.engines.disk.format.frames import PRODUCER, frame_parts
-from llog.engines.disk.format.segment import Segment, Start
+from llog.engines.disk.format.segment import FrameStart, Segment
 from llog.engines.disk.log import active_segment as active
 from llog.engines.disk.log import inspection as inspecting
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.disk.log.writer import Append, SegmentWriter
+from llog.engines.disk.log.writer import EncodedAppend, SegmentWriter
 from llog.engines.disk.options import Fsync, SegmentOptions
 from llog.errors import StoreUnavailable
 from tests.unit.engines.disk.tools import append, body, kill, read_all
@@ -61,12 +61,12 @@ def test_a_sealed_segment_has_no_zeros(directory: Path) -> None:
     writer = opened(directory, SegmentOptions(segment_bytes=3000))
     for _ in range(100):
         append(writer, [SMALL])
-    bases = numbered(directory, LOG)
+    bases = file_numbers(directory, LOG)
     assert len(bases) > 3
     reader = SegmentReader.open(directory)
-    ends = {piece.path: piece.position + piece.length for piece in reader.pieces()}
+    ends = {frame.path: frame.position + frame.length for frame in reader.frames()}
     for base in bases[:-1]:
-        path = directory / name_of(base, LOG)
+        path = directory / file_name(base, LOG)
         assert path.stat().st_size == ends[str(path)]
     kill(writer)
 
@@ -138,7 +138,7 @@ def test_whichever_blocks_of_a_group_a_power_cut_leaves_its_first_frames_are_the
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", _stopped)
         with pytest.raises(KeyboardInterrupt):
-            writer.commit([Append([body([payload])]) for payload in under_way], 1)
+            writer.commit([EncodedAppend([body([payload])]) for payload in under_way], 1)
     written = path.read_bytes()
     kill(writer)
     synced = synced.ljust(len(written), b"\0")
@@ -189,7 +189,7 @@ def test_readers_go_on_when_the_zeros_that_they_had_mapped_are_cut_off(directory
     assert zeros_behind(writer) > 100_000
     reader = SegmentReader.open(directory)
     assert len(read_all(reader, max_bytes=8 << 20)) == 300
-    while len(numbered(directory, LOG)) < 3:
+    while len(file_numbers(directory, LOG)) < 3:
         append(writer, [large])
     assert len(read_all(reader, max_bytes=8 << 20)) == writer.bounds.next_offset - 1
     kill(writer)
@@ -199,7 +199,7 @@ def test_a_damaged_header_leads_nobody_into_zeros_that_were_mapped_before_they_w
     writer = opened(directory)
     for _ in range(50):
         append(writer, [SMALL])
-    segment, start, end = Segment(directory, 1), Start(0, 1), writer.active.position
+    segment, start, end = Segment(directory, 1), FrameStart(0, 1), writer.active.position
     *_, last = segment.scan(start, segment.size(), mapped=True)
     os.pwrite(writer.active.descriptor, struct.pack("<HH", PRODUCER, zeros_behind(writer)), last.position + 28)
     scan = segment.scan(start, end, mapped=True)
@@ -224,7 +224,7 @@ def test_a_segment_that_goes_while_it_is_looked_at_has_no_bytes(
 ) -> None:
     writer = opened(directory)
     append(writer, [SMALL])
-    monkeypatch.setattr(inspecting, "numbered", lambda *_: [1, 2])
+    monkeypatch.setattr(inspecting, "file_numbers", lambda *_: [1, 2])
     assert [info.bytes for info in SegmentReader.open(directory).describe()] == [writer.active.position, 0]
     writer.close()
 

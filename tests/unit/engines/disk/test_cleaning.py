@@ -18,23 +18,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llog.batch.columns import columns_of, records_of, stamped
+from llog.batch.columns import columns_of, records_of, stamp
 from llog.engines.disk.cleaning import cleaner as cleaning
 from llog.engines.disk.cleaning import newest_offsets as newest
 from llog.engines.disk.cleaning import rewriter as rewriting
 from llog.engines.disk.cleaning.cleaner import CleaningOptions, clean
-from llog.engines.disk.cleaning.newest_offsets import ABSENT, hashes_of, merged, newest_of
-from llog.engines.disk.cleaning.progress import COMPACTED, Pass, Passes, put_passes, read_passes
+from llog.engines.disk.cleaning.newest_offsets import ABSENT, hashes_of, merge, newest_of
+from llog.engines.disk.cleaning.progress import COMPACTED, Pass, Progress, put_progress, read_progress
 from llog.engines.disk.format.bodies import encode_bodies
-from llog.engines.disk.format.files import LOG, PRODUCERS, SWAP, name_of, numbered
+from llog.engines.disk.format.files import LOG, PRODUCERS, SWAP, file_name, file_numbers
 from llog.engines.disk.format.index import Maxima
 from llog.engines.disk.format.segment import Segment
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.disk.log.writer import Append, Result, SegmentWriter
+from llog.engines.disk.log.writer import AppendedRange, EncodedAppend, SegmentWriter
 from llog.engines.disk.options import SegmentOptions
-from llog.engines.port import CleanResult
 from llog.errors import CorruptBatch, InvalidArgument, LlogError, StoreUnavailable
+from llog.log.engine import CleanResult
 from llog.log.producers import Producer
 from llog.model import Record, TimestampType
 from llog.runtime import SystemRuntime
@@ -68,7 +68,7 @@ class Compacted:
         self.crash()
         self.open()
 
-    def append(self, *pairs: Pair, producer: Producer | None = None, timestamp: int | None = None) -> Result:
+    def append(self, *pairs: Pair, producer: Producer | None = None, timestamp: int | None = None) -> AppendedRange:
         records = [
             Record(
                 payload=None if value is None else value.encode(),
@@ -77,9 +77,9 @@ class Compacted:
             )
             for key, value in pairs
         ]
-        columns = stamped(columns_of(records), self.now_ms)
+        columns = stamp(columns_of(records), self.now_ms)
         bodies = encode_bodies(columns, self.options.codec, self.options.frame_bytes)
-        (result,) = self.writer.commit([Append(bodies, producer)], self.now_ms)
+        (result,) = self.writer.commit([EncodedAppend(bodies, producer)], self.now_ms)
         if isinstance(result, LlogError):
             raise result
         if not result.repeated:
@@ -158,7 +158,7 @@ def test_the_newest_record_of_each_key_stays_at_its_offset(log: Compacted) -> No
     fill(log)
     log.append(("key-0", "not sealed"))
     bounds = log.writer.bounds
-    before = len(log.log.sealed())
+    before = len(log.log.sealed_bases())
     result = log.clean()
     assert log.read() == log.newest()
     assert len(log.read()) == 7
@@ -188,11 +188,11 @@ def test_records_without_a_key_stay(log: Compacted) -> None:
 
 def test_small_neighbours_become_one_segment(log: Compacted) -> None:
     fill(log, rounds=30)
-    before = len(log.log.sealed())
+    before = len(log.log.sealed_bases())
     log.clean()
     fill(log, rounds=5)
     log.clean()
-    assert len(log.log.sealed()) < before // 2
+    assert len(log.log.sealed_bases()) < before // 2
     assert log.read() == log.newest()
 
 
@@ -200,7 +200,7 @@ def test_segments_of_which_nothing_goes_are_left_alone(log: Compacted) -> None:
     for number in range(60):
         log.append((f"key-{number}", "x" * 50))
     log.seal()
-    paths = [log.directory / name_of(base, LOG) for base in log.log.sealed()]
+    paths = [log.directory / file_name(base, LOG) for base in log.log.sealed_bases()]
     inodes = [path.stat().st_ino for path in paths]
     result = log.clean()
     assert (result.removed, result.segments) == (0, 0)
@@ -211,9 +211,9 @@ def test_segments_of_which_nothing_goes_are_left_alone(log: Compacted) -> None:
 def test_a_pass_begins_only_when_enough_is_new(log: Compacted) -> None:
     fill(log, rounds=40, keys=30)
     assert log.clean(force=False).passes == 1
-    clean_bytes = sum((log.directory / name_of(base, LOG)).stat().st_size for base in log.log.sealed())
+    clean_bytes = sum((log.directory / file_name(base, LOG)).stat().st_size for base in log.log.sealed_bases())
     fill(log, rounds=1)
-    dirty_bytes = (log.directory / name_of(log.log.sealed()[-1], LOG)).stat().st_size
+    dirty_bytes = (log.directory / file_name(log.log.sealed_bases()[-1], LOG)).stat().st_size
     ratio = dirty_bytes / (clean_bytes + dirty_bytes)
     assert log.clean(force=False, ratio=ratio + 0.01).passes == 0
     assert log.clean(force=False, ratio=ratio).passes == 1
@@ -325,7 +325,7 @@ def test_times_are_found_where_they_were(log: Compacted) -> None:
         log.now_ms += 10
         log.append((f"key-{number % 3}", "x" * 40), timestamp=5000 + number)
     log.seal()
-    ends = [Segment(log.directory, base) for base in log.log.sealed()]
+    ends = [Segment(log.directory, base) for base in log.log.sealed_bases()]
     before = ends[-1].maxima_at_end(ends[-1].size())
     log.clean()
     reader = SegmentReader.open(log.directory)
@@ -335,7 +335,7 @@ def test_times_are_found_where_they_were(log: Compacted) -> None:
             found = reader.offset_for_time_now(ms, by)
             # Up to there, nothing reaches this time: the next record that is left is the one to begin with.
             assert found <= min(offset for offset in kept if offset >= number + 1)
-    ends = [Segment(log.directory, base) for base in log.log.sealed()]
+    ends = [Segment(log.directory, base) for base in log.log.sealed_bases()]
     maxima = [each.maxima_at_end(each.size()) for each in ends]
     assert maxima == sorted(maxima)
     assert maxima[-1] == before
@@ -354,8 +354,8 @@ def test_a_producer_may_repeat_an_append_that_was_compacted(tmp_path: Path, snap
         results.append(log.append(*pairs, producer=producer))
     log.seal()
     if snapshots == "lost":
-        for offset in numbered(log.directory, PRODUCERS):
-            os.unlink(log.directory / name_of(offset, PRODUCERS))
+        for offset in file_numbers(log.directory, PRODUCERS):
+            os.unlink(log.directory / file_name(offset, PRODUCERS))
     log.clean()
     if snapshots == "lost":
         log.restart()
@@ -372,12 +372,12 @@ def test_frames_are_joined_up_to_the_size_that_appends_are_cut_into(tmp_path: Pa
     for number in range(60):
         log.append((f"key-{number % 50}", f"{number}" * 60))
     log.seal()
-    before = len(list(SegmentReader.open(log.directory).pieces()))
+    before = len(list(SegmentReader.open(log.directory).frames()))
     log.clean()
-    pieces = list(SegmentReader.open(log.directory).pieces())
+    frames = list(SegmentReader.open(log.directory).frames())
     assert log.read() == log.newest()
-    assert len(pieces) < before // 3
-    assert max(piece.length for piece in pieces) < 1000 + 256
+    assert len(frames) < before // 3
+    assert max(frame.length for frame in frames) < 1000 + 256
     log.crash()
 
 
@@ -387,8 +387,8 @@ def test_a_producer_may_repeat_an_append_even_if_snapshots_are_lost_after_the_pa
     log.seal()
     log.clean()
     log.crash()
-    for offset in numbered(log.directory, PRODUCERS):
-        os.unlink(log.directory / name_of(offset, PRODUCERS))
+    for offset in file_numbers(log.directory, PRODUCERS):
+        os.unlink(log.directory / file_name(offset, PRODUCERS))
     log.open()
     for sequence in range(25, 30):
         assert log.append(("k", "again"), producer=Producer(id="p", sequence=sequence, since=1)).repeated
@@ -396,7 +396,7 @@ def test_a_producer_may_repeat_an_append_even_if_snapshots_are_lost_after_the_pa
 
 def test_a_damaged_segment_ends_compaction_and_loses_nothing(log: Compacted) -> None:
     fill(log)
-    path = log.directory / name_of(log.log.sealed()[2], LOG)
+    path = log.directory / file_name(log.log.sealed_bases()[2], LOG)
     data = bytearray(path.read_bytes())
     data[300] ^= 1
     path.write_bytes(data)
@@ -426,14 +426,14 @@ def test_compaction_that_is_told_to_stop_leaves_a_whole_log(log: Compacted) -> N
 
 def test_only_one_thread_compacts_a_log(log: Compacted) -> None:
     fill(log)
-    with cleaning._alone(log.directory):
+    with cleaning._exclusively(log.directory):
         assert log.clean() == CleanResult()
     assert log.clean().removed
 
 
 def test_retention_beside_it_wins(log: Compacted, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(log)
-    bases = log.log.sealed()
+    bases = log.log.sealed_bases()
     replace = log.log.replace
     trimmed = False
 
@@ -640,7 +640,7 @@ def test_any_history_leaves_what_a_dictionary_holds(todo: Sequence[list[Pair] | 
             else:
                 result = log.clean(delay_ms=1000, map_bytes=1 if step == "small" else 128 << 20)
                 sealed_stop = log.writer.active.base
-                assert result.through == (sealed_stop if log.log.sealed() else 0)
+                assert result.through == (sealed_stop if log.log.sealed_bases() else 0)
             _check(log, sealed_stop)
     finally:
         log.crash()
@@ -661,7 +661,7 @@ def test_the_newest_offset_of_each_key_is_found(given_keys: list[bytes], front: 
     every = pa.array([front, *given_keys], pa.binary()).slice(1)
     offsets = np.arange(100, 100 + len(every))
     half = len(every) // 2
-    found = merged([newest_of(every.slice(0, half), offsets[:half]), newest_of(every.slice(half), offsets[half:])])
+    found = merge([newest_of(every.slice(0, half), offsets[:half]), newest_of(every.slice(half), offsets[half:])])
     expected = dict(zip(given_keys, offsets.tolist(), strict=True))
     assert len(found.hashes) == len(expected)
     asked = [*given_keys, b"?", front]
@@ -683,17 +683,17 @@ def test_hashes_of_keys_that_differ_in_one_byte_or_in_zeros_differ() -> None:
 
 
 def test_passes_close_together_are_noted_as_one() -> None:
-    passes = Passes()
+    passes = Progress()
     for number in range(1, 2001):
         passes = passes.after(number * 10, 1, DAY_MS, number * 60_000)
         assert passes.through == number * 10
         assert len(passes.passes) <= 70
     now = 2000 * 60_000
-    expired = passes.expired(DAY_MS, now)
-    assert (now - DAY_MS - DAY_MS // 32) // 60_000 * 10 <= expired <= (now - DAY_MS) // 60_000 * 10
+    expired_through = passes.expired_through(DAY_MS, now)
+    assert (now - DAY_MS - DAY_MS // 32) // 60_000 * 10 <= expired_through <= (now - DAY_MS) // 60_000 * 10
 
 
 def test_a_note_of_another_log_is_not_taken(tmp_path: Path) -> None:
-    put_passes(tmp_path, Passes(passes=(Pass(50, 1),)))
-    assert read_passes(tmp_path, 49) == Passes()
-    assert read_passes(tmp_path, 50).through == 50
+    put_progress(tmp_path, Progress(passes=(Pass(50, 1),)))
+    assert read_progress(tmp_path, 49) == Progress()
+    assert read_progress(tmp_path, 50).through == 50

@@ -20,14 +20,21 @@ from llog.engines.disk.format.frames import (
     MORE,
     Frame,
     Scan,
-    body_of,
     frame_parts,
+    make_body,
     parse,
 )
-from llog.engines.disk.format.index import Index, IndexRule, Maxima, TimeIndex, sound_entries, sound_time_entries
+from llog.engines.disk.format.index import (
+    Index,
+    IndexRule,
+    Maxima,
+    TimeIndex,
+    count_sound_entries,
+    count_sound_time_entries,
+)
 from llog.engines.disk.format.tail import pack_tail, unpack_tail
-from llog.engines.port import Bounds
 from llog.errors import CorruptBatch, InvalidArgument
+from llog.log.engine import Bounds
 from tests.unit.engines.disk.tools import body
 
 VECTORS: dict[str, Any] = msgspec.json.decode(Path(__file__).with_name("vectors.json").read_bytes())
@@ -38,7 +45,7 @@ def vector_bytes() -> dict[str, bytes]:
     dense = frame_parts(body([b"one", b"two"], 1000, [900, 1100]), 1, 1000, 1100)
     named = frame_parts(body([b"x"], 1001), 3, 1001, 1100, producer="pröd", sequence=7)
     sparse = frame_parts(body([b"a", b"b"], 1002), 4, 1002, 1100, offsets=np.array([1, 4], np.uint32), span=6)
-    nothing = body_of([], records=0, append_ms=1003, timestamp_max=0, kind=KIND_NONE)
+    nothing = make_body([], records=0, append_ms=1003, timestamp_max=0, kind=KIND_NONE)
     empty = frame_parts(nothing, 10, 1003, 1100, offsets=np.array([], np.uint32), span=5)
     begun = frame_parts(body([b"a"], 1004), 15, 1004, 1100, producer="p", sequence=1, flags=MORE)
     ended = frame_parts(body([b"b"], 1004), 16, 1004, 1100, producer="p", sequence=1, flags=CONTINUES)
@@ -136,7 +143,7 @@ def test_a_frame_of_another_offset_than_the_next_ends_the_log() -> None:
     os.write(descriptor, first + again)
     scan = Scan(descriptor, 0, len(first) * 2, 1, bodies=True)
     assert [located.position for located in scan] == [0]
-    assert scan.problem == "a frame has base offset 1 where 3 is due"
+    assert scan.problem == "a frame has base offset 1 where 3 is expected"
     os.close(descriptor)
 
 
@@ -147,15 +154,15 @@ def test_frames_that_do_not_hold_together_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="cannot cover 2"):
         frame_parts(one, 1, 1, 1, span=2)
     with pytest.raises(InvalidArgument, match="0 offsets"):
-        frame_parts(body_of([], records=0, append_ms=1, timestamp_max=1), 1, 1, 1)
+        frame_parts(make_body([], records=0, append_ms=1, timestamp_max=1), 1, 1, 1)
     with pytest.raises(CorruptBatch, match="begins with"):
         parse(bytes(100), 0, 100)
 
 
 @given(parts=st.lists(st.binary(max_size=30), max_size=5))
 def test_the_checksum_of_a_body_does_not_depend_on_how_it_is_cut_into_parts(parts: list[bytes]) -> None:
-    whole = body_of([b"".join(parts)], records=1, append_ms=1, timestamp_max=1)
-    assert body_of(parts, records=1, append_ms=1, timestamp_max=1)[1:] == whole[1:]
+    whole = make_body([b"".join(parts)], records=1, append_ms=1, timestamp_max=1)
+    assert make_body(parts, records=1, append_ms=1, timestamp_max=1)[1:] == whole[1:]
 
 
 @given(relative=st.lists(st.integers(1, 10_000), unique=True).map(sorted), target=st.integers(0, 10_100))
@@ -173,14 +180,14 @@ def test_only_the_sound_start_of_an_index_counts() -> None:
     times = bytes.fromhex(VECTORS["timeindex"])
     count, time_count = len(data) // 8, len(times) // 24
     assert (len(Index(data)), len(TimeIndex(times))) == (4, 2)
-    assert sound_entries(data, 1 << 20) == count
-    assert sound_time_entries(times, 1 << 20) == time_count
-    assert sound_entries(data + bytes(16), 1 << 20) == count
-    assert sound_entries(data + data[-8:], 1 << 20) == count
-    assert sound_entries(data, 1000) == count - 1
-    assert sound_entries(data[:-3], 1 << 20) == count - 1
-    assert sound_time_entries(times + bytes(24), 1 << 20) == time_count
-    assert sound_time_entries(times + times[-24:], 1 << 20) == time_count
+    assert count_sound_entries(data, 1 << 20) == count
+    assert count_sound_time_entries(times, 1 << 20) == time_count
+    assert count_sound_entries(data + bytes(16), 1 << 20) == count
+    assert count_sound_entries(data + data[-8:], 1 << 20) == count
+    assert count_sound_entries(data, 1000) == count - 1
+    assert count_sound_entries(data[:-3], 1 << 20) == count - 1
+    assert count_sound_time_entries(times + bytes(24), 1 << 20) == time_count
+    assert count_sound_time_entries(times + times[-24:], 1 << 20) == time_count
 
 
 def test_a_tail_that_is_torn_or_of_another_boot_is_not_relied_on() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from llog.batch.columns import columns_of, stamped
+from llog.batch.columns import columns_of, stamp
 from llog.engines.disk.format.bodies import encode_bodies
-from llog.engines.disk.format.files import INDEX, LOG, TAIL, TIMEINDEX, name_of, numbered
+from llog.engines.disk.format.files import INDEX, LOG, TAIL, TIMEINDEX, file_name, file_numbers
 from llog.engines.disk.format.frames import frame_parts
 from llog.engines.disk.format.index import Index
 from llog.engines.disk.log.log import Fsync, SegmentLog, SegmentOptions
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.disk.log.writer import Append, Result, SegmentWriter
+from llog.engines.disk.log.writer import AppendedRange, EncodedAppend, SegmentWriter
 from llog.errors import RecordTooLarge
 from llog.log.producers import Producer
 from llog.model import Record
@@ -45,12 +45,12 @@ async def test_a_large_append_is_written_as_frames_of_bounded_size_and_each_is_i
     assert (result.start_offset, result.end_offset) == (1, 5000)
     await log.close()
     reader = SegmentReader.open(directory)
-    pieces = list(reader.pieces())
-    assert len(pieces) == 5
-    assert all(piece.length <= MIB + HEADERS_BYTES for piece in pieces)
-    index = Index((directory / name_of(1, INDEX)).read_bytes())
+    frames = list(reader.frames())
+    assert len(frames) == 5
+    assert all(frame.length <= MIB + HEADERS_BYTES for frame in frames)
+    index = Index((directory / file_name(1, INDEX)).read_bytes())
     found = [tuple(index[number]) for number in range(len(index))]
-    assert found == [(piece.start_offset - 1, piece.position) for piece in pieces[1:]]
+    assert found == [(frame.start_offset - 1, frame.position) for frame in frames[1:]]
     assert read_all(reader) == dict(enumerate(payloads, 1))
     ((start, columns),) = reader.read_now(3000, 1)
     assert start == 3000
@@ -60,7 +60,7 @@ async def test_a_large_append_is_written_as_frames_of_bounded_size_and_each_is_i
 @pytest.mark.parametrize("sizes", [[1] * 1000, [0] * 1000, [300], [300, 1, 300], [190, 20, 190, 20], [0, 500, 0]])
 def test_a_frame_holds_as_many_records_as_fit_and_one_at_least(sizes: list[int]) -> None:
     records = [Record(payload=bytes(size), key=b"k", timestamp=7) for size in sizes]
-    bodies = encode_bodies(stamped(columns_of(records), 1), OPTIONS.codec, 200)
+    bodies = encode_bodies(stamp(columns_of(records), 1), OPTIONS.codec, 200)
     assert sum(body.records for body in bodies) == len(sizes)
     assert all(body.length <= 200 + 100 for body in bodies if body.records > 1)
     assert all(first.length + second.length > 200 for first, second in pairwise(bodies))
@@ -68,7 +68,7 @@ def test_a_frame_holds_as_many_records_as_fit_and_one_at_least(sizes: list[int])
 
 def test_an_append_of_more_than_a_batch_may_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llog.engines.disk.format.bodies.BATCH_BYTES_MAX", 1000)
-    columns = stamped(columns_of([Record(payload=bytes(100))] * 10), 1)
+    columns = stamp(columns_of([Record(payload=bytes(100))] * 10), 1)
     with pytest.raises(RecordTooLarge, match="an append of 10 records has 1040 bytes, more than 1000"):
         encode_bodies(columns, OPTIONS.codec, 200)
 
@@ -107,9 +107,9 @@ def test_a_segment_cut_at_any_byte_gives_back_every_append_that_was_whole(
     ends = appended(directory, SegmentOptions(frame_bytes=200, index_interval_bytes=100, ahead_bytes=0, fsync=fsync))
     (directory / TAIL).unlink()
     if indexes == "lost":
-        (directory / name_of(1, INDEX)).unlink()
-        (directory / name_of(1, TIMEINDEX)).unlink()
-    log = directory / name_of(1, LOG)
+        (directory / file_name(1, INDEX)).unlink()
+        (directory / file_name(1, TIMEINDEX)).unlink()
+    log = directory / file_name(1, LOG)
     for cut in range(log.stat().st_size, -1, -1):
         os.truncate(log, cut)
         position, next_offset = max(end for end in ends if end[0] <= cut)
@@ -119,7 +119,7 @@ def test_a_segment_cut_at_any_byte_gives_back_every_append_that_was_whole(
         copy = tmp_path / "copy"
         shutil.copytree(directory, copy)
         writer = opened(copy)
-        assert writer.active.position == (copy / name_of(1, LOG)).stat().st_size == position
+        assert writer.active.position == (copy / file_name(1, LOG)).stat().st_size == position
         assert append(writer, large(b"z")).start_offset == next_offset
         kept = payloads_below(next_offset)
         assert read_all(SegmentReader.open(copy)) == kept | dict(enumerate(large(b"z"), next_offset))
@@ -129,8 +129,8 @@ def test_a_segment_cut_at_any_byte_gives_back_every_append_that_was_whole(
 
 def test_a_frame_of_a_large_append_that_did_not_get_to_the_disk_takes_all_of_that_append(directory: Path) -> None:
     ends = appended(directory)
-    log = directory / name_of(1, LOG)
-    frames = [piece for piece in SegmentReader.open(directory).pieces() if piece.position >= ends[-2][0]]
+    log = directory / file_name(1, LOG)
+    frames = [frame for frame in SegmentReader.open(directory).frames() if frame.position >= ends[-2][0]]
     assert len(frames) == 3
     with log.open("r+b") as file:
         file.seek(frames[1].position)
@@ -144,10 +144,10 @@ def test_a_frame_of_a_large_append_that_did_not_get_to_the_disk_takes_all_of_tha
 
 def test_an_append_that_begins_before_another_has_ended_ends_the_log(directory: Path) -> None:
     ends = appended(directory)
-    (directory / name_of(1, INDEX)).unlink()
-    last = list(SegmentReader.open(directory).pieces())[-1]
+    (directory / file_name(1, INDEX)).unlink()
+    last = list(SegmentReader.open(directory).frames())[-1]
     strange = b"".join(frame_parts(body([b"?"] * last.records), last.start_offset, 1, 1))
-    log = directory / name_of(1, LOG)
+    log = directory / file_name(1, LOG)
     log.write_bytes(log.read_bytes()[: last.position] + strange)
     writer = opened(directory)
     assert (writer.active.position, writer.state.next_offset) == ends[-2]
@@ -156,7 +156,7 @@ def test_an_append_that_begins_before_another_has_ended_ends_the_log(directory: 
 
 def test_a_reader_sees_nothing_of_a_large_append_that_is_under_way(directory: Path) -> None:
     ends = appended(directory)
-    log = directory / name_of(1, LOG)
+    log = directory / file_name(1, LOG)
     whole = log.read_bytes()
     os.truncate(log, ends[-2][0])
     writer = opened(directory)
@@ -175,7 +175,7 @@ def test_an_append_is_never_in_two_segments(directory: Path) -> None:
     writer = opened(directory, SegmentOptions(segment_bytes=2000, frame_bytes=200))
     starts = [append(writer, large(b"%d" % number, 3 + number)).start_offset for number in range(8)]
     kill(writer)
-    bases = numbered(directory, LOG)
+    bases = file_numbers(directory, LOG)
     assert len(bases) > 3
     assert set(bases) <= set(starts)
     assert len(read_all(SegmentReader.open(directory))) == sum(range(3, 11))
@@ -195,13 +195,13 @@ def test_a_large_append_of_a_producer_is_found_again_when_it_is_repeated(directo
 
 def test_appends_of_one_group_are_whole_or_gone_one_by_one(directory: Path) -> None:
     writer = opened(directory)
-    columns = [stamped(columns_of([Record(payload=payload) for payload in each]), 1) for each in APPENDS]
+    columns = [stamp(columns_of([Record(payload=payload) for payload in each]), 1) for each in APPENDS]
     bodies = [encode_bodies(each, OPTIONS.codec, OPTIONS.frame_bytes) for each in columns]
-    results = writer.commit([Append(each) for each in bodies], 1)
+    results = writer.commit([EncodedAppend(each) for each in bodies], 1)
     size = writer.active.position
     kill(writer)
-    assert [result.start_offset for result in results if isinstance(result, Result)] == [1, 2, 8, 9]
-    os.truncate(directory / name_of(1, LOG), size - 1)
+    assert [result.start_offset for result in results if isinstance(result, AppendedRange)] == [1, 2, 8, 9]
+    os.truncate(directory / file_name(1, LOG), size - 1)
     writer = opened(directory)
     assert read_all(SegmentReader.open(directory)) == payloads_below(9)
     kill(writer)

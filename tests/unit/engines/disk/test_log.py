@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llog.batch.columns import Columns, append_times, columns_of, effective_timestamps
-from llog.engines.disk.format.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, UNSYNCED, name_of, numbered
+from llog.engines.disk.format.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, UNSYNCED, file_name, file_numbers
 from llog.engines.disk.log import retention
 from llog.engines.disk.log.index_repair import rebuild_indexes
 from llog.engines.disk.log.log import Fsync, SegmentLog, SegmentOptions
@@ -103,12 +103,12 @@ async def test_a_segment_is_sealed_when_it_is_full_or_old(tmp_path: Path) -> Non
     log = SegmentLog.open(tmp_path / "log", SegmentOptions(segment_bytes=2000, segment_ms=100), clock)
     for _ in range(3):
         await log.append(records(bytes(700)))
-    assert numbered(tmp_path / "log", LOG) == [1, 3]
+    assert file_numbers(tmp_path / "log", LOG) == [1, 3]
     clock.now += 100
     await log.append(records(b""))
-    assert numbered(tmp_path / "log", LOG) == [1, 3, 4]
+    assert file_numbers(tmp_path / "log", LOG) == [1, 3, 4]
     await log.append(records(bytes(5000)))
-    assert numbered(tmp_path / "log", LOG) == [1, 3, 4, 5]
+    assert file_numbers(tmp_path / "log", LOG) == [1, 3, 4, 5]
     assert len(read_all(SegmentReader.open(tmp_path / "log"))) == 5
     await log.close()
 
@@ -118,7 +118,7 @@ async def test_a_repeated_append_gets_its_offsets_again_after_a_kill_and_after_r
     first = await log.append(records(b"a", b"b"), Producer(id="p", sequence=0, since=1))
     for sequence in range(1, 4):
         await log.append(records(bytes(900)), Producer(id="p", sequence=sequence, since=1))
-    assert len(log.sealed()) >= 1
+    assert len(log.sealed_bases()) >= 1
     for _ in range(2):
         again = await log.append(records(b"a", b"b"), Producer(id="p", sequence=0, since=1))
         assert (again.start_offset, again.end_offset, again.repeated) == (first.start_offset, first.end_offset, True)
@@ -157,11 +157,11 @@ async def test_only_the_newest_segment_is_read_when_a_log_is_opened(
     log = SegmentLog.open(tmp_path / "log", SMALL)
     for number in range(30):
         await log.append(records(bytes(500)), Producer(id="p", sequence=number, since=1))
-    sealed = log.sealed()
+    sealed_bases = log.sealed_bases()
     kill(log._writer)
-    for base in sealed:
-        (tmp_path / "log" / name_of(base, LOG)).write_bytes(b"not read")
-        (tmp_path / "log" / name_of(base, INDEX)).write_bytes(b"not read")
+    for base in sealed_bases:
+        (tmp_path / "log" / file_name(base, LOG)).write_bytes(b"not read")
+        (tmp_path / "log" / file_name(base, INDEX)).write_bytes(b"not read")
     log = SegmentLog.open(tmp_path / "log", SMALL)
     assert log.bounds().next_offset == 31
     assert (await log.append(records(b""), Producer(id="p", sequence=29, since=1))).repeated
@@ -208,7 +208,7 @@ async def test_retention_by_age_counts_the_kind_of_time_asked_for(tmp_path: Path
     everything = await log.retain(retention_ms=0, retention_bytes=None, now_ms=clock.now + 1, by=by)
     assert everything.new_start == 11
     assert log.bounds() == (11, 11)
-    assert numbered(tmp_path / "log", LOG) == [11]
+    assert file_numbers(tmp_path / "log", LOG) == [11]
     assert (await log.append(records(b"a"))).start_offset == 11
     await log.close()
 
@@ -217,10 +217,10 @@ async def test_retention_by_size_keeps_the_segment_that_crosses_the_limit(tmp_pa
     log = SegmentLog.open(tmp_path / "log", SMALL)
     for _ in range(10):
         await log.append(records(bytes(900)))
-    sizes = [os.stat(tmp_path / "log" / name_of(base, LOG)).st_size for base in numbered(tmp_path / "log", LOG)]
+    sizes = [os.stat(tmp_path / "log" / file_name(base, LOG)).st_size for base in file_numbers(tmp_path / "log", LOG)]
     result = await log.retain(retention_ms=None, retention_bytes=sizes[-1] + sizes[-2] + 1)
-    assert result.new_start == numbered(tmp_path / "log", LOG)[0]
-    assert len(numbered(tmp_path / "log", LOG)) == 3
+    assert result.new_start == file_numbers(tmp_path / "log", LOG)[0]
+    assert len(file_numbers(tmp_path / "log", LOG)) == 3
     assert (await log.retain(retention_ms=None, retention_bytes=0)).new_start == 11
     await log.close()
 
@@ -229,7 +229,7 @@ async def test_missing_indexes_of_sealed_segments_are_made_again_as_they_were(tm
     log = SegmentLog.open(tmp_path / "log", SMALL)
     for number in range(30):
         await log.append(records(bytes(number * 9)))
-    paths = [tmp_path / "log" / name_of(base, suffix) for base in log.sealed() for suffix in (INDEX, TIMEINDEX)]
+    paths = [tmp_path / "log" / file_name(base, suffix) for base in log.sealed_bases() for suffix in (INDEX, TIMEINDEX)]
     before = [path.read_bytes() for path in paths]
     for path in paths[::2]:
         path.unlink()
@@ -263,9 +263,9 @@ async def test_a_hole_in_what_was_not_synced_ends_the_log_there(tmp_path: Path) 
     log = SegmentLog.open(tmp_path / "log", options)
     for number in range(20):
         await log.append(records(bytes([number]) * 200))
-    positions = [piece.position for piece in SegmentReader.open(tmp_path / "log", log=log).pieces()]
+    positions = [frame.position for frame in SegmentReader.open(tmp_path / "log", log=log).frames()]
     kill(log._writer)
-    path = tmp_path / "log" / name_of(1, LOG)
+    path = tmp_path / "log" / file_name(1, LOG)
     data = bytearray(path.read_bytes())
     data[positions[7] + 100 : positions[7] + 150] = bytes(50)
     path.write_bytes(data)
@@ -280,7 +280,7 @@ async def test_a_large_read_hands_out_views_of_the_mapped_file(tmp_path: Path) -
     await log.append(records(*[b"x" * 1000] * 1000))
     reader = SegmentReader.open(tmp_path / "log")
     ((_, columns),) = reader.read_now(1)
-    memory = reader._open[1]._memory
+    memory = reader._segments[1]._memory
     assert memory is not None
     first = np.frombuffer(memory, np.uint8).ctypes.data
     assert first < columns.values.buffers()[2].address < first + len(memory)
@@ -317,7 +317,7 @@ async def test_a_close_leaves_what_the_next_open_needs(tmp_path: Path) -> None:
     log = SegmentLog.open(tmp_path / "log")
     await log.append(records(b"a"), Producer(id="p", sequence=0, since=1))
     await log.close()
-    assert numbered(tmp_path / "log", PRODUCERS) == [2]
+    assert file_numbers(tmp_path / "log", PRODUCERS) == [2]
     (tmp_path / "log" / TAIL).unlink()
     assert await SegmentReader.open(tmp_path / "log").bounds() == (1, 2)
     log = SegmentLog.open(tmp_path / "log")
@@ -378,5 +378,5 @@ async def test_what_is_committed_while_a_sync_ends_is_synced_later(
     monkeypatch.setattr(log._writer, "sync", sync)
     await log.append(records(b"a"))
     await asyncio.wait_for(synced.wait(), 10)
-    assert not log._writer.unsynced
+    assert not log._writer.has_unsynced
     await log.close()

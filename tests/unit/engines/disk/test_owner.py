@@ -13,10 +13,10 @@ import pytest
 
 from llog.config import Settings
 from llog.engines.object.collector import Collector
-from llog.engines.port import AppendResult, Group
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import LlogError, LogOwned, OwnerUnavailable, TopicExists
 from llog.log.catalog import DISK, Catalog
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.log import Log
 from llog.log.opening import open_log, opened_log
 from llog.log.records import Topic
@@ -51,7 +51,7 @@ async def machines(tmp_path: Path) -> AsyncIterator[Machines]:
 
 
 async def append(log: Log, value: bytes = b"x") -> AppendResult | LlogError:
-    (result,) = await EngineAppender(log).append([Group(topic="t", partition=0, records=[Record(payload=value)])])
+    (result,) = await EngineAppender(log).append([AppendGroup(topic="t", partition=0, records=[Record(payload=value)])])
     return result
 
 
@@ -125,7 +125,7 @@ async def test_one_broker_answers_for_a_directory_and_others_read_beside_it(mach
     await Catalog(first).create("t", engine=DISK)
     await Catalog(first).create("other", engine=DISK)
     assert isinstance(await append(first), AppendResult)
-    group = Group(topic="other", partition=0, records=[Record(payload=b"x")])
+    group = AppendGroup(topic="other", partition=0, records=[Record(payload=b"x")])
     (other,) = await EngineAppender(second).append([group])
     assert isinstance(other, LogOwned), "though nobody has that partition open"
     assert other.address == A

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llog.engines.disk.format.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, name_of, numbered
+from llog.engines.disk.format.files import INDEX, LOG, PRODUCERS, TAIL, TIMEINDEX, file_name, file_numbers
 from llog.engines.disk.format.frames import frame_parts
 from llog.engines.disk.format.index import Index
 from llog.engines.disk.format.segment import Segment
@@ -40,7 +40,7 @@ def test_a_torn_tail_is_cut_at_the_last_whole_frame(directory: Path, cut: int) -
     whole = writer.active.position
     append(writer, [b"b" * 150])
     kill(writer)
-    path = directory / name_of(1, LOG)
+    path = directory / file_name(1, LOG)
     os.truncate(path, os.stat(path).st_size - cut)
     writer = opened(directory)
     assert writer.bounds == (1, 2)
@@ -60,7 +60,7 @@ def test_an_index_of_the_newest_segment_is_put_right(directory: Path, suffix: st
     writer.active.index.flush()
     writer.active.timeindex.flush()
     kill(writer)
-    path = directory / name_of(1, suffix)
+    path = directory / file_name(1, suffix)
     right = path.read_bytes()
     assert len(right) >= 96
     if harm == "missing":
@@ -94,24 +94,24 @@ def test_damage_before_the_last_index_entry_is_not_taken_for_a_torn_tail(directo
     writer.active.index.flush()
     writer.active.timeindex.flush()
     reader = SegmentReader.open(directory, what="t/0")
-    pieces = list(reader.pieces())
+    frames = list(reader.frames())
     kill(writer)
-    descriptor = os.open(directory / name_of(1, LOG), os.O_RDWR)
-    os.pwrite(descriptor, b"??", pieces[4].position + 120)
-    os.pwrite(descriptor, b"??", pieces[11].position + 10)
+    descriptor = os.open(directory / file_name(1, LOG), os.O_RDWR)
+    os.pwrite(descriptor, b"??", frames[4].position + 120)
+    os.pwrite(descriptor, b"??", frames[11].position + 10)
     os.close(descriptor)
     writer = opened(directory, options)
     assert writer.bounds == (1, 41)
     assert sorted(read_all(reader, 31)) == list(range(31, 41))
-    path = str(directory / name_of(1, LOG))
-    with pytest.raises(CorruptBatch, match=f"offsets 5 to 5 of t/0 are damaged in {path} at byte {pieces[4].position}"):
+    path = str(directory / file_name(1, LOG))
+    with pytest.raises(CorruptBatch, match=f"offsets 5 to 5 of t/0 are damaged in {path} at byte {frames[4].position}"):
         reader.read_now(5)
-    with pytest.raises(CorruptBatch, match=f"{path} is damaged at byte {pieces[11].position}"):
+    with pytest.raises(CorruptBatch, match=f"{path} is damaged at byte {frames[11].position}"):
         reader.read_now(12)
     assert [start for start, _ in reader.read_now(1)] == [1, 2, 3, 4]
-    found = list(reader.pieces())
-    problems = [(piece.path, piece.position, piece.start_offset) for piece in found if piece.problem]
-    assert problems == [(path, pieces[4].position, 5), (path, pieces[11].position, 12)]
+    found = list(reader.frames())
+    problems = [(frame.path, frame.position, frame.start_offset) for frame in found if frame.problem]
+    assert problems == [(path, frames[4].position, 5), (path, frames[11].position, 12)]
     assert found[-1].end_offset == 40
     writer.close()
 
@@ -120,12 +120,12 @@ def test_an_empty_segment_that_a_crash_during_a_roll_left_is_gone_on_with(direct
     writer = opened(directory)
     append(writer, [b"a"])
     kill(writer)
-    (directory / name_of(2, LOG)).touch()
+    (directory / file_name(2, LOG)).touch()
     writer = opened(directory)
     assert writer.bounds == (1, 2)
     assert append(writer, [b"b"]).start_offset == 2
     kill(writer)
-    assert os.stat(directory / name_of(2, LOG)).st_size > 0
+    assert os.stat(directory / file_name(2, LOG)).st_size > 0
     assert read_all(SegmentReader.open(directory)) == {1: b"a", 2: b"b"}
 
 
@@ -134,10 +134,10 @@ def test_an_empty_segment_inside_the_offsets_of_the_one_before_is_removed(direct
     for letter in (b"a", b"b", b"c"):
         append(writer, [letter])
     kill(writer)
-    (directory / name_of(2, LOG)).touch()
+    (directory / file_name(2, LOG)).touch()
     writer = opened(directory)
     assert writer.bounds == (1, 4)
-    assert numbered(directory, LOG) == [1]
+    assert file_numbers(directory, LOG) == [1]
     assert read_all(SegmentReader.open(directory)) == {1: b"a", 2: b"b", 3: b"c"}
     writer.close()
 
@@ -147,9 +147,9 @@ def test_without_any_snapshot_nobody_unknown_is_taken_for_new(directory: Path) -
     for _ in range(6):
         append(writer, [bytes(900)])
     writer.close()
-    for offset in numbered(directory, PRODUCERS):
-        (directory / name_of(offset, PRODUCERS)).unlink()
-    (directory / name_of(1, LOG)).unlink()
+    for offset in file_numbers(directory, PRODUCERS):
+        (directory / file_name(offset, PRODUCERS)).unlink()
+    (directory / file_name(1, LOG)).unlink()
     writer = opened(directory)
     assert writer.state.evicted_through >= 1
     assert writer.state.maxima == (1, 1)
@@ -251,7 +251,7 @@ def test_threads_that_miss_an_index_at_once_all_find_their_frames(
     for number in range(15):
         append(writer, [b"%d" % number + bytes(60)])
     writer.close()
-    (directory / name_of(1, INDEX)).unlink()
+    (directory / file_name(1, INDEX)).unlink()
     segment = Segment(directory, 1)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -275,7 +275,7 @@ def test_a_log_that_was_closed_and_lost_its_end_is_not_gone_on_with_unasked(dire
     append(writer, [b"a"])
     append(writer, [b"b"])
     writer.close()
-    path = directory / name_of(1, LOG)
+    path = directory / file_name(1, LOG)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(CorruptBatch, match="offsets 2 to 2 were durable"):
@@ -285,7 +285,7 @@ def test_a_log_that_was_closed_and_lost_its_end_is_not_gone_on_with_unasked(dire
     with pytest.raises(CorruptBatch, match="offsets 1 to 2 were durable"):
         opened(directory)
     (directory / "away").rename(path)
-    (directory / name_of(3, PRODUCERS)).unlink()
+    (directory / file_name(3, PRODUCERS)).unlink()
     writer = opened(directory)
     assert append(writer, [b"c"]).start_offset == 2
     writer.close()
@@ -318,7 +318,7 @@ def test_a_group_of_no_appends_changes_nothing(directory: Path) -> None:
     writer = opened(directory)
     append(writer, [b"a"])
     assert writer.commit([], 1) == []
-    assert numbered(directory, LOG) == [1]
+    assert file_numbers(directory, LOG) == [1]
     writer.close()
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from llog.batch.columns import Buffer, concat, slice_columns
-from llog.engines.disk.format.bodies import encode_body, parts_of
+from llog.engines.disk.format.bodies import decode_frame, encode_body
 from llog.engines.disk.format.frames import Offsets, frame_parts
-from llog.engines.disk.format.segment import Segment, Start
+from llog.engines.disk.format.segment import FrameStart, Segment
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.log.reader import SegmentReader
 from llog.engines.disk.log.retention import trim
@@ -39,7 +39,7 @@ def sealed_log(directory: Path) -> SegmentWriter:
     writer = opened(directory)
     for number in range(20):
         append(writer, [b"%d.%d" % (number, each) + bytes(60) for each in range(5)], 100 + number)
-    assert len(SegmentLog(writer, SystemRuntime()).sealed()) >= 3
+    assert len(SegmentLog(writer, SystemRuntime()).sealed_bases()) >= 3
     return writer
 
 
@@ -47,10 +47,10 @@ def without_odd(directory: Path, bases: list[int], last: int) -> Iterator[tuple[
     """The frames of these segments without records of odd offsets, except the last."""
     for base in bases:
         segment = Segment(directory, base)
-        scan = segment.scan(Start(0, base), segment.size())
+        scan = segment.scan(FrameStart(0, base), segment.size())
         for located in scan:
             frame = located.frame
-            ((start, columns),) = parts_of(scan, located)
+            ((start, columns),) = decode_frame(scan, located)
             kept = [n for n in range(columns.count) if (start + n) % 2 == 0 or start + n == last]
             parts = [slice_columns(columns, n, n + 1) for n in kept]
             offsets = np.array(kept, np.uint32)
@@ -69,20 +69,20 @@ def test_segments_are_replaced_by_a_rewritten_one_that_is_read_without_its_gaps(
     writer = sealed_log(directory)
     before = read_all(SegmentReader.open(directory))
     log = SegmentLog(writer, SystemRuntime())
-    bases = log.sealed()
+    bases = log.sealed_bases()
     reader = SegmentReader.open(directory)
     for offset in range(1, 101):
         assert reader.read_now(offset, 1)[0][0] == offset
     last = writer.active.base - 1
     assert log.replace(bases, without_odd(directory, bases, last)) > 0
     expected = {n: each for n, each in before.items() if n % 2 == 0 or n >= last}
-    assert log.sealed() == [1]
+    assert log.sealed_bases() == [1]
     assert read_all(reader) == expected
     assert reader.read_now(7)[0][0] == 8
     for offset in range(1, 101):
         assert reader.read_now(offset, 1)[0][0] in (offset, offset + 1)
     assert reader.bounds_now() == (1, 101)
-    assert all(piece.problem is None for piece in reader.pieces())
+    assert all(frame.problem is None for frame in reader.frames())
     kill(writer)
     writer = opened(directory)
     assert read_all(reader) == expected
@@ -92,7 +92,7 @@ def test_segments_are_replaced_by_a_rewritten_one_that_is_read_without_its_gaps(
 def test_a_replacement_must_cover_all_offsets_and_keep_the_last_record(directory: Path) -> None:
     writer = sealed_log(directory)
     log = SegmentLog(writer, SystemRuntime())
-    bases = log.sealed()
+    bases = log.sealed_bases()
     before = read_all(SegmentReader.open(directory))
     with pytest.raises(InvalidArgument, match="cover all offsets"):
         log.replace(bases, list(without_odd(directory, bases, 0))[:-1])
@@ -114,7 +114,7 @@ def test_a_replacement_that_is_interrupted_anywhere_has_happened_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: bool
 ) -> None:
     writer = sealed_log(tmp_path / "whole")
-    bases = SegmentLog(writer, SystemRuntime()).sealed()
+    bases = SegmentLog(writer, SystemRuntime()).sealed_bases()
     last = writer.active.base - 1
     kill(writer)
     before = read_all(SegmentReader.open(tmp_path / "whole"))
@@ -150,7 +150,7 @@ def test_a_log_that_goes_on_after_a_failed_replacement_loses_nothing(
 ) -> None:
     """Segments are trimmed, or a rewrite of them is begun, while a committed replacement is not carried out."""
     writer = sealed_log(tmp_path / "whole")
-    bases = SegmentLog(writer, SystemRuntime()).sealed()
+    bases = SegmentLog(writer, SystemRuntime()).sealed_bases()
     last = writer.active.base - 1
     kill(writer)
     before = read_all(SegmentReader.open(tmp_path / "whole"))
@@ -170,7 +170,7 @@ def test_a_log_that_goes_on_after_a_failed_replacement_loses_nothing(
             trim(writer, start)
         else:
             with pytest.raises(InvalidArgument):
-                log.replace(log.sealed(), [])
+                log.replace(log.sealed_bases(), [])
             # A rewrite that is killed leaves cleaned files, which nothing may call committed.
             assert not [name for name in os.listdir(directory) if "swap" in name]
         kill(writer)

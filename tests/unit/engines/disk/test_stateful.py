@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from llog.batch.columns import Buffer, concat, slice_columns
-from llog.engines.disk.format.bodies import Part, encode_body, parts_of
-from llog.engines.disk.format.files import INDEX, LOG_START, TAIL, TIMEINDEX, name_of
-from llog.engines.disk.format.frames import CONTINUES, KIND_NONE, MORE, Frame, Offsets, body_of, frame_parts
-from llog.engines.disk.format.segment import Segment, Start
+from llog.engines.disk.format.bodies import RecordRun, decode_frame, encode_body
+from llog.engines.disk.format.files import INDEX, LOG_START, TAIL, TIMEINDEX, file_name
+from llog.engines.disk.format.frames import CONTINUES, KIND_NONE, MORE, Frame, Offsets, frame_parts, make_body
+from llog.engines.disk.format.segment import FrameStart, Segment
 from llog.engines.disk.log import retention
 from llog.engines.disk.log.index_repair import rebuild_indexes
 from llog.engines.disk.log.log import SegmentLog
@@ -141,22 +141,22 @@ class Machine(RuleBasedStateMachine):
     def compact(self, data: st.DataObject) -> None:
         """Rewrites neighbouring sealed segments without some of their records."""
         log = SegmentLog(self.writer, SystemRuntime())
-        sealed = log.sealed()
-        if not sealed:
+        sealed_bases = log.sealed_bases()
+        if not sealed_bases:
             return
-        first = data.draw(st.integers(0, len(sealed) - 1))
-        bases = sealed[first : data.draw(st.integers(first + 1, len(sealed)))]
+        first = data.draw(st.integers(0, len(sealed_bases) - 1))
+        bases = sealed_bases[first : data.draw(st.integers(first + 1, len(sealed_bases)))]
         gone = data.draw(st.sets(st.integers(bases[0], self.next - 1), max_size=40))
-        gone -= {[*sealed, self.writer.active.base][sealed.index(bases[-1]) + 1] - 1}
+        gone -= {[*sealed_bases, self.writer.active.base][sealed_bases.index(bases[-1]) + 1] - 1}
         frames: list[tuple[list[Buffer], Offsets]] = []
         for base in bases:
             segment = Segment(self.directory, base)
-            scan = segment.scan(Start(0, base), segment.size())
+            scan = segment.scan(FrameStart(0, base), segment.size())
             for located in scan:
                 frame = located.frame
                 kept = [
                     (offset, slice_columns(columns, number, number + 1))
-                    for start, columns in parts_of(scan, located)
+                    for start, columns in decode_frame(scan, located)
                     for number, offset in enumerate(range(start, start + columns.count))
                     if offset not in gone
                 ]
@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
                 made = _rewritten(frame, kept, offsets)
                 frames.append((made, offsets))
         log.replace(bases, frames)
-        end = [*log.sealed(), self.writer.active.base]
+        end = [*log.sealed_bases(), self.writer.active.base]
         stop = end[end.index(bases[0]) + 1]
         for offset in gone:
             if bases[0] <= offset < stop:
@@ -172,10 +172,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_a_sealed_index(self, data: st.DataObject) -> None:
-        sealed = SegmentLog(self.writer, SystemRuntime()).sealed()
-        if sealed:
+        sealed_bases = SegmentLog(self.writer, SystemRuntime()).sealed_bases()
+        if sealed_bases:
             suffix = data.draw(st.sampled_from([INDEX, TIMEINDEX]))
-            (self.directory / name_of(data.draw(st.sampled_from(sealed)), suffix)).unlink(missing_ok=True)
+            (self.directory / file_name(data.draw(st.sampled_from(sealed_bases)), suffix)).unlink(missing_ok=True)
             if data.draw(st.booleans()):
                 assert rebuild_indexes(self.writer) >= 0
 
@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
         length = int(at * synced) if kind is Damage.TWICE else len(written) // 3
         damage(active.path, kind, synced + int(at * len(written)), max(length, 1))
         for suffix in (INDEX, TIMEINDEX):
-            path = self.directory / name_of(active.base, suffix)
+            path = self.directory / file_name(active.base, suffix)
             damage(path, index_kind, int(index_at * path.stat().st_size))
         damage(self.directory / TAIL, tail_kind, int(index_at * 32))
         if look and tail_kind is not Damage.NONE and tail_kind is not Damage.TWICE:
@@ -247,9 +247,9 @@ class Machine(RuleBasedStateMachine):
         start = data.draw(st.integers(0, path.stat().st_size))
         harmed = {
             offset
-            for piece in self.reader.pieces()
-            if Path(piece.path).name == path.name and piece.position + piece.length > start
-            for offset in range(piece.start_offset, piece.end_offset + 1)
+            for frame in self.reader.frames()
+            if Path(frame.path).name == path.name and frame.position + frame.length > start
+            for offset in range(frame.start_offset, frame.end_offset + 1)
         }
         # Recovery takes an append as a whole.
         harmed |= {offset for each in self.appends if not harmed.isdisjoint(each) for offset in each}
@@ -315,19 +315,19 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "writer"):
             return
         at = self.start
-        for piece in self.reader.pieces():
-            assert piece.problem is None
-            assert piece.start_offset <= at <= piece.end_offset
-            at = piece.end_offset + 1
+        for frame in self.reader.frames():
+            assert frame.problem is None
+            assert frame.start_offset <= at <= frame.end_offset
+            at = frame.end_offset + 1
         assert at == self.next
 
 
-def _rewritten(frame: Frame, kept: list[Part], offsets: Offsets) -> list[Buffer]:
+def _rewritten(frame: Frame, kept: list[RecordRun], offsets: Offsets) -> list[Buffer]:
     """A frame with these of its records."""
     if kept:
         made = encode_body(concat([columns for _, columns in kept]))
     else:
-        made = body_of([], records=0, append_ms=frame.append_ms, timestamp_max=0, kind=KIND_NONE)
+        made = make_body([], records=0, append_ms=frame.append_ms, timestamp_max=0, kind=KIND_NONE)
     return frame_parts(
         made, frame.base_offset, frame.max_append_ms, frame.max_timestamp_ms, offsets=offsets, span=frame.span
     )

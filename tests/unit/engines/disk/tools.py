@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from llog.batch.columns import Columns, columns_of, records_of, stamped
+from llog.batch.columns import Columns, columns_of, records_of, stamp
 from llog.engines.disk.format.bodies import encode_bodies, encode_body
 from llog.engines.disk.format.frames import Body
 from llog.engines.disk.log.reader import SegmentReader
-from llog.engines.disk.log.writer import Append, Result, SegmentWriter
+from llog.engines.disk.log.writer import AppendedRange, EncodedAppend, SegmentWriter
 from llog.errors import LlogError
 from llog.log.producers import Producer
 from llog.model import Record
@@ -69,7 +69,7 @@ def body(payloads: Sequence[bytes], append_ms: int = 1, timestamps: Sequence[int
 def _columns(payloads: Sequence[bytes], append_ms: int, timestamps: Sequence[int | None]) -> Columns:
     times = timestamps or [None] * len(payloads)
     records = [Record(payload=each, timestamp=ms) for each, ms in zip(payloads, times, strict=True)]
-    return stamped(columns_of(records), append_ms)
+    return stamp(columns_of(records), append_ms)
 
 
 def append(
@@ -79,11 +79,11 @@ def append(
     *,
     timestamps: Sequence[int | None] = (),
     producer: Producer | None = None,
-) -> Result:
+) -> AppendedRange:
     """One append that must work."""
     columns, options = _columns(payloads, append_ms, timestamps), writer.options
     bodies = encode_bodies(columns, options.codec, options.frame_bytes)
-    (result,) = writer.commit([Append(bodies, producer)], append_ms)
+    (result,) = writer.commit([EncodedAppend(bodies, producer)], append_ms)
     if isinstance(result, LlogError):
         raise result
     return result
@@ -91,7 +91,7 @@ def append(
 
 def kill(writer: SegmentWriter) -> None:
     """What the end of a process does: descriptors close, nothing is written."""
-    writer.closed = True
+    writer.is_closed = True
     writer.active.close()
     os.close(writer._tail)
     os.close(writer._lock)

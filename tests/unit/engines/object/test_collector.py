@@ -6,28 +6,28 @@ import random
 import msgspec
 import pytest
 
-from llog.engines.object.clocks import Window, window
+from llog.engines.object.clocks import Window, collection_window
 from llog.engines.object.collector import (
     Collector,
     CollectorOptions,
     Listing,
-    Span,
+    StampRange,
     Waiting,
     is_candidate,
-    partitions,
+    list_partitions,
+    list_unreferenced,
     raise_floors,
     raise_sink_floors,
     references,
     sweep,
-    unreferenced,
 )
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import trim
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.object.writer import Writer, index_puts
-from llog.engines.port import Group
 from llog.errors import BlobNotFound
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup
 from llog.log.keys import LOG_ID, SINK_BLOBS, WAL, sink_key
 from llog.log.log import tie_together
 from llog.log.pins import alive_pins, pin, release
@@ -82,7 +82,7 @@ async def test_blobs_go_once_compaction_has_replaced_them_and_the_grace_is_over(
 
 
 async def test_a_shared_blob_stays_until_its_last_partition_has_let_go(world: World) -> None:
-    groups = [Group(topic=TP.topic, partition=number, records=[Record(payload=b"x")]) for number in (0, 1)]
+    groups = [AppendGroup(topic=TP.topic, partition=number, records=[Record(payload=b"x")]) for number in (0, 1)]
     await world.writer.append(groups)
     [shared] = names(world)
     await compacted(world)
@@ -184,7 +184,7 @@ async def test_many_blobs_are_collected_in_small_chunks(world: World) -> None:
     for page in (1, 7):
         found = [
             name
-            async for chunk in unreferenced(world.log, await window(world.log, HOUR), Listing(), page)
+            async for chunk in list_unreferenced(world.log, await collection_window(world.log, HOUR), Listing(), page)
             for name in chunk
         ]
         assert len(found) == len(set(found)) == 30
@@ -212,12 +212,12 @@ async def test_a_stalled_writer_cannot_commit_a_collected_blob(world: World) -> 
 
 
 async def referenced(world: World) -> set[str]:
-    return {name async for name in references(world.log, await partitions(world.log))}
+    return {name async for name in references(world.log, await list_partitions(world.log))}
 
 
 async def test_a_writer_whose_clock_is_far_behind_still_writes(world: World) -> None:
     await world.append("a")
-    await raise_floors(world.log, await partitions(world.log), at(world.runtime.now + DAY))
+    await raise_floors(world.log, await list_partitions(world.log), at(world.runtime.now + DAY))
     await world.append("b")
     await world.append("c", writer=Writer(world.log))
     world.runtime.now += HOUR + 1
@@ -234,12 +234,12 @@ async def test_a_run_that_finds_no_garbage_disturbs_no_writer(world: World) -> N
 
 
 async def test_floors_never_go_back(world: World) -> None:
-    everything = await partitions(world.log)
+    everything = await list_partitions(world.log)
     await world.meta.put(sink_key("s"), encode(Sink()))
     for limit, expected in ((5000, 5000), (3000, 5000), (6000, 6000)):
         assert await raise_floors(world.log, everything, at(limit)) == expected + DAY
         assert (await world.control()).blob_floor_ms == expected
-        assert await raise_sink_floors(world.log, at(limit)) == {"s": Span(expected, None)}
+        assert await raise_sink_floors(world.log, at(limit)) == {"s": StampRange(expected, None)}
         assert (await sink_record(world, "s")).blob_floor_ms == expected
     stall = Stall(lambda operation, key: operation == "put")
     low = asyncio.create_task(raise_floors(world.process(stall), everything[:1], at(7000)))

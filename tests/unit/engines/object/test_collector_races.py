@@ -12,7 +12,7 @@ from llog.batch.columns import Columns, columns_of
 from llog.engines.object.collector import (
     Collector,
     CollectorOptions,
-    partitions,
+    list_partitions,
     sink_references,
     strike_off,
 )
@@ -20,7 +20,7 @@ from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
 from llog.engines.object.retention import trim
 from llog.engines.object.sink import SinkUploader, publish
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.object.verify import orphans, verify
+from llog.engines.object.verify import count_orphans, verify
 from llog.engines.object.writer import Writer
 from llog.errors import BlobCollected
 from llog.log.keys import sink_key
@@ -54,7 +54,7 @@ class ActAt(Faults):
 
 async def marked(log: Log, blob: str) -> bool:
     candidates = {blob: 1}
-    await strike_off(log, await partitions(log), candidates)
+    await strike_off(log, await list_partitions(log), candidates)
     return not candidates
 
 
@@ -192,5 +192,5 @@ async def test_no_interleaving_deletes_what_is_readable(world: World, seed: int)
 
     world.runtime.now += 2 * DAY
     await Collector(world.log).collect_once()
-    assert (await orphans(world.log)).orphans == 0
+    assert (await count_orphans(world.log)).orphans == 0
     assert await world.payloads() == list(found.values())

@@ -8,14 +8,14 @@ import pytest
 
 from llog.batch.columns import Columns
 from llog.batch.format import Codec, peek
-from llog.batch.joined import Encoded, encode_run
+from llog.batch.multi_batch import BodyLayout, encode_run
 from llog.engines.object.blob_headers import read_header
 from llog.engines.object.compaction import job as compaction
-from llog.engines.object.compaction.compactor import Compactor, CompactorOptions, claimed, lagging
+from llog.engines.object.compaction.compactor import Compactor, CompactorOptions, claim_partition, lagging_partitions
 from llog.engines.object.retention import trim
 from llog.engines.object.writer import index_puts
-from llog.engines.port import AppendResult, Group
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.keys import WAL
 from llog.log.records import Kind
 from llog.model import Record, TimestampType, TopicPartition
@@ -110,9 +110,9 @@ async def test_the_compacted_entry_keeps_times_and_maxima(world: World) -> None:
     for add_ms, timestamps in ((0, [START_MS + 500, None]), (-100, [START_MS - 900]), (50, [None])):
         world.runtime.now = START_MS + add_ms
         records = [Record(payload=b"x", timestamp=timestamp) for timestamp in timestamps]
-        await world.writer.append([Group(topic=TP.topic, partition=0, records=records)])
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=records)])
     await world.append("end")
-    replaced = [piece.entry for piece in (await world.index())]
+    replaced = [span.entry for span in (await world.index())]
     await compactor(world).compact_once(TP)
     entry = (await world.index())[0].entry
     assert entry.kind is Kind.COMPACTED
@@ -126,7 +126,7 @@ async def test_offset_for_time_inside_a_compacted_entry(world: World) -> None:
     for number in range(6):
         world.runtime.now = START_MS + 100 * number
         await world.writer.append(
-            [Group(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=10 * number)] * 2)]
+            [AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=10 * number)] * 2)]
         )
     await compactor(world).compact_once(TP, force=True)
     assert [kind for _, _, kind in await world.shape()] == [Kind.COMPACTED]
@@ -160,7 +160,7 @@ async def test_a_partition_that_was_trimmed_wholly_has_nothing_to_compact(world:
 async def test_a_damaged_slice_ends_a_run_and_is_passed_and_reported(world: World) -> None:
     for number in range(7):
         await world.append(f"a{number}")
-    [uri] = [piece.entry.data_uri for piece in await world.index() if piece.end_offset == 3]
+    [uri] = [span.entry.data_uri for span in await world.index() if span.end_offset == 3]
     world.damage(uri)
     first = await compactor(world).compact_once(TP)
     assert (first.end_offset, first.damaged) == (2, ())
@@ -184,7 +184,7 @@ async def test_a_missing_blob_is_damage_too(world: World) -> None:
 
 
 async def test_a_blob_cut_short_spares_the_slices_that_are_whole(world: World) -> None:
-    groups = [Group(topic=TP.topic, partition=part, records=[Record(payload=b"x" * 100)]) for part in (0, 1)]
+    groups = [AppendGroup(topic=TP.topic, partition=part, records=[Record(payload=b"x" * 100)]) for part in (0, 1)]
     for _ in range(3):
         await world.writer.append(groups)
     uri = (await world.index())[0].entry.data_uri
@@ -200,7 +200,7 @@ async def test_a_run_too_large_for_one_blob_is_halved(world: World, monkeypatch:
     for number in range(9):
         await world.append(f"a{number}")
 
-    def encode_few(parts: Sequence[Columns], codec: Codec) -> tuple[list[Buffer], Encoded]:
+    def encode_few(parts: Sequence[Columns], codec: Codec) -> tuple[list[Buffer], BodyLayout]:
         if sum(part.count for part in parts) > 3:
             raise RecordTooLarge("too large")
         return encode_run(parts, codec)
@@ -228,12 +228,12 @@ async def test_a_compacted_blob_names_its_offsets(world: World) -> None:
         await world.append(f"a{number}", f"b{number}")
     await trim(world.log, TP, 4)
     await compactor(world).compact_once(TP)
-    [piece, _] = await world.index()
-    [body] = (await read_header(world.log, piece.entry.data_uri)).partitions
+    [span, _] = await world.index()
+    [body] = (await read_header(world.log, span.entry.data_uri)).partitions
     assert (body.topic, body.partition, body.directory) == (*TP, "orders")
-    assert (body.start_offset, body.msg_count) == (piece.start_offset, piece.entry.msg_count) == (3, 6)
-    assert (body.body_offset, body.body_length) == (piece.entry.byte_offset, piece.entry.byte_length)
-    assert (body.encoding, body.timestamp_max) == (piece.entry.encoding, piece.entry.timestamp_max)
+    assert (body.start_offset, body.msg_count) == (span.start_offset, span.entry.msg_count) == (3, 6)
+    assert (body.body_offset, body.body_length) == (span.entry.byte_offset, span.entry.byte_length)
+    assert (body.encoding, body.timestamp_max) == (span.entry.encoding, span.entry.timestamp_max)
 
 
 async def test_twins_put_the_same_blob(world: World) -> None:
@@ -263,8 +263,8 @@ async def test_a_compaction_that_an_older_version_began_is_finished_with_its_blo
     plain = data[body.body_offset : body.body_offset + body.body_length]
     world.blob_server.blobs[name] = plain, put_ms
     await compactor(world).compact_once(TP)
-    [piece, _] = await world.index()
-    assert (piece.entry.data_uri, piece.entry.byte_offset, piece.entry.byte_length) == (name, 0, len(plain))
+    [span, _] = await world.index()
+    assert (span.entry.data_uri, span.entry.byte_offset, span.entry.byte_length) == (name, 0, len(plain))
     assert await world.payloads() == [f"a{number}" for number in range(5)]
 
 
@@ -295,7 +295,10 @@ async def test_one_pass_reads_each_shared_blob_once(world: World) -> None:
     tps = [TopicPartition("orders", partition) for partition in range(4)]
     for number in range(6):
         await world.writer.append(
-            [Group(topic=tp.topic, partition=tp.partition, records=[Record(payload=b"%d" % number)]) for tp in tps]
+            [
+                AppendGroup(topic=tp.topic, partition=tp.partition, records=[Record(payload=b"%d" % number)])
+                for tp in tps
+            ]
         )
     world.blobs.counts.count.clear()
     results = await compactor(world).compact_many(tps)
@@ -311,7 +314,10 @@ async def test_a_pass_with_little_memory_goes_in_waves(world: World) -> None:
     tps = [TopicPartition("orders", partition) for partition in range(4)]
     for number in range(6):
         await world.writer.append(
-            [Group(topic=tp.topic, partition=tp.partition, records=[Record(payload=b"%d" % number)]) for tp in tps]
+            [
+                AppendGroup(topic=tp.topic, partition=tp.partition, records=[Record(payload=b"%d" % number)])
+                for tp in tps
+            ]
         )
     world.blobs.counts.count.clear()
     results = await compactor(world, memory_bytes_max=1).compact_many(tps)
@@ -336,15 +342,15 @@ async def test_a_claimed_partition_is_left_to_its_compactor(world: World) -> Non
     for number in range(4):
         await world.append(f"a{number}")
     keys = await world.keys()
-    async with claimed(world.process(), keys) as mine:
+    async with claim_partition(world.process(), keys) as mine:
         assert mine
-        async with claimed(world.log, keys) as also_mine:
+        async with claim_partition(world.log, keys) as also_mine:
             assert not also_mine
         [result] = await compactor(world).compact_many([TP])
         assert (result.end_offset, result.error) == (None, None)
         [result] = await compactor(world).compact_many([TP], claim=False)
         assert result.end_offset == 3
-    async with claimed(world.log, keys) as mine:
+    async with claim_partition(world.log, keys) as mine:
         assert mine
 
 
@@ -354,11 +360,11 @@ async def test_lag_counts_what_waits(world: World) -> None:
         await world.append(f"a{number}")
     lag = await compactor(world).lag(TP)
     assert (lag.offsets, lag.entries) == (5, 4)
-    assert lag.bytes == sum(piece.entry.byte_length for piece in await world.index())
-    assert [(found.tp, found.offsets, found.begun) async for found in lagging(world.log)] == [(TP, 5, False)]
-    assert [found.tp async for found in lagging(world.log, min_offsets=6)] == []
+    assert lag.bytes == sum(span.entry.byte_length for span in await world.index())
+    assert [(found.tp, found.offsets, found.begun) async for found in lagging_partitions(world.log)] == [(TP, 5, False)]
+    assert [found.tp async for found in lagging_partitions(world.log, min_offsets=6)] == []
     await compactor(world).compact_once(TP, force=True)
-    assert [found async for found in lagging(world.log)] == []
+    assert [found async for found in lagging_partitions(world.log)] == []
 
 
 async def test_the_compacted_blob_is_stamped_above_the_floor(world: World) -> None:
@@ -373,7 +379,7 @@ async def test_the_compacted_blob_is_stamped_above_the_floor(world: World) -> No
 async def test_a_long_index_is_compacted_page_by_page(world: World) -> None:
     keys = await world.keys()
     results = await world.writer.append(
-        [Group(topic=TP.topic, partition=0, records=[Record(payload=b"%d" % number)]) for number in range(2500)]
+        [AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=b"%d" % number)]) for number in range(2500)]
     )
     assert all(isinstance(result, AppendResult) for result in results)
     world.meta.counts.count.clear()

@@ -277,7 +277,7 @@ async def test_a_stalled_twin_cannot_publish_a_run_that_was_given_up() -> None:
     await world.blobs.delete_many([left.blob])
     stall.go.set()
     await twin
-    assert all(piece.entry.data_uri != left.blob for piece in await world.index())
+    assert all(span.entry.data_uri != left.blob for span in await world.index())
     assert await world.payloads() == payloads[4:]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from llog.engines.object.compaction.compactor import Compactor, claimed
+from llog.engines.object.compaction.compactor import Compactor, claim_partition
 from llog.engines.object.description import describe_blob, describe_partition
 from llog.errors import BlobNotFound, CorruptBatch, InvalidArgument, PartitionNotInitialized
 from llog.log.keys import WAL
@@ -16,7 +16,7 @@ async def test_a_partition_is_described_as_it_is_stored(world: World) -> None:
     for number in range(4):
         await world.append(f"a{number}", f"b{number}")
     await Compactor(world.log).compact_once(TP)
-    async with claimed(world.log, await world.keys(), "compactor-1"):
+    async with claim_partition(world.log, await world.keys(), "compactor-1"):
         described = await describe_partition(world.log, TP)
     assert (described.topic, described.partition, described.directory) == ("orders", 0, "orders")
     assert described.control == await world.control()
@@ -67,8 +67,8 @@ async def test_a_compacted_blob_tells_how_many_records_it_holds(world: World) ->
     await world.append("a", "b")
     await world.append("c")
     await Compactor(world.log).compact_once(TP, force=True)
-    [piece] = await world.index()
-    described = await describe_blob(world.log, piece.entry.data_uri)
+    [span] = await world.index()
+    described = await describe_blob(world.log, span.entry.data_uri)
     assert described.shared is not None
     [body] = described.shared.partitions
     assert (body.start_offset, body.msg_count) == (1, 3)

@@ -6,7 +6,7 @@ import msgspec
 
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
-from llog.engines.object.gaps import GAPS_MAX, SLACK_MS, Coverage, Gaps
+from llog.engines.object.gaps import GAPS_MAX, SLACK_MS, GapFinder, Gaps
 from llog.engines.object.retention import trim
 from llog.log.keys import WAL, PartitionKeys
 from llog.log.records import Control, IndexEntry, Kind, encode
@@ -21,9 +21,9 @@ KEYS = PartitionKeys("orders", 0)
 
 async def lose_entry(world: World, end_offset: int, tp: TopicPartition = TP) -> IndexEntry:
     """What the entry was whose key is gone now."""
-    [piece] = [piece for piece in await world.index(tp) if piece.end_offset == end_offset]
+    [span] = [span for span in await world.index(tp) if span.end_offset == end_offset]
     assert await world.meta.delete((await world.keys(tp)).entry(end_offset))
-    return piece.entry
+    return span.entry
 
 
 async def filled(world: World, appends: int = 6, apart_ms: int = 10 * HOUR) -> None:
@@ -80,7 +80,7 @@ async def test_the_gap_of_one_partition_keeps_no_compacted_blob_of_another(world
     await world.append("b", tp=other)
     await lose_entry(world, 3)
     await Compactor(world.log).compact_once(other, force=True)
-    [compacted] = [piece.entry.data_uri for piece in await world.index(other)]
+    [compacted] = [span.entry.data_uri for span in await world.index(other)]
     await trim(world.log, other, 3)
     world.runtime.now += 1000 * HOUR
     await Collector(world.log, EAGER).collect_once()
@@ -101,8 +101,8 @@ async def test_leftovers_inside_a_compacted_range_are_no_gap(world: World) -> No
     await filled(world)
     stale = await world.index()
     await Compactor(world.log).compact_once(TP, force=True)
-    for piece in stale[2:4]:
-        await world.meta.put((await world.keys()).entry(piece.end_offset), encode(piece.entry))
+    for span in stale[2:4]:
+        await world.meta.put((await world.keys()).entry(span.end_offset), encode(span.entry))
     world.runtime.now += 1000 * HOUR
     result = await Collector(world.log, EAGER).collect_once()
     assert result.gaps == ()
@@ -124,11 +124,11 @@ def entry(append_ms: int, count: int = 1) -> IndexEntry:
 
 
 def test_a_gap_reaches_from_one_neighbour_to_the_other() -> None:
-    coverage = Coverage(KEYS, Control(sequence_counter=21, max_append_ms=900 * HOUR))
-    coverage.add(3, entry(100 * HOUR, 2))
-    coverage.add(10, entry(200 * HOUR, 3))
-    coverage.add(15, entry(400 * HOUR, 5))
-    found = [(gap.start_offset, gap.end_offset, gap.from_ms, gap.to_ms) for gap in coverage.gaps()]
+    finder = GapFinder(KEYS, Control(next_offset=21, max_append_ms=900 * HOUR))
+    finder.add(3, entry(100 * HOUR, 2))
+    finder.add(10, entry(200 * HOUR, 3))
+    finder.add(15, entry(400 * HOUR, 5))
+    found = [(gap.start_offset, gap.end_offset, gap.from_ms, gap.to_ms) for gap in finder.gaps()]
     assert found == [
         (1, 1, 0, 100 * HOUR + SLACK_MS),
         (4, 7, 100 * HOUR - SLACK_MS, 200 * HOUR + SLACK_MS),
@@ -137,27 +137,27 @@ def test_a_gap_reaches_from_one_neighbour_to_the_other() -> None:
 
 
 def test_the_maximum_behind_a_gap_counts_where_a_clock_ran_ahead() -> None:
-    coverage = Coverage(KEYS, Control(sequence_counter=7, max_append_ms=9_000))
-    coverage.add(2, entry(100, 2))
-    coverage.add(6, msgspec.structs.replace(entry(200, 2), max_append_ms=9_000))
-    [gap] = coverage.gaps()
+    finder = GapFinder(KEYS, Control(next_offset=7, max_append_ms=9_000))
+    finder.add(2, entry(100, 2))
+    finder.add(6, msgspec.structs.replace(entry(200, 2), max_append_ms=9_000))
+    [gap] = finder.gaps()
     assert (gap.from_ms, gap.to_ms) == (100 - SLACK_MS, 9_000 + SLACK_MS)
 
 
 def test_a_clock_that_ran_ahead_around_a_gap_hides_nothing() -> None:
-    coverage = Coverage(KEYS, Control(sequence_counter=9, max_append_ms=9_000 * HOUR))
+    finder = GapFinder(KEYS, Control(next_offset=9, max_append_ms=9_000 * HOUR))
     for end, append_ms in ((2, 9_000 * HOUR), (6, 9_000 * HOUR), (7, 100 * HOUR), (8, 101 * HOUR)):
-        coverage.add(end, msgspec.structs.replace(entry(append_ms, 2 if end < 7 else 1), max_append_ms=9_000 * HOUR))
-    [gap] = coverage.gaps()
+        finder.add(end, msgspec.structs.replace(entry(append_ms, 2 if end < 7 else 1), max_append_ms=9_000 * HOUR))
+    [gap] = finder.gaps()
     assert (gap.start_offset, gap.end_offset) == (3, 4)
     assert (gap.from_ms, gap.to_ms) == (99 * HOUR, 9_001 * HOUR)
 
 
 def test_thousands_of_gaps_are_told_as_few_that_cover_them() -> None:
-    coverage = Coverage(KEYS, Control(sequence_counter=10_000))
+    finder = GapFinder(KEYS, Control(next_offset=10_000))
     for end in range(2, 10_000, 2):
-        coverage.add(end, entry(end * HOUR))
-    found = coverage.gaps()
+        finder.add(end, entry(end * HOUR))
+    found = finder.gaps()
     assert len(found) == GAPS_MAX
     assert (found[-1].start_offset, found[-1].end_offset) == (199, 9_999)
     gaps = Gaps()

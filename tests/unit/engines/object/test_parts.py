@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from llog.batch import joined
+from llog.batch import multi_batch
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.port import Group
 from llog.errors import CorruptBatch
+from llog.log.engine import AppendGroup
 from llog.model import Record
 from tests.unit.world import TP, Faults, World
 
@@ -19,13 +19,13 @@ COUNT = 8
 @pytest.fixture
 async def compacted(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Eight appends of two records each, compacted into a body of four batches."""
-    monkeypatch.setattr(joined, "PART_BYTES", 300)
+    monkeypatch.setattr(multi_batch, "PART_BYTES", 300)
     for number in range(COUNT):
         pair = [Record(payload=b"%02d" % each * 35, timestamp=each) for each in (2 * number, 2 * number + 1)]
-        await world.writer.append([Group(topic=TP.topic, partition=TP.partition, records=pair)])
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=TP.partition, records=pair)])
     await Compactor(world.log).compact_once(TP, force=True)
-    (piece,) = await world.index()
-    assert [part.records for part in piece.entry.parts] == [4] * 4
+    (span,) = await world.index()
+    assert [part.records for part in span.entry.parts] == [4] * 4
     return world
 
 
@@ -61,10 +61,10 @@ async def test_a_snapshot_has_an_extent_for_each_batch(compacted: World) -> None
 
 
 async def test_damage_in_one_batch_leaves_the_others_readable(compacted: World) -> None:
-    (piece,) = await compacted.index()
-    entry = piece.entry
+    (span,) = await compacted.index()
+    entry = span.entry
     data, put_ms = compacted.blob_server.blobs[entry.data_uri]
-    place = entry.byte_offset + joined.positions(entry.parts)[2] + 100
+    place = entry.byte_offset + multi_batch.positions(entry.parts)[2] + 100
     compacted.blob_server.blobs[entry.data_uri] = (data[:place] + b"?" + data[place + 1 :], put_ms)
     assert [batch.end_offset for batch in await compacted.reader.read(TP, 1)] == [4, 8]
     with pytest.raises(CorruptBatch, match="offsets 9 to 12"):
@@ -73,10 +73,10 @@ async def test_damage_in_one_batch_leaves_the_others_readable(compacted: World) 
 
 
 async def test_a_blob_that_was_cut_is_readable_up_to_there(compacted: World) -> None:
-    (piece,) = await compacted.index()
-    data, put_ms = compacted.blob_server.blobs[piece.entry.data_uri]
-    cut = piece.entry.byte_offset + joined.positions(piece.entry.parts)[1] + 10
-    compacted.blob_server.blobs[piece.entry.data_uri] = (data[:cut], put_ms)
+    (span,) = await compacted.index()
+    data, put_ms = compacted.blob_server.blobs[span.entry.data_uri]
+    cut = span.entry.byte_offset + multi_batch.positions(span.entry.parts)[1] + 10
+    compacted.blob_server.blobs[span.entry.data_uri] = (data[:cut], put_ms)
     assert [batch.end_offset for batch in await compacted.reader.read(TP, 1)] == [4]
     with pytest.raises(CorruptBatch):
         await compacted.reader.read(TP, 5)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
-from llog.batch.columns import records_of
+from llog.batch.columns import columns_of, records_of, stamp
+from llog.batch.shared import pack
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.retention import trim
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.object.writer import index_puts
-from llog.engines.port import Group
+from llog.engines.object.writer import UploadedGroup, index_puts
 from llog.errors import (
     CorruptBatch,
     InconsistentReadState,
@@ -20,9 +21,13 @@ from llog.errors import (
     PartitionNotInitialized,
     TopicNotFound,
 )
+from llog.log.engine import AppendGroup, AppendResult
+from llog.log.keys import WAL
+from llog.log.producers import Producer
 from llog.log.records import Kind
 from llog.model import Record, TimestampType, TopicPartition
-from tests.unit.world import START_MS, TP, Stall, World
+from llog.runtime import uuid7
+from tests.unit.world import START_MS, TP, Faults, Stall, World
 
 
 async def appended(world: World, count: int, records: int = 1) -> list[str]:
@@ -39,7 +44,7 @@ async def test_a_record_comes_back_as_it_was_appended(world: World) -> None:
         Record(payload=None, key=b"k"),
         Record(payload=b""),
     ]
-    await world.writer.append([Group(topic=TP.topic, partition=0, records=given)])
+    await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=given)])
     found = [await world.reader.read_offset(TP, offset) for offset in (1, 2, 3)]
     assert found[0] == Record(payload=b"v", key=b"k", timestamp=5, headers=(("h", b"x"), ("n", None)), offset=1)
     assert found[1] == Record(payload=None, key=b"k", timestamp=START_MS, offset=2)
@@ -100,6 +105,72 @@ async def test_a_read_stops_at_about_its_bytes_but_never_before_one_batch(world:
     assert [batch.start_offset for batch in await world.reader.read(TP, 1)] == [1, 3, 5, 7, 9]
 
 
+class InFlight(Faults):
+    """Counts the blobs that are being fetched at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    async def before(self, operation: str, key: str) -> None:
+        if operation == "get blob":
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+
+    async def after(self, operation: str, key: str) -> None:
+        self.now -= operation == "get blob"
+
+
+async def test_a_reader_that_catches_up_pages_through_the_index_and_fetches_blobs_together(world: World) -> None:
+    payloads = await appended(world, 500)
+    faults = InFlight()
+    batches = await Reader(world.process(faults)).read(TP, 1)
+    assert [value.decode() for batch in batches for value in batch.columns.values.to_pylist()] == payloads
+    operations = Counter(operation for operation, _ in faults.calls)
+    assert {name: operations[name] for name in ("ceiling", "range", "get blob")} == {
+        "ceiling": 1,
+        "range": 6,
+        "get blob": 500,
+    }
+    assert faults.most == 16
+
+
+async def test_one_get_brings_all_that_a_page_of_the_index_wants_of_a_blob(world: World) -> None:
+    await appended(world, 1)
+    columns = stamp(columns_of([Record(payload=b"u")]), START_MS)
+    group = (TP, (await world.keys()).directory, columns)
+    parts, bodies = pack([group] * 20, writer="w", created_at_ms=START_MS)
+    blob = WAL + uuid7(START_MS, world.runtime.random())
+    await world.blobs.put(blob, parts)
+    upload = UploadedGroup(TP, [(blob, body) for body in bodies], Producer(id="p", sequence=0, since=1))
+    [result] = await world.writer.append_uploaded([upload])
+    assert isinstance(result, AppendResult)
+    await appended(world, 1)
+    world.blobs.counts.count.clear()
+    batches = await world.reader.read(TP, 1)
+    assert [batch.start_offset for batch in batches] == list(range(1, 23))
+    assert world.blobs.counts.count == {"get": 4}, "the first append, two pages of the uploaded blob, the last append"
+
+
+@pytest.mark.parametrize("damage", ["blob", "entry"])
+async def test_damage_in_the_middle_ends_a_read_and_is_the_error_of_the_next(world: World, damage: str) -> None:
+    payloads = await appended(world, 30)
+    key, span = (await world.keys()).entry(20), (await world.index())[19]
+    if damage == "blob":
+        await world.blobs.delete_many([span.entry.data_uri])
+    else:
+        await world.meta.put(key, b"{")
+    found: list[str] = []
+    while len(found) < 19:
+        for batch in await world.reader.read(TP, len(found) + 1):
+            found += [value.decode() for value in batch.columns.values.to_pylist()]
+    assert found == payloads[:19]
+    with pytest.raises(InconsistentReadState):
+        await world.reader.read(TP, 20)
+    assert (await world.reader.read_offset(TP, 21)).payload == payloads[20].encode()
+
+
 async def test_iterating_ends_where_it_is_told(world: World) -> None:
     await appended(world, 4, 3)
     found = [(batch.start_offset, batch.end_offset) async for batch in world.reader.iter_from(TP, 2, 8)]
@@ -141,7 +212,7 @@ async def test_a_blob_that_vanishes_under_a_read_is_found_again_where_it_went(wo
     stall = Stall(lambda operation, key: operation == "get blob")
     task = asyncio.create_task(Reader(world.process(stall)).read_offset(TP, 2))
     await stall.stalled.wait()
-    wal = [piece.entry.data_uri for piece in await world.index()]
+    wal = [span.entry.data_uri for span in await world.index()]
     await Compactor(world.log).compact_once(TP)
     await world.blobs.delete_many(wal)
     stall.go.set()
@@ -153,7 +224,7 @@ async def test_offsets_trimmed_under_a_read_are_out_of_range(world: World) -> No
     stall = Stall(lambda operation, key: operation == "get blob")
     task = asyncio.create_task(Reader(world.process(stall)).read_offset(TP, 2))
     await stall.stalled.wait()
-    wal = [piece.entry.data_uri for piece in await world.index()]
+    wal = [span.entry.data_uri for span in await world.index()]
     await trim(world.log, TP, 4)
     await world.blobs.delete_many(wal)
     stall.go.set()
@@ -204,7 +275,7 @@ async def test_offset_for_time_finds_the_first_record_at_or_after(world: World, 
     for number in range(9):
         world.runtime.now = START_MS + 100 * number
         records = [Record(payload=b"x", timestamp=1000 + 100 * number)] * 2
-        await world.writer.append([Group(topic=TP.topic, partition=0, records=records)])
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=records)])
     assert await world.reader.offset_for_time(TP, 0, by) == 1
     for number in range(9):
         assert await world.reader.offset_for_time(TP, start + 100 * number, by) == 1 + 2 * number
@@ -217,7 +288,9 @@ async def test_offset_for_time_takes_the_topic_s_own_kind_of_time(world: World) 
     tp = TopicPartition("appended", 0)
     for number in range(3):
         world.runtime.now = START_MS + number
-        await world.writer.append([Group(topic=tp.topic, partition=0, records=[Record(payload=b"x", timestamp=5)])])
+        await world.writer.append(
+            [AppendGroup(topic=tp.topic, partition=0, records=[Record(payload=b"x", timestamp=5)])]
+        )
     assert await world.reader.offset_for_time(tp, START_MS + 1) == 2
     assert await world.reader.offset_for_time(tp, START_MS + 1, TimestampType.CREATE) == 4
 
@@ -226,7 +299,7 @@ async def test_records_of_a_topic_of_append_time_show_it_and_not_the_time_they_w
     await world.catalog.create("appended", timestamp_type=TimestampType.APPEND)
     tp = TopicPartition("appended", 0)
     given = [Record(payload=b"x", timestamp=5), Record(payload=b"y")]
-    await world.writer.append([Group(topic=tp.topic, partition=0, records=given)])
+    await world.writer.append([AppendGroup(topic=tp.topic, partition=0, records=given)])
     assert [(await world.reader.read_offset(tp, offset)).timestamp for offset in (1, 2)] == [START_MS] * 2
     batches = [*await world.reader.read(tp, 1), *[batch async for batch in world.reader.iter_from(tp, 1)]]
     times = [record.timestamp for batch in batches for record in records_of(batch.columns, batch.start_offset)]
@@ -236,7 +309,7 @@ async def test_records_of_a_topic_of_append_time_show_it_and_not_the_time_they_w
 async def test_a_late_record_does_not_hide_what_came_before_it(world: World) -> None:
     for timestamp in (10, 50, 20, 60):
         await world.writer.append(
-            [Group(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=timestamp)])]
+            [AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=timestamp)])]
         )
     for timestamp, offset in ((15, 2), (50, 2), (51, 4), (61, 5)):
         assert await world.reader.offset_for_time(TP, timestamp) == offset
@@ -246,7 +319,7 @@ async def test_offset_for_time_of_trimmed_and_empty_partitions(world: World) -> 
     assert await world.reader.offset_for_time(TP, 0) == 1
     for number in range(4):
         await world.writer.append(
-            [Group(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=number)] * 2)]
+            [AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=b"x", timestamp=number)] * 2)]
         )
     await trim(world.log, TP, 4)
     assert await world.reader.offset_for_time(TP, 0) == 4
@@ -269,9 +342,9 @@ async def test_a_wait_ends_with_an_append_of_another_process(world: World) -> No
 async def test_damage_beyond_the_end_of_a_range_does_not_concern_it(world: World) -> None:
     for payload in ("a", "b", "c"):
         await world.append(payload)
-    pieces = await world.index()
+    spans = await world.index()
     world.damage((await world.control()).pending.entries[0].data_uri)  # type: ignore[union-attr]
-    assert len(pieces) == 2
+    assert len(spans) == 2
     found = [batch.columns.values.to_pylist() async for batch in world.reader.iter_from(TP, 1, 3)]
     assert found == [[b"a"], [b"b"]]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llog.batch.columns import columns_of, stamped
+from llog.batch.columns import columns_of, stamp
 from llog.batch.shared import pack
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
@@ -23,7 +23,7 @@ from tests.unit.world import TP, Crash, Faults, World
 
 async def lose(world: World, *end_offsets: int) -> dict[int, IndexEntry]:
     """The entries whose keys are gone now, by their ends."""
-    entries = {piece.end_offset: piece.entry for piece in await world.index()}
+    entries = {span.end_offset: span.entry for span in await world.index()}
     for end_offset in end_offsets:
         assert await world.meta.delete((await world.keys()).entry(end_offset))
     return {end_offset: entries[end_offset] for end_offset in end_offsets}
@@ -45,7 +45,7 @@ async def filled(world: World, *sizes: int, apart_ms: int = 1000) -> list[str]:
     """As many appends, of so many records each; the payloads, which name their offsets."""
     payloads: list[str] = []
     for size in sizes:
-        start = (await world.control()).sequence_counter
+        start = (await world.control()).next_offset
         some = [f"{start + each}" for each in range(size)]
         await world.append(*some)
         payloads += some
@@ -56,7 +56,7 @@ async def filled(world: World, *sizes: int, apart_ms: int = 1000) -> list[str]:
 async def put_orphan(world: World, count: int, *, next_offset: int, age_ms: int = 0) -> str:
     """An upload that was never committed."""
     now = world.runtime.now - age_ms
-    columns = stamped(columns_of([Record(payload=b"orphan")] * count), now)
+    columns = stamp(columns_of([Record(payload=b"orphan")] * count), now)
     parts, _ = pack([(TP, "orders", columns)], writer="w", created_at_ms=now, next_offsets=[next_offset])
     name = WAL + uuid7(now, world.runtime.random())
     await world.blobs.put(name, parts)
@@ -211,7 +211,7 @@ async def test_lost_records_whose_first_were_trimmed_are_listed(world: World) ->
     await trim(world.log, TP, 4)
     [gap] = (await planned(world)).open_gaps
     assert (gap.start_offset, gap.end_offset) == (4, 4)
-    assert "perhaps in the midst" in gap.reason
+    assert "perhaps in the middle" in gap.reason
     assert lost[4].data_uri in {each.blob for each in gap.candidates}
 
 
@@ -238,7 +238,7 @@ async def test_damaged_records_are_not_brought_back(world: World) -> None:
 
 async def test_an_entry_that_cannot_be_decoded_is_replaced(world: World) -> None:
     payloads = await filled(world, 1, 2, 2, 1)
-    entries = {piece.end_offset: piece.entry for piece in await world.index()}
+    entries = {span.end_offset: span.entry for span in await world.index()}
     await world.meta.put((await world.keys()).entry(3), b"{")
     [new] = (await repaired(world)).entries
     assert new.entry == entries[3]
@@ -248,8 +248,8 @@ async def test_an_entry_that_cannot_be_decoded_is_replaced(world: World) -> None
 async def test_compacted_blobs_of_older_versions_are_candidates_without_offsets(world: World) -> None:
     await filled(world, 2, 1, 1)
     await Compactor(world.log).compact_once(TP)
-    [piece, _] = await world.index()
-    entry = piece.entry
+    [span, _] = await world.index()
+    entry = span.entry
     data, put_ms = world.blob_server.blobs[entry.data_uri]
     plain = data[entry.byte_offset : entry.byte_offset + entry.byte_length]
     world.blob_server.blobs[entry.data_uri] = (plain, put_ms)
@@ -278,9 +278,9 @@ async def test_a_repair_never_gives_an_offset_other_records() -> None:
             if draw.random() < 0.1:
                 await Compactor(world.log, CompactorOptions(max_offsets=draw.choice((3, 100)))).compact_once(TP)
             if draw.random() < 0.1:
-                counter = (await world.control()).sequence_counter
+                counter = (await world.control()).next_offset
                 await put_orphan(world, draw.randint(1, 3), next_offset=draw.randint(1, counter))
-        before = {piece.end_offset: piece.entry for piece in await world.index()}
+        before = {span.end_offset: span.entry for span in await world.index()}
         await lose(world, *draw.sample(sorted(before)[:-1], min(len(before) - 1, draw.randint(1, 3))))
         world.runtime.now += 1000 * 3_600_000
         await Collector(world.log, CollectorOptions(grace_ms=0)).collect_once()

@@ -8,9 +8,9 @@ from llog.engines.object import retention
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import retain, trim
 from llog.engines.object.writer import Writer, index_puts
-from llog.engines.port import Group, RetentionResult
 from llog.engines.upkeep import retain_all
 from llog.errors import InvalidArgument, OffsetOutOfRange, PartitionNotInitialized
+from llog.log.engine import AppendGroup, RetentionResult
 from llog.log.records import Kind, LogState
 from llog.model import Record, TimestampType, TopicPartition
 from tests.unit.world import TP, Interleaved, Stall, World
@@ -56,7 +56,7 @@ async def test_age_is_by_create_or_append_time_as_the_topic_says(world: World) -
     await world.catalog.create(APPENDED.topic, 1, timestamp_type=TimestampType.APPEND)
     old = [Record(payload=b"x", timestamp=world.runtime.now - 1_000_000)]
     for tp in (TP, APPENDED):
-        await world.writer.append([Group(topic=tp.topic, partition=0, records=old)])
+        await world.writer.append([AppendGroup(topic=tp.topic, partition=0, records=old)])
     assert (await by_age(world, 1000)).new_start == 2
     assert (await by_age(world, 1000, APPENDED)).new_start == 1
 
@@ -64,7 +64,7 @@ async def test_age_is_by_create_or_append_time_as_the_topic_says(world: World) -
 async def test_a_late_record_lives_as_long_as_those_before_it(world: World) -> None:
     await world.append("new")
     late = [Record(payload=b"late", timestamp=1)]
-    await world.writer.append([Group(topic=TP.topic, partition=0, records=late)])
+    await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=late)])
     assert (await by_age(world, 1000)).new_start == 1
 
 

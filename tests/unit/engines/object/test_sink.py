@@ -23,7 +23,7 @@ from llog.log.log import Log
 from llog.log.producers import PRODUCERS_MAX
 from llog.log.records import Sink, decode
 from llog.model import Record, TopicPartition
-from llog.stores.meta import Entry
+from llog.stores.meta import MetaEntry
 from tests.unit.world import Crash, CrashAt, Faults, Interleaved, LostAnswers, Stall, World
 
 ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -66,7 +66,7 @@ async def contents(world: World) -> tuple[list[str], list[str]]:
 
 
 async def sink_record(world: World) -> Sink:
-    found: Entry | None = await world.log.meta.get("llog/sinks/query")
+    found: MetaEntry | None = await world.log.meta.get("llog/sinks/query")
     assert found is not None
     return decode(Sink, found.value, found.key)
 
@@ -223,7 +223,7 @@ async def test_a_batch_of_which_nobody_can_tell_whether_it_was_appended_is_not_a
     await write_as_many_others(world)
     await Compactor(world.log).compact_once(ONE, force=True)
     before = await contents(world)
-    with pytest.raises(UnknownProducer, match=r"batch 0 of sink:query was appended to orders/0 cannot be told"):
+    with pytest.raises(UnknownProducer, match=r"orders/0 no longer shows whether batch 0 of sink:query was appended"):
         await run_batch(world.log, "y")
     assert await contents(world) == before
 

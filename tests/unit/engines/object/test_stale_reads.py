@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from llog.batch.columns import columns_of
-from llog.engines.disk.open_segments import OpenSegments
 from llog.engines.disk.options import SegmentOptions
+from llog.engines.disk.segment_pool import SegmentPool
 from llog.engines.disk.topics import DiskTopics
-from llog.engines.object.clocks import window
+from llog.engines.object.clocks import collection_window
 from llog.engines.object.collection_tasks import (
     enumerate_partitions,
-    names_in,
-    names_in_sinks,
     raise_floors_of,
     read_pins,
+    referenced_names,
+    sink_referenced_names,
 )
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
@@ -28,13 +28,13 @@ from llog.engines.object.sink import SinkUploader, publish
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group
 from llog.engines.registry import all_engines
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError, OffsetOutOfRange, OutOfOrderSequence, PartitionNotInitialized, StaleReads
 from llog.groups.groups import Groups
 from llog.groups.records import GroupMode
 from llog.log.catalog import DISK, Catalog
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.keys import GROUPS, PINS, SINKS, TOPICS, PartitionKeys, sink_key
 from llog.log.pins import pin, release
 from llog.log.producers import Producer
@@ -84,7 +84,7 @@ async def test_the_collector_deletes_nothing_when_it_missed_a_topic(world: World
 
 async def test_each_part_of_a_spread_collection_confirms_what_it_has_read(world: World) -> None:
     log, meta = world.stale_process()
-    run, keys = await window(log, 0), PartitionKeys("late", 0)
+    run, keys = await collection_window(log, 0), PartitionKeys("late", 0)
     meta.pause("llog/")
     await world.catalog.create("late")
     with pytest.raises(StaleReads):
@@ -93,7 +93,7 @@ async def test_each_part_of_a_spread_collection_confirms_what_it_has_read(world:
         await read_pins(log, run)
     with pytest.raises(StaleReads):
         await raise_floors_of(log, [keys], run)
-    for names in (names_in(log, [keys], Gaps()), names_in_sinks(log)):
+    for names in (referenced_names(log, [keys], Gaps()), sink_referenced_names(log)):
         with pytest.raises(StaleReads):
             _ = [name async for name in names]
 
@@ -164,7 +164,7 @@ async def test_an_append_is_not_refused_by_an_old_control_record(world: World) -
 async def _send(writer: Writer, sequence: int) -> AppendResult | LlogError:
     producer = Producer(id="p", sequence=sequence, since=1)
     [result] = await writer.append(
-        [Group(topic=TP.topic, partition=0, records=[Record(payload=b"%d" % sequence)], producer=producer)]
+        [AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=b"%d" % sequence)], producer=producer)]
     )
     return result
 
@@ -203,24 +203,24 @@ async def test_old_index_entries_are_not_reported_as_damage(world: World) -> Non
 async def test_an_acknowledgement_is_not_taken_for_done_in_an_old_state(world: World) -> None:
     log, meta = world.stale_process()
     await world.append("a", "b", "c")
-    groups = Groups(world.log, EngineReader(world.log))
-    await groups.begin("g", TP, 1, mode=GroupMode.CLAIMED)
-    await groups.claim("g", TP, "m", limit=3, visibility_ms=MINUTE)
-    await groups.ack("g", TP, "m", 3)
+    group = await Groups(world.log, EngineReader(world.log)).partition("g", TP)
+    await group.begin(1, mode=GroupMode.CLAIMED)
+    await group.claim("m", limit=3, visibility_ms=MINUTE)
+    await group.ack("m", 3)
     meta.pause(GROUPS)
-    await groups.reset("g", TP, 1)
-    await groups.claim("g", TP, "m", limit=3, visibility_ms=MINUTE)
-    late = Groups(log, EngineReader(log))
+    await group.reset(1)
+    await group.claim("m", limit=3, visibility_ms=MINUTE)
+    late = await Groups(log, EngineReader(log)).partition("g", TP)
     with pytest.raises(StaleReads):
-        await late.ack("g", TP, "m", 3)
+        await late.ack("m", 3)
     meta.wake()
-    await late.ack("g", TP, "m", 3)
-    assert await groups.position("g", TP) == 4
+    await late.ack("m", 3)
+    assert await group.position() == 4
 
 
 async def test_the_files_of_a_disk_topic_that_an_old_state_does_not_show_are_kept(world: World, tmp_path: Path) -> None:
     log, meta = world.stale_process()
-    segments = OpenSegments(tmp_path, SegmentOptions(), world.runtime)
+    segments = SegmentPool(tmp_path, SegmentOptions(), world.runtime)
     engines = all_engines(segments)
     fresh, log = world.log._replace(engines=engines), log._replace(engines=engines)
     meta.pause(TOPICS)

@@ -10,14 +10,14 @@ from llog.engines.object import verify as verification
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import trim
-from llog.engines.object.verify import orphans, verify
+from llog.engines.object.verify import count_orphans, verify
 from llog.engines.object.writer import Writer, index_puts
 from llog.errors import TopicNotFound
 from llog.log import findings
 from llog.log.findings import ProblemKind
 from llog.log.keys import WAL
 from llog.log.pins import alive_pins
-from llog.log.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode
+from llog.log.records import Compaction, CompactionCursor, CompactionState, IndexEntry, Kind, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import uuid7
 from tests.unit.world import START_MS, TP, Interleaved, World
@@ -51,7 +51,7 @@ async def test_a_healthy_partition_has_no_problems_and_is_counted(world: World) 
     report = await verify(world.log, TP, progress=seen.append)
     assert report.problems == []
     assert (report.topic, report.partition, report.records) == (TP.topic, TP.partition, 11)
-    assert report.bytes == sum(piece.entry.byte_length for piece in await world.index()) + await pending_bytes(world)
+    assert report.bytes == sum(span.entry.byte_length for span in await world.index()) + await pending_bytes(world)
     assert seen == sorted(seen)
     assert seen[-1] == 11
     assert await alive_pins(world.log) == []
@@ -91,7 +91,7 @@ async def test_entries_that_reach_into_others_overlap(world: World) -> None:
 
 async def test_missing_and_damaged_blobs_and_wrong_counts_are_told_apart(world: World) -> None:
     await append_three(world)
-    first, second = (piece.entry.data_uri for piece in await world.index())
+    first, second = (span.entry.data_uri for span in await world.index())
     await world.blobs.delete_many([first])
     world.damage(second)
     assert await problems(world) == [(ProblemKind.MISSING_BLOB, 1, 2), (ProblemKind.CORRUPT, 3, 4)]
@@ -102,7 +102,7 @@ async def test_a_record_count_that_differs_is_reported(world: World) -> None:
     await world.append("a")
     await world.append("b", "c")
     await world.append("d")
-    entries = {piece.end_offset: piece.entry for piece in await world.index()}
+    entries = {span.end_offset: span.entry for span in await world.index()}
     await world.meta.put((await world.keys()).entry(1), encode(msgspec.structs.replace(entries[3], msg_count=1)))
     assert (ProblemKind.COUNT_MISMATCH, 1, 1) in await problems(world)
 
@@ -140,27 +140,27 @@ async def test_leftovers_inside_a_compacted_range_are_harmless(
 async def test_control_cursor_and_breadcrumb_are_checked_against_one_another(world: World) -> None:
     await append_three(world)
     keys = await world.keys()
-    await world.meta.put(keys.cursor, encode(Cursor(99)))
+    await world.meta.put(keys.cursor, encode(CompactionCursor(99)))
     assert await problems(world) == [(ProblemKind.CURSOR, 99, 99)]
     await world.meta.delete(keys.cursor)
     assert await problems(world) == [(ProblemKind.CURSOR, 1, 6)]
-    await world.meta.put(keys.cursor, encode(Cursor(1)))
-    crumb = Compaction(
+    await world.meta.put(keys.cursor, encode(CompactionCursor(1)))
+    breadcrumb = Compaction(
         state=CompactionState.WRITING_BLOB,
         start_offset=1,
         end_offset=2,
         blob=keys.compacted(uuid7(START_MS, random.Random(1))),
         expected_version=1,
     )
-    await world.meta.put(keys.compaction, encode(crumb))
+    await world.meta.put(keys.compaction, encode(breadcrumb))
     assert await problems(world) == []
-    later = msgspec.structs.replace(crumb, state=CompactionState.DELETING_OLD)
+    later = msgspec.structs.replace(breadcrumb, state=CompactionState.DELETING_OLD)
     await world.meta.put(keys.compaction, encode(later))
     assert await problems(world) == [(ProblemKind.BREADCRUMB, 1, 2)]
-    await world.meta.put(keys.compaction, encode(msgspec.structs.replace(crumb, end_offset=7)))
+    await world.meta.put(keys.compaction, encode(msgspec.structs.replace(breadcrumb, end_offset=7)))
     assert await problems(world) == [(ProblemKind.BREADCRUMB, 1, 7)]
     await world.meta.delete(keys.compaction)
-    await world.change_control(sequence_counter=9)
+    await world.change_control(next_offset=9)
     assert await problems(world) == [(ProblemKind.CONTROL, 5, 6), (ProblemKind.GAP, 7, 8)]
 
 
@@ -175,7 +175,7 @@ async def test_problems_beyond_the_limit_are_counted(world: World, monkeypatch: 
     monkeypatch.setattr(verification, "_PAGE", 2)
     for number in range(6):
         await world.append(f"a{number}")
-    await world.blobs.delete_many([piece.entry.data_uri for piece in await world.index()])
+    await world.blobs.delete_many([span.entry.data_uri for span in await world.index()])
     report = await verify(world.log, TP)
     assert (len(report.problems), report.problems_left_out, report.records) == (2, 3, 1)
     assert not report.healthy
@@ -207,7 +207,7 @@ async def test_a_log_in_use_verifies_clean(world: World, seed: int) -> None:
 
 async def test_orphans_are_the_blobs_that_nothing_names(world: World) -> None:
     await append_three(world)
-    assert (await orphans(world.log)).orphans == 0
+    assert (await count_orphans(world.log)).orphans == 0
     await world.blobs.put(WAL + uuid7(START_MS, random.Random(1)), [b"12345"])
-    counts = await orphans(world.log)
+    counts = await count_orphans(world.log)
     assert (counts.blobs, counts.orphans, counts.orphan_bytes) == (4, 1, 5)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
 
-from llog.batch.columns import TIMESTAMP_MS_MAX, columns_of
+from llog.batch.columns import TIMESTAMP_MS_MAX, Buffer, columns_of
 from llog.batch.shared import unpack_header
-from llog.engines.object.writer import Uploaded, Writer
-from llog.engines.port import AppendResult, Group, WriterOptions
+from llog.engines.object.writer import UploadedGroup, Writer
 from llog.errors import (
     Contention,
     InvalidArgument,
@@ -24,6 +24,7 @@ from llog.errors import (
     TopicNotFound,
     UnknownProducer,
 )
+from llog.log.engine import AppendGroup, AppendResult, WriterOptions
 from llog.log.producers import PRODUCERS_MAX, Producer
 from llog.log.records import Kind, LogState
 from llog.model import Record, TopicPartition
@@ -31,9 +32,9 @@ from llog.runtime import stamp_of
 from tests.unit.world import START_MS, TP, Faults, Interleaved, LostAnswers, Stall, World
 
 
-def group(*payloads: str, partition: int = 0, topic: str = TP.topic, producer: Producer | None = None) -> Group:
+def group(*payloads: str, partition: int = 0, topic: str = TP.topic, producer: Producer | None = None) -> AppendGroup:
     records = [Record(payload=payload.encode()) for payload in payloads]
-    return Group(topic=topic, partition=partition, records=records, producer=producer)
+    return AppendGroup(topic=topic, partition=partition, records=records, producer=producer)
 
 
 def producer(sequence: int, since: int = 1, *, id: str = "p", dense: bool = True) -> Producer:
@@ -46,7 +47,7 @@ def offsets(result: AppendResult | LlogError) -> tuple[int, int]:
     return result.start_offset, result.end_offset
 
 
-async def one(writer: Writer, given: Group) -> AppendResult:
+async def one(writer: Writer, given: AppendGroup) -> AppendResult:
     [result] = await writer.append([given])
     if isinstance(result, LlogError):
         raise result
@@ -105,7 +106,7 @@ async def test_a_timestamp_out_of_bounds_in_arrow_columns_is_refused_and_the_nex
     times = pa.array([TIMESTAMP_MS_MAX + 1], pa.int64())
     columns = columns_of([Record(payload=b"x")])._replace(timestamps=times)
     with pytest.raises(InvalidArgument, match="a timestamp is"):
-        await world.writer.append([Group(topic=TP.topic, partition=0, records=columns)])
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=columns)])
     assert world.blob_server.names == []
     assert (await world.append("y")).start_offset == 1
 
@@ -249,7 +250,7 @@ async def test_a_lost_answer_of_a_forgotten_writer_is_reported_as_unknown(world:
         world.runtime.now += 1
         await world.append("x", writer=Writer(world.process()))
     stall.go.set()
-    with pytest.raises(OutcomeUnknown, match="cannot be told"):
+    with pytest.raises(OutcomeUnknown, match="no longer remembers this writer"):
         await task
     assert (await world.payloads()).count("mine") == 1
     assert len([key for operation, key in both.calls if is_commit(operation, key)]) == 1
@@ -353,7 +354,7 @@ async def test_running_maxima_never_go_back(world: World) -> None:
         world.runtime.now = START_MS + add_ms
         await world.append("a")
     await world.append("b")
-    entries = [piece.entry for piece in await world.index()]
+    entries = [span.entry for span in await world.index()]
     assert [entry.append_ms - START_MS for entry in entries] == [100, 0, 200, 50]
     assert [entry.max_append_ms - START_MS for entry in entries] == [100, 100, 200, 200]
 
@@ -363,9 +364,61 @@ async def test_uploaded_bodies_are_appended_as_one_in_their_order(world: World) 
     [blob] = world.blob_server.names
     first, second = unpack_header(world.blob_server.blobs[blob][0]).partitions
     for repeated in (False, True):
-        [result] = await world.writer.append_uploaded([Uploaded(TP, [(blob, second), (blob, first)], producer(0))])
+        [result] = await world.writer.append_uploaded([UploadedGroup(TP, [(blob, second), (blob, first)], producer(0))])
         assert isinstance(result, AppendResult)
         assert (result.start_offset, result.end_offset, result.repeated) == (1, 3, repeated)
     assert await world.payloads() == ["c", "a", "b"]
     await world.append("d")
     assert await world.shape() == [(1, 1, Kind.WAL), (2, 3, Kind.WAL)]
+
+
+class Commits:
+    """The batches that a writer reported, by where they begin."""
+
+    def __init__(self) -> None:
+        self.batches: dict[tuple[str, int, int], bytes] = {}
+        self.options = WriterOptions(on_commit=self._add)
+
+    def _add(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:
+        assert (directory, partition, start_offset) not in self.batches
+        self.batches[directory, partition, start_offset] = b"".join(parts)
+
+
+def stored_batches(world: World, blob: str) -> list[bytes]:
+    data = bytes(world.blob_server.blobs[blob][0])
+    return [data[body.body_offset :][: body.body_length] for body in unpack_header(data).partitions]
+
+
+async def test_a_writer_reports_each_batch_that_it_committed_as_it_is_stored(world: World) -> None:
+    commits = Commits()
+    writer = Writer(world.log, commits.options)
+    await world.append("before")
+    given = [group("a", "b", producer=producer(0)), group("x" * 100_000, partition=1), group("y", topic="nope")]
+    await writer.append(given)
+    await writer.append(given[:1])
+    blob = world.blob_server.names[1]
+    first, second = stored_batches(world, blob)
+    assert commits.batches == {(TP.topic, 0, 2): first, (TP.topic, 1, 1): second}
+
+
+async def test_a_batch_that_was_put_again_is_reported_as_it_was_committed(world: World) -> None:
+    stall, commits = Stall(is_commit), Commits()
+    task = asyncio.create_task(world.append("late", writer=Writer(world.process(stall), commits.options)))
+    await stall.stalled.wait()
+    [first] = world.blob_server.names
+    await world.change_control(blob_floor_ms=START_MS + 1000)
+    world.runtime.now = START_MS + 500
+    stall.go.set()
+    await task
+    [second] = {*world.blob_server.names} - {first}
+    assert [*commits.batches.values()] == stored_batches(world, second) != stored_batches(world, first)
+
+
+async def test_an_append_whose_answer_got_lost_and_one_that_failed_are_not_reported(world: World) -> None:
+    commits = Commits()
+    lost = LostAnswers(OutcomeUnknown("lost"), is_commit, done=True)
+    assert (await world.append("a", writer=Writer(world.process(lost), commits.options))).start_offset == 1
+    await world.change_control(log_state=LogState.FENCED)
+    with pytest.raises(PartitionFenced):
+        await world.append("b", writer=Writer(world.log, commits.options))
+    assert commits.batches == {}

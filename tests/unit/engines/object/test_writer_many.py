@@ -14,12 +14,12 @@ from llog.engines.object import writer as writing
 from llog.engines.object.clocks import AHEAD_MS
 from llog.engines.object.sink import SinkUploader, publish
 from llog.engines.object.writer import Writer
-from llog.engines.port import AppendResult, Group
 from llog.engines.registry import all_engines
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, PartitionFenced, StoreUnavailable, VersionMismatch
 from llog.log.catalog import Catalog
+from llog.log.engine import AppendGroup, AppendResult
 from llog.log.log import Log
-from llog.log.producers import Appended, ProducerState
+from llog.log.producers import ProducerState, RememberedAppend
 from llog.log.records import LogState
 from llog.model import Record, TopicPartition
 from llog.stores.meta import VALUE_BYTES_MAX, Put
@@ -57,9 +57,9 @@ def tp(partition: int) -> TopicPartition:
     return TopicPartition(MANY, partition)
 
 
-def groups(count: int, payload: str = "x") -> list[Group]:
+def groups(count: int, payload: str = "x") -> list[AppendGroup]:
     records = [Record(payload=payload.encode())]
-    return [Group(topic=MANY, partition=number, records=records) for number in range(count)]
+    return [AppendGroup(topic=MANY, partition=number, records=records) for number in range(count)]
 
 
 def starts(results: Sequence[AppendResult | LlogError]) -> list[int | type[LlogError]]:
@@ -226,7 +226,9 @@ async def test_a_request_is_bounded_in_bytes(world: World, monkeypatch: pytest.M
 async def test_a_control_record_that_is_too_large_fails_its_own_append_only(world: World) -> None:
     await Catalog(world.log).create(MANY, 2)
     room = VALUE_BYTES_MAX - 300
-    await world.change_control(tp(0), producers={"x" * room: ProducerState(last=(Appended(1, 1, 1),), used_ms=0)})
+    await world.change_control(
+        tp(0), producers={"x" * room: ProducerState(last=(RememberedAppend(1, 1, 1),), used_ms=0)}
+    )
     assert starts(await world.writer.append(groups(2))) == [InvalidArgument, 1]
 
 

@@ -16,11 +16,10 @@ import pytest
 
 from llog.broker.maintenance import Maintenance
 from llog.config import Settings
-from llog.engines.port import Group, WriterOptions
 from llog.engines.registry import all_engines
 from llog.engines.rocksdb.engine import RocksEngine, rocksdb_of
+from llog.engines.rocksdb.handle import RocksHandle
 from llog.engines.rocksdb.keys import LOGS, record_key
-from llog.engines.rocksdb.open_rocks import OpenRocks
 from llog.engines.rocksdb.store import Changes, RocksStore
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.engines.upkeep import clean_all, retain_all
@@ -38,6 +37,7 @@ from llog.errors import (
     TopicNotFound,
 )
 from llog.log.catalog import DISK, ROCKSDB, Catalog
+from llog.log.engine import AppendGroup, WriterOptions
 from llog.log.findings import ProblemKind, VerifyReport
 from llog.log.log import Log
 from llog.log.opening import close_log, open_log, opened_log
@@ -67,11 +67,11 @@ async def log(settings: Settings) -> AsyncIterator[Log]:
 async def _fill(log: Log) -> None:
     for turn in range(30):
         records = [Record(payload=b"%d " % turn + b"x" * 40, key=b"k%d" % key) for key in range(5)]
-        groups = [Group(topic=tp.topic, partition=0, records=records) for tp in (SHORT, STATE)]
+        groups = [AppendGroup(topic=tp.topic, partition=0, records=records) for tp in (SHORT, STATE)]
         assert not any(isinstance(result, LlogError) for result in await EngineAppender(log).append(groups))
 
 
-def _rocks(log: Log) -> OpenRocks:
+def _rocks(log: Log) -> RocksHandle:
     rocks = rocksdb_of(log).rocks
     assert rocks is not None
     return rocks
@@ -138,7 +138,7 @@ async def test_a_log_has_one_rocksdb_whatever_directory_others_name(
 
 async def test_a_topic_that_is_not_in_the_rocksdb_that_is_here_is_elsewhere(log: Log, tmp_path: Path) -> None:
     """As a log of a version that let each directory have its own may have them."""
-    other = log._replace(engines=all_engines(rocks=OpenRocks(tmp_path / "elsewhere", log.runtime)), owners=None)
+    other = log._replace(engines=all_engines(rocks=RocksHandle(tmp_path / "elsewhere", log.runtime)), owners=None)
     with pytest.raises(TopicElsewhere, match="LLOG_ROCKSDB_DIR"):
         await EngineReader(other).bounds(SHORT)
     assert not (tmp_path / "elsewhere").exists()
@@ -152,8 +152,8 @@ async def test_a_topic_created_again_lies_under_another_directory(log: Log) -> N
     catalog = Catalog(log)
     await catalog.delete(SHORT.topic)
     assert (await catalog.create(SHORT.topic, engine=ROCKSDB)).directory == "short~2"
-    await EngineAppender(log).append([Group(topic="short", partition=0, records=[Record(payload=b"new")])])
-    assert await EngineReader(log).look(SHORT) == ("short~2", (1, 2))
+    await EngineAppender(log).append([AppendGroup(topic="short", partition=0, records=[Record(payload=b"new")])])
+    assert await EngineReader(log).view(SHORT) == ("short~2", (1, 2))
     store = _rocks(log).logs().store
     assert store.items(LOGS, b"topic/short/", b"topic/short0") == []
 
@@ -179,7 +179,7 @@ async def test_a_deletion_is_not_finished_where_there_is_no_rocksdb(
     with pytest.raises(OSError, match="killed"):
         await Catalog(log).delete(SHORT.topic)
     monkeypatch.undo()
-    elsewhere = log._replace(engines=all_engines(rocks=OpenRocks(tmp_path / "other", log.runtime)))
+    elsewhere = log._replace(engines=all_engines(rocks=RocksHandle(tmp_path / "other", log.runtime)))
     await Catalog(elsewhere).finish_deletions()
     assert not (tmp_path / "other").exists()
     await Catalog(log).finish_deletions()
@@ -195,7 +195,7 @@ async def test_whoever_is_slower_to_create_a_topic_that_is_in_use_already_is_tol
     async def slower(log: Log, topic: Topic) -> Topic:
         monkeypatch.undo()
         await Catalog(log).create(topic.name, engine=engine)
-        await EngineAppender(log).append([Group(topic=topic.name, partition=0, records=[Record(payload=b"a")])])
+        await EngineAppender(log).append([AppendGroup(topic=topic.name, partition=0, records=[Record(payload=b"a")])])
         return await shipped(log, topic)
 
     monkeypatch.setattr(log.engines[engine], "create", slower)
@@ -208,10 +208,10 @@ async def test_partitions_that_are_not_there_are_not_remembered(log: Log) -> Non
     appender = rocksdb_of(log).appender(log, WriterOptions())
     for partition in range(1, 9):
         [result] = await appender.append(
-            [Group(topic=SHORT.topic, partition=partition, records=[Record(payload=b"a")])]
+            [AppendGroup(topic=SHORT.topic, partition=partition, records=[Record(payload=b"a")])]
         )
         assert isinstance(result, PartitionNotInitialized)
-    assert len(appender._lines) <= 1  # that of the last one, whose error is still at hand
+    assert len(appender._gates) <= 1  # that of the last one, whose error is still at hand
 
 
 async def test_appends_that_come_together_share_one_write(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ async def test_appends_that_come_together_share_one_write(log: Log, monkeypatch:
 
     monkeypatch.setattr(RocksStore, "write", counted)
     appenders = [rocksdb_of(log).appender(log, WriterOptions()) for _ in range(4)]
-    groups = [Group(topic="short", partition=0, records=[Record(payload=b"%d" % number)]) for number in range(40)]
+    groups = [AppendGroup(topic="short", partition=0, records=[Record(payload=b"%d" % number)]) for number in range(40)]
     for appender in appenders:
         await appender.append(groups[:1])
     writes.clear()
@@ -236,12 +236,12 @@ async def test_an_append_whose_caller_gives_up_is_finished_before_the_end(settin
     log = await open_log(settings)
     await Catalog(log).create("t", engine=ROCKSDB)
     appender = EngineAppender(log)
-    await appender.append([Group(topic="t", partition=0, records=[Record(payload=b"a")])])
+    await appender.append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"a")])])
     calls = [
-        asyncio.create_task(appender.append([Group(topic="t", partition=0, records=[Record(payload=b"b")])]))
+        asyncio.create_task(appender.append([AppendGroup(topic="t", partition=0, records=[Record(payload=b"b")])]))
         for _ in range(5)
     ]
-    while not _rocks(log)._waiting:
+    while not _rocks(log)._queue:
         await asyncio.sleep(0)
     calls[2].cancel()
     await close_log(log)
@@ -257,7 +257,7 @@ from llog.config.loading import load_settings
 from llog.engines.routing import EngineAppender
 from llog.model import Record
 from llog.log.opening import opened_log
-from llog.engines.port import Group
+from llog.log.engine import AppendGroup
 async def main():
     async with opened_log(load_settings()) as log:
         appender = EngineAppender(log)
@@ -265,7 +265,7 @@ async def main():
         while True:
             number += 1
             records = [Record(payload=b"%d" % number), Record(payload=b"%d" % number)]
-            [result] = await appender.append([Group(topic="t", partition=0, records=records)])
+            [result] = await appender.append([AppendGroup(topic="t", partition=0, records=records)])
             print(result.end_offset, flush=True)
 asyncio.run(main())
 """
@@ -314,7 +314,7 @@ async def test_upkeep_in_the_background_does_not_become_the_owner(settings: Sett
         maintenance = Maintenance(log, settings, reports.append)
         await maintenance.retain()
         await maintenance.clean()
-        assert _rocks(log).known is None
+        assert _rocks(log).logs_if_open is None
         async with opened_log(settings) as other:
             assert await EngineReader(other).bounds(STATE) == (1, 1)
 
@@ -354,9 +354,9 @@ async def test_damage_of_a_file_is_reported_and_the_rest_is_verified(settings: S
     records = [Record(payload=random_bytes(300)) for _ in range(3000)]
     async with opened_log(settings) as log:
         await Catalog(log).create("t", engine=ROCKSDB)
-        await EngineAppender(log).append([Group(topic="t", partition=0, records=records)])
+        await EngineAppender(log).append([AppendGroup(topic="t", partition=0, records=records)])
     async with opened_log(settings) as log:
-        await _rocks(log).opened()  # which moves the records from the write-ahead log to a file
+        await _rocks(log).open()  # which moves the records from the write-ahead log to a file
         directory = _rocks(log).directory
     damage(directory)
     async with opened_log(settings) as log:

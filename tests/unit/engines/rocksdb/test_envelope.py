@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.batch.columns import effective_timestamps, encode_headers
-from llog.engines.rocksdb.envelope import FIXED_BYTES, Decoded, check_records, decode, encode, fixed_of
+from llog.engines.rocksdb.envelope import FIXED_BYTES, DecodedRecords, check_records, decode, decode_header, encode
 from llog.errors import CorruptBatch, InvalidArgument
 
 APPEND_MS = 1_700_000_000_000
@@ -33,7 +33,7 @@ def encoded(*values: bytes | None, first_offset: int = 1, append_ms: int = APPEN
     ).envelopes
 
 
-def found_in(decoded: Decoded) -> list[tuple[bytes | None, bytes | None, bytes, int]]:
+def found_in(decoded: DecodedRecords) -> list[tuple[bytes | None, bytes | None, bytes, int]]:
     columns, count = decoded.columns, decoded.columns.count
     keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
     headers = [b""] * count if columns.headers is None else columns.headers.to_pylist()
@@ -75,7 +75,7 @@ def test_records_come_back_as_they_went_in(
     assert (made.newest_ms, made.position) == (max(newest, *effective), position + sum(lengths))
     assert decoded.columns.append_runs == ((len(records), APPEND_MS),)
     for place, envelope in enumerate(made.envelopes):
-        fixed = fixed_of(envelope)
+        fixed = decode_header(envelope)
         assert fixed[:3] == (first + place, effective[place], APPEND_MS)
         assert fixed[3:] == (decoded.newest_ms[place], decoded.positions[place], len(envelope))
 
@@ -101,7 +101,7 @@ def test_records_are_cut_at_gaps_with_their_own_append_times() -> None:
 
 @given(envelopes=st.lists(st.binary(max_size=80), min_size=1, max_size=4))
 def test_any_bytes_are_records_or_damaged(envelopes: list[bytes]) -> None:
-    for call in (lambda: decode(envelopes), lambda: fixed_of(envelopes[0])):
+    for call in (lambda: decode(envelopes), lambda: decode_header(envelopes[0])):
         try:
             call()
         except CorruptBatch:

@@ -40,11 +40,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_what_is_staged_and_left_without_a_commit_changes_nothing(world: World) -> None:
     world.append(b"a")
-    with world.logs.staged() as staged:
+    with world.logs.stage() as staged:
         assert staged.append("t", 0, [b"b"], now_ms=1, what="t") == (2, 2, False)
         assert staged.append("t", 0, [b"c", b"d"], now_ms=1, what="t") == (3, 4, False)
         staged.changes.put(ROWS, b"row", b"1")
-    with world.logs.staged() as staged:
+    with world.logs.stage() as staged:
         staged.append("t", 0, [b"b"], now_ms=1, what="t")
         with pytest.raises(InvalidArgument):
             staged.append("t", 0, [b"b"], keys=[], now_ms=1, what="t")
@@ -55,7 +55,7 @@ def test_what_is_staged_and_left_without_a_commit_changes_nothing(world: World) 
 
 
 def test_one_commit_carries_several_partitions_and_what_others_add(world: World) -> None:
-    with world.logs.staged() as staged:
+    with world.logs.stage() as staged:
         staged.append("t", 0, [b"a"], now_ms=1, what="t")
         staged.append("t", 7, [b"b"], now_ms=1, what="t")
         staged.changes.put(ROWS, b"row", b"1")
@@ -66,7 +66,7 @@ def test_one_commit_carries_several_partitions_and_what_others_add(world: World)
 
 
 def test_an_append_that_fails_leaves_those_staged_beside_it(world: World) -> None:
-    with world.logs.staged() as staged:
+    with world.logs.stage() as staged:
         staged.append("t", 0, [b"a"], now_ms=1, what="t")
         with pytest.raises(PartitionNotInitialized):
             staged.append("nothing", 0, [b"b"], now_ms=1, what="nothing")
@@ -125,7 +125,7 @@ def test_topics_and_partitions_whose_names_begin_alike_are_kept_apart(world: Wor
     world.logs.create("t.more", b"{}")
     world.append(b"one", partition=1)
     world.append(b"ten", partition=10)
-    with world.logs.staged() as staged:
+    with world.logs.stage() as staged:
         staged.append("t.more", 1, [b"more"], now_ms=1, what="t.more")
         staged.commit()
     assert (world.records(1), world.records(10)) == ({1: b"one"}, {1: b"ten"})
@@ -270,7 +270,7 @@ def test_a_damaged_counter_is_told(world: World) -> None:
 
 
 async def test_those_who_wait_are_woken_from_another_thread(world: World) -> None:
-    with world.logs.changed("t", 0) as event:
+    with world.logs.commit_event("t", 0) as event:
         await asyncio.to_thread(world.append, b"other", partition=1)
         await asyncio.sleep(0)
         assert not event.is_set()
@@ -282,7 +282,7 @@ async def test_those_who_wait_are_woken_from_another_thread(world: World) -> Non
 
 
 async def test_those_who_wait_are_told_of_the_end(world: World) -> None:
-    with world.logs.changed("t", 0) as event:
+    with world.logs.commit_event("t", 0) as event:
         world.close()
         await asyncio.wait_for(event.wait(), 10)
     with pytest.raises(StoreUnavailable):

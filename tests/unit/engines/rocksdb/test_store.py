@@ -42,7 +42,7 @@ def test_all_before_and_behind_the_damage_can_be_read_and_the_rest_is_told(damag
     assert 1 <= len(lost) <= 20
     assert RECORDS // 3 < lost[0] < RECORDS * 2 // 3
     for each in lost:
-        with pytest.raises(CorruptBatch, match="Bring the directory back"):
+        with pytest.raises(CorruptBatch, match="Restore the directory from a copy"):
             damaged.store.get(LOGS, record_key("t", 0, each))
     damaged.close()
 

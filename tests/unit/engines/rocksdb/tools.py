@@ -52,7 +52,7 @@ class World:
         timestamps: Sequence[int] | None = None,
     ) -> int:
         """The first offset."""
-        with self.logs.staged() as staged:
+        with self.logs.stage() as staged:
             done = staged.append(
                 "t",
                 partition,

@@ -223,7 +223,7 @@ async def test_temporary_files_are_never_listed_and_only_old_ones_are_cleaned(tm
         (tmp_path / name).touch()
         os.utime(tmp_path / name, ns=(0, (now_ms - age_ms) * 1_000_000))
     assert [info.name async for page in store.list("") for info in page] == ["d/blob"]
-    assert await store.clean_temporary(day_ms, now_ms) == 1
+    assert await store.remove_temporary_files(day_ms, now_ms) == 1
     assert files(tmp_path) == ["d/.tmp-new", "d/blob"]
     await store.close()
 

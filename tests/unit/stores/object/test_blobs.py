@@ -20,8 +20,8 @@ from llog.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from llog.stores.object.answers import Limits, merged
 from llog.stores.object.blobs import ObjectBlobStore
+from llog.stores.object.requests import Limits, coalesce
 
 KEY, SECRET, TOKEN = "AKIDEXAMPLE", "hush-hush-secret", "hush-hush-token"
 FAST = Limits(attempts=3, backoff_s=0.01, timeout_s=2.0, retry_s=5.0)
@@ -342,9 +342,9 @@ def test_a_process_forked_after_use_is_told_so_instead_of_hanging(server: Script
 
 
 def test_near_ranges_become_one_request_and_far_ones_do_not() -> None:
-    runs = merged([(100, 10), (0, 10), (5, 2), (20, 0), (121, 1)], gap=10)
+    runs = coalesce([(100, 10), (0, 10), (5, 2), (20, 0), (121, 1)], gap=10)
     assert [(run.start, run.end, run.members) for run in runs] == [(0, 10, [1, 2]), (100, 110, [0]), (121, 122, [4])]
-    assert [(run.start, run.end) for run in merged([(100, 10), (0, 10), (121, 1)], gap=90)] == [(0, 122)]
+    assert [(run.start, run.end) for run in coalesce([(100, 10), (0, 10), (121, 1)], gap=90)] == [(0, 122)]
 
 
 async def test_requests_carry_the_name_of_the_process() -> None:

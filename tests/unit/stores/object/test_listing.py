@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.stores.blobs import BlobInfo
-from llog.stores.object.listing import Page, ordered, safe_offset
+from llog.stores.object.listing import Page, list_in_order, safe_offset
 
 PAGE_SIZE = 3
 
@@ -20,7 +20,7 @@ class Server:
         self.key: Callable[[str], object] = (lambda name: name.split("/")) if by_segments else (lambda name: name)
         self.names = sorted(names, key=self.key)
 
-    def pages(self, directory: str, offset: str | None) -> Callable[[], Awaitable[Page]]:
+    def open_listing(self, directory: str, offset: str | None) -> Callable[[], Awaitable[Page]]:
         after = [] if offset is None else [offset]
         found = [n for n in self.names if n.startswith(directory) and all(self.key(n) > self.key(o) for o in after)]  # type: ignore[operator]
 
@@ -54,7 +54,7 @@ def test_whatever_the_order_of_the_server_nothing_is_missed_and_names_are_in_ord
 
     async def collect() -> list[str]:
         directory = prefix[: prefix.rfind("/") + 1]
-        pages = ordered(Server(names, by_segments), directory, prefix, after, PAGE_SIZE)
+        pages = list_in_order(Server(names, by_segments), directory, prefix, after, PAGE_SIZE)
         return [info.name async for page in pages for info in page]
 
     assert asyncio.run(collect()) == sorted(name for name in names if name.startswith(prefix) and name > after)

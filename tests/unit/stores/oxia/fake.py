@@ -98,7 +98,7 @@ class FakeNode(OxiaClientServicer):
         if self._cluster.token and self.headers[-1].get("authorization") != f"Bearer {self._cluster.token}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is invalid")
 
-    async def _led(self, number: int, context: Any) -> FakeShard:
+    async def _leading_shard(self, number: int, context: Any) -> FakeShard:
         await self._begin(context)
         if self._cluster.leaders.get(number) != self.address:
             await context.abort(grpc.StatusCode.UNKNOWN, NOT_LEADER)
@@ -117,7 +117,7 @@ class FakeNode(OxiaClientServicer):
 
     async def WriteStream(self, requests: AsyncIterator[proto.WriteRequest], context: Any) -> AsyncIterator[Any]:
         number = int(dict(context.invocation_metadata())["shard-id"])
-        shard = await self._led(number, context)
+        shard = await self._leading_shard(number, context)
         if self.streams_ignored:
             self.streams_ignored -= 1
             await asyncio.Event().wait()
@@ -137,21 +137,21 @@ class FakeNode(OxiaClientServicer):
             yield response
 
     async def Read(self, request: proto.ReadRequest, context: Any) -> AsyncIterator[Any]:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         self._cluster.reads.append(request)
-        yield proto.ReadResponse(gets=[_looked_up(shard, get) for get in request.gets])
+        yield proto.ReadResponse(gets=[_look_up(shard, get) for get in request.gets])
 
     async def RangeScan(self, request: proto.RangeScanRequest, context: Any) -> AsyncIterator[Any]:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         for key in _between(shard, request):
             yield proto.RangeScanResponse(records=[shard.records[key]])
 
     async def List(self, request: proto.ListRequest, context: Any) -> AsyncIterator[Any]:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         yield proto.ListResponse(keys=_between(shard, request))
 
     async def GetNotifications(self, request: proto.NotificationsRequest, context: Any) -> AsyncIterator[Any]:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         position = shard.offset
         if request.HasField("start_offset_exclusive"):
             position = request.start_offset_exclusive
@@ -168,19 +168,19 @@ class FakeNode(OxiaClientServicer):
                 position = batch.offset
 
     async def CreateSession(self, request: proto.CreateSessionRequest, context: Any) -> Any:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         self._cluster.sessions_opened += 1
         shard.sessions.add(self._cluster.sessions_opened)
         return proto.CreateSessionResponse(session_id=self._cluster.sessions_opened)
 
     async def KeepAlive(self, request: proto.SessionHeartbeat, context: Any) -> Any:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         if request.session_id not in shard.sessions:
             await context.abort(grpc.StatusCode.UNKNOWN, "oxia: session not found")
         return proto.KeepAliveResponse()
 
     async def CloseSession(self, request: proto.CloseSessionRequest, context: Any) -> Any:
-        shard = await self._led(request.shard, context)
+        shard = await self._leading_shard(request.shard, context)
         shard.sessions.discard(request.session_id)
         return proto.CloseSessionResponse()
 
@@ -254,7 +254,7 @@ def _between(shard: FakeShard, request: Any) -> list[str]:
     return sorted(key for key in shard.records if request.start_inclusive <= key < request.end_exclusive)
 
 
-def _looked_up(shard: FakeShard, get: proto.GetRequest) -> proto.GetResponse:
+def _look_up(shard: FakeShard, get: proto.GetRequest) -> proto.GetResponse:
     key: str | None = get.key
     if get.comparison_type == proto.KeyComparisonType.FLOOR:
         key = max((each for each in shard.records if each <= get.key), default=None)

@@ -22,7 +22,7 @@ from llog.errors import (
     VersionMismatch,
     WrongStore,
 )
-from llog.stores.meta import ABSENT, Put, after
+from llog.stores.meta import ABSENT, Put, prefix_end
 from llog.stores.oxia import channels, client, diagnosis
 from llog.stores.oxia import store as store_module
 from llog.stores.oxia.channels import Security
@@ -118,7 +118,7 @@ async def test_a_range_of_all_shards_is_merged_and_one_of_a_partition_asks_one_s
     assert await store.keys("llog/topics/005x", "llog/topics0", 1) == [keys[6]]
     await store.put(key(1, "index/1"), b"")
     oxia.reads.clear()
-    assert await store.keys(key(1, "index/"), after(key(1, "index/")), 1) == [key(1, "index/1")]
+    assert await store.keys(key(1, "index/"), prefix_end(key(1, "index/")), 1) == [key(1, "index/1")]
     assert len(oxia.reads) == 1
 
 
@@ -432,13 +432,13 @@ async def test_what_is_wrong_with_an_address_is_said(oxia: FakeOxia, monkeypatch
     port = other.add_insecure_port("127.0.0.1:0")
     await other.start()
     with pytest.raises(ConfigurationError, match="no namespace 'missing'"):
-        await OxiaMetaStore(oxia.addresses, "missing").connected()
+        await OxiaMetaStore(oxia.addresses, "missing").connect()
     with pytest.raises(WrongStore, match="is not Oxia"):
-        await OxiaMetaStore([f"127.0.0.1:{port}"], "default").connected()
+        await OxiaMetaStore([f"127.0.0.1:{port}"], "default").connect()
     with pytest.raises(StoreUnreachable, match=r"no Oxia answers at 127\.0\.0\.1:1"):
-        await OxiaMetaStore(["127.0.0.1:1"], "default").connected()
+        await OxiaMetaStore(["127.0.0.1:1"], "default").connect()
     with pytest.raises(ConfigurationError, match="oxia://"):
-        await OxiaMetaStore(oxia.addresses, "default", security=Security(tls=True)).connected()
+        await OxiaMetaStore(oxia.addresses, "default", security=Security(tls=True)).connect()
     await other.stop(None)
 
 
@@ -468,12 +468,12 @@ async def test_a_key_whose_shard_stays_missing_makes_the_store_unreachable(
 
 
 async def test_natural_sorting_is_refused(oxia: FakeOxia, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = await OxiaMetaStore(oxia.addresses, "default").connected()
+    opened = await OxiaMetaStore(oxia.addresses, "default").connect()
     await opened.close()
     assert any(SORTING_PROBE in shard.records for shard in oxia.shards.values())
-    monkeypatch.setattr("tests.unit.stores.oxia.fake._looked_up", lambda shard, _: shard.records[SORTING_PROBE])
+    monkeypatch.setattr("tests.unit.stores.oxia.fake._look_up", lambda shard, _: shard.records[SORTING_PROBE])
     with pytest.raises(WrongStore, match="keySorting: hierarchical"):
-        await OxiaMetaStore(oxia.addresses, "default").connected()
+        await OxiaMetaStore(oxia.addresses, "default").connect()
 
 
 async def test_doctor_finds_natural_sorting_and_ephemeral_keys_that_stay(
@@ -498,10 +498,10 @@ async def test_a_token_and_tls_are_used_if_the_server_asks_for_them(tmp_path: Pa
     credentials = grpc.ssl_server_credentials([(KEY, CERTIFICATE)])
     async with fake_oxia(token="from-a-file", credentials=credentials) as oxia:
 
-        def opened(security: Security) -> Awaitable[OxiaMetaStore]:
-            return OxiaMetaStore(oxia.addresses, "default", security=security).connected()
+        def connect(security: Security) -> Awaitable[OxiaMetaStore]:
+            return OxiaMetaStore(oxia.addresses, "default", security=security).connect()
 
-        store = await opened(Security(tls=True, ca_file=str(authority), token_file=str(token)))
+        store = await connect(Security(tls=True, ca_file=str(authority), token_file=str(token)))
         await store.put("a", b"", ephemeral=True)
         assert await store.get("a") is not None
         watch = store.watch("a")
@@ -509,12 +509,12 @@ async def test_a_token_and_tls_are_used_if_the_server_asks_for_them(tmp_path: Pa
         await store.close()
         assert await asyncio.to_thread(store.has_key, "b") is False
         with pytest.raises(ConfigurationError, match="LLOG_OXIA_TOKEN") as refused:
-            await opened(Security(tls=True, ca_file=str(authority), token="wrong-secret"))
+            await connect(Security(tls=True, ca_file=str(authority), token="wrong-secret"))
         assert "wrong-secret" not in str(refused.value)
         with pytest.raises(ConfigurationError, match="LLOG_OXIA_CA_FILE"):
-            await opened(Security(tls=True, token="from-a-file"))
+            await connect(Security(tls=True, token="from-a-file"))
         with pytest.raises(ConfigurationError, match=r"LLOG_OXIA_CA_FILE is .*missing.* cannot be read"):
-            await opened(Security(tls=True, ca_file=str(tmp_path / "missing")))
+            await connect(Security(tls=True, ca_file=str(tmp_path / "missing")))
     assert "wrong" not in repr(Security(token="wrong-secret"))
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from llog.errors import InvalidArgument, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
-from llog.stores.meta import ABSENT, Entry, Put
+from llog.stores.meta import ABSENT, MetaEntry, Put
 from llog.stores.sqlite import writer as sqlite_writer
-from llog.stores.sqlite.file import APPLICATION_ID, USER_VERSION, locked, open_lock
+from llog.stores.sqlite.file import APPLICATION_ID, USER_VERSION, hold_lock, open_lock
 from llog.stores.sqlite.store import SqliteMetaStore
 from llog.stores.sqlite.writer import GROUP_JOBS_MAX
 
@@ -370,7 +370,7 @@ async def test_a_locked_database_is_unavailable_and_usable_again_afterwards(
         assert await store.get("a") is None
         other.execute("ROLLBACK")
     version = await store.put("a", b"")
-    assert await store.get("a") == Entry("a", b"", version)
+    assert await store.get("a") == MetaEntry("a", b"", version)
     assert store.counts.errors == {"put": 1}
     await store.close()
 
@@ -431,7 +431,7 @@ async def test_close_does_not_wait_for_ever_on_a_lock_that_another_process_keeps
     monkeypatch.setattr(sqlite_writer, "CLOSE_SECONDS_MAX", 0.1)
     store = SqliteMetaStore.open(path)
     lock = open_lock(path)
-    with locked(lock):
+    with hold_lock(lock):
         pending = [asyncio.ensure_future(store.put(f"k/{number}", b"")) for number in range(3)]
         await asyncio.sleep(0.05)
         await store.close()

@@ -1,7 +1,7 @@
-"""The newest offset of every key of some records, in little memory: what key compaction decides by.
+"""The newest offset of every key of some records, in little memory: the basis of key compaction.
 
 Keys are found by a 64-bit hash and then compared byte by byte, so keys whose hashes collide stay apart. An entry takes
-20 bytes and its key. No loop goes over records, and Arrow and numpy do nearly all of it without Python's lock.
+20 bytes and its key. No Python loop runs over records: Arrow and numpy do nearly all of the work without the GIL.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Numbers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 
-class Newest(NamedTuple):
-    """In the order of the hashes; every key once."""
+class NewestOffsets(NamedTuple):
+    """Every key once, with its newest offset, in the order of the hashes."""
 
     hashes: Hashes
     offsets: Numbers
@@ -39,7 +39,7 @@ class Newest(NamedTuple):
         return len(self.hashes) * ENTRY_BYTES + binary_size(self.keys)
 
     def of(self, keys: pa.BinaryArray) -> Numbers:
-        """The newest offset of each of these keys, `ABSENT` of those that are not here. None of them is null."""
+        """Return the newest offset of each of these keys, or `ABSENT`. No key may be null."""
         found = np.full(len(keys), ABSENT, np.int64)
         hashes = hashes_of(keys)
         at = np.searchsorted(self.hashes, hashes)
@@ -51,18 +51,18 @@ class Newest(NamedTuple):
                 return found
             same = _equal(keys.take(pa.array(rows)), self.keys.take(pa.array(at[rows])))
             found[rows[same]] = self.offsets[at[rows[same]]]
-            # Another key has this hash: the one sought may come right behind it.
+            # Another key has this hash: the wanted key may be the next one.
             rows = rows[~same]
             at[rows] += 1
 
 
-def newest_of(keys: pa.BinaryArray, offsets: Numbers) -> Newest:
-    """Of these records: the last one of each key. None of the keys is null, and offsets grow."""
+def newest_of(keys: pa.BinaryArray, offsets: Numbers) -> NewestOffsets:
+    """Return the last offset of each key. No key may be null, and offsets must ascend."""
     return _last_of_each(hashes_of(keys), offsets, keys)
 
 
-def merged(parts: Sequence[Newest]) -> Newest:
-    """All parts as one, of which later ones have higher offsets."""
+def merge(parts: Sequence[NewestOffsets]) -> NewestOffsets:
+    """Merge the parts into one. Later parts must have higher offsets."""
     return _last_of_each(
         np.concatenate([part.hashes for part in parts]),
         np.concatenate([part.offsets for part in parts]),
@@ -70,12 +70,12 @@ def merged(parts: Sequence[Newest]) -> Newest:
     )
 
 
-def nothing() -> Newest:
-    return Newest(np.empty(0, np.uint64), np.empty(0, np.int64), pa.array([], pa.binary()))
+def no_offsets() -> NewestOffsets:
+    return NewestOffsets(np.empty(0, np.uint64), np.empty(0, np.int64), pa.array([], pa.binary()))
 
 
 def hashes_of(keys: pa.BinaryArray) -> Hashes:
-    """A 64-bit hash of every key, eight bytes of all of them at a time."""
+    """Return a 64-bit hash of every key, computed eight bytes at a time over all keys."""
     if not len(keys):
         return np.empty(0, np.uint64)
     offsets = binary_offsets(keys).astype(np.int64)
@@ -90,7 +90,7 @@ def hashes_of(keys: pa.BinaryArray) -> Hashes:
     position = 0
     while len(rows):
         word = words[starts[rows] + position]
-        # Of a key's last word, only the bytes that are its own.
+        # Mask the bytes of a key's last word that are not its own.
         missing = np.maximum(_WORD - (lengths[rows] - position), 0).astype(np.uint64)
         word &= np.uint64(0xFFFFFFFFFFFFFFFF) >> (missing * np.uint64(8))
         mixed = (hashes[rows] ^ word) * _MIX_1
@@ -101,20 +101,20 @@ def hashes_of(keys: pa.BinaryArray) -> Hashes:
     return hashes
 
 
-def _last_of_each(hashes: Hashes, offsets: Numbers, keys: pa.BinaryArray) -> Newest:
+def _last_of_each(hashes: Hashes, offsets: Numbers, keys: pa.BinaryArray) -> NewestOffsets:
     order = np.argsort(hashes, kind="stable")
     ordered = keys.take(pa.array(order))
     same_hash = hashes[order[1:]] == hashes[order[:-1]]
     same = same_hash & _equal(ordered.slice(1), ordered.slice(0, max(len(ordered) - 1, 0)))
     if not (same == same_hash).all():
-        # Hashes collide: among those, keys must be in order, too, for equal ones to be neighbours.
+        # Some hashes collide: sort by key as well, so that equal keys are neighbours.
         table = pa.table({"hash": hashes, "key": keys, "offset": offsets})
         by: list[tuple[str, str]] = [("hash", "ascending"), ("key", "ascending"), ("offset", "ascending")]
         order = pc.sort_indices(table, sort_keys=by).to_numpy()
         ordered = keys.take(pa.array(order))
         same = _equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1))
     last = order[np.append(~same, True)] if len(order) else order
-    return Newest(hashes[last], offsets[last], keys.take(pa.array(last)))
+    return NewestOffsets(hashes[last], offsets[last], keys.take(pa.array(last)))
 
 
 def _equal(left: pa.BinaryArray, right: pa.BinaryArray) -> npt.NDArray[np.bool_]:

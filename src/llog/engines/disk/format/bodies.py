@@ -1,4 +1,4 @@
-"""Between records and frames: columns as the body of a frame, and back, without gaps."""
+"""Encodes columns of records as the bodies of frames, and decodes frames into columns without gaps."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import numpy as np
 
 from llog.batch.columns import Columns, byte_size, cut_columns, record_sizes, timestamp_bounds
 from llog.batch.format import BATCH_BYTES_MAX, Codec, decode, encode
-from llog.engines.disk.format.frames import KIND_BATCH, KIND_NONE, Body, Located, Scan, check_body, checksum_of
+from llog.engines.disk.format.frames import (
+    KIND_BATCH,
+    KIND_NONE,
+    Body,
+    LocatedFrame,
+    Scan,
+    check_body,
+    checksum_from_rest,
+)
 from llog.errors import CorruptBatch, RecordTooLarge
 
-Part = tuple[int, Columns]
+RecordRun = tuple[int, Columns]
 """(start offset, consecutive records)"""
 
 
 def encode_body(columns: Columns, codec: Codec = Codec.NONE) -> Body:
-    """Stamped, non-empty columns as the body of a frame."""
+    """Encode columns, which have records and append times, as the body of a frame."""
     append_ms = [ms for _, ms in columns.append_runs]
     _, timestamp_max = timestamp_bounds(columns)
     parts = encode(columns, codec)
-    crc = checksum_of(parts[0], int.from_bytes(parts[0][4:8], "little"))
+    crc = checksum_from_rest(parts[0], int.from_bytes(parts[0][4:8], "little"))
     return Body(parts, sum(map(len, parts)), crc, columns.count, append_ms[0], max(append_ms), timestamp_max)
 
 
 def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body]:
-    """The bodies of the frames that one append is made of: each has up to `frame_bytes` of records before compression,
-    one at least.
+    """Encode one append as the bodies of its frames. Each holds at least one record, and up to `frame_bytes` of records
+    before compression.
 
-    `RecordTooLarge` if all together are more than a batch may have.
+    Raises `RecordTooLarge` if the append is larger than a batch may be.
     """
     arrays = (columns.values, columns.keys, columns.timestamps, columns.headers)
     size = sum(array.nbytes for array in arrays if array is not None)
@@ -46,9 +54,10 @@ def encode_bodies(columns: Columns, codec: Codec, frame_bytes: int) -> list[Body
     return [encode_body(part, codec) for part in cut_columns(columns, edges)]
 
 
-def parts_of(scan: Scan, located: Located) -> list[Part]:
-    """The records of a frame: one part, or several where key compaction has left gaps; `CorruptBatch` if it is
-    damaged.
+def decode_frame(scan: Scan, located: LocatedFrame) -> list[RecordRun]:
+    """Return the records of a frame: one part, or several if key compaction has left gaps between them.
+
+    Raises `CorruptBatch` if the frame is damaged.
     """
     frame = located.frame
     if frame.records == 0:
@@ -57,8 +66,8 @@ def parts_of(scan: Scan, located: Located) -> list[Part]:
         known = f"{KIND_NONE} (none) or {KIND_BATCH} (bytes-batch-v1)"
         raise CorruptBatch(f"a frame has a body of kind {frame.kind}, not {known}")
     body = scan.unchecked_body(located)
-    # `decode` checks the batch by the crc32c in it; this, that it is the batch the frame was made for.
-    check_body(frame, checksum_of(body, int.from_bytes(body[4:8], "little")))
+    # `decode` checks the batch against the crc32c in it; this checks that the batch belongs to the frame.
+    check_body(frame, checksum_from_rest(body, int.from_bytes(body[4:8], "little")))
     columns = decode(body)
     if columns.count != frame.records:
         raise CorruptBatch(f"a frame says that it has {frame.records} records, its body has {columns.count}")

@@ -1,14 +1,14 @@
-"""Names in a log's directory, and how its bytes are made durable.
+"""The names of files in a log's directory, and how their bytes are written durably.
 
 | file | content |
 | --- | --- |
 | `<base>.log` | frames (`frames.py`); `<base>` is the first offset, 20 digits |
-| `<base>.index`, `<base>.timeindex` | sparse indexes (`index.py`), which can be made again from the frames |
-| `<offset>.producers` | what the log remembered of producers before this offset (`producer_snapshot.py`) |
+| `<base>.index`, `<base>.timeindex` | sparse indexes (`index.py`), which can be rebuilt from the frames |
+| `<offset>.producers` | the producers that the log knew before this offset (`producer_snapshot.py`) |
 | `<base>.swap`, `*.cleaned` | a replacement under way (`log/replacement.py`) |
 | `tail`, `log-start` | how far readers may read, and from where (`tail.py`) |
 | `compacted` | how far key compaction has come (`cleaning/progress.py`) |
-| `unsynced` | there while a writer acknowledges before it syncs: the newest segment may have holes after a power cut |
+| `unsynced` | exists while a writer acknowledges before it syncs: a power cut may leave holes in the newest segment |
 | `lock` | held by the one writer (`llog.base.lockfile`) |
 """
 
@@ -40,14 +40,14 @@ UNSYNCED: Final = "unsynced"
 _DIGITS: Final = 20
 _VECTOR_MAX: Final = 1024  # IOV_MAX of Linux and macOS
 _WRITE_BYTES: Final = 128 << 10
-"""No part of a call is larger: on Linux 6.18 with ext4, single parts of 1 MiB and more took several times the CPU and
-the time.
+"""The largest buffer of one call: on Linux 6.18 with ext4, single buffers of 1 MiB and more took several times the CPU
+and the time.
 """
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _REMEDIES: Final = REMEDIES | {
-    errno.ENOSPC: "free some space on its disk, or shorten the retention; appends go on by themselves after that",
+    errno.ENOSPC: "free some space on its disk, or shorten the retention; then appends continue by themselves",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
-    errno.ENOENT: "bring its directory back from a copy, or delete its topic, then restart this process",
+    errno.ENOENT: "restore its directory from a copy, or delete its topic, then restart this process",
 }
 
 
@@ -64,12 +64,12 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 _SYNC_FILE_RANGE: Final = _sync_file_range()
 
 
-def name_of(base: int, suffix: str) -> str:
+def file_name(base: int, suffix: str) -> str:
     return f"{base:0{_DIGITS}}{suffix}"
 
 
-def numbered(directory: Path, suffix: str) -> list[int]:
-    """The numbers of all files `<20 digits><suffix>`, in order. An absent directory has none."""
+def file_numbers(directory: Path, suffix: str) -> list[int]:
+    """Return the numbers of all files named `<20 digits><suffix>`, sorted; none if the directory does not exist."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def numbered(directory: Path, suffix: str) -> list[int]:
 
 
 def write_at(descriptor: int, parts: Sequence[Buffer], position: int, size: int) -> None:
-    """All parts, of this size together, in order from `position` on, without joining them."""
+    """Write all parts, `size` bytes together, one after the other from `position` on, without joining them."""
     if size <= _WRITE_BYTES and len(parts) <= _VECTOR_MAX and os.pwritev(descriptor, parts, position) == size:
         return
     views: list[memoryview | Buffer] = []
@@ -109,22 +109,24 @@ def _write_all(descriptor: int, views: list[memoryview | Buffer], position: int)
     return done
 
 
-def begin_writing(descriptor: int, position: int, length: int) -> None:
-    """Has the disk begin with these bytes, so that a sync finds it at work. Where a system cannot, nothing happens."""
+def start_writeback(descriptor: int, position: int, length: int) -> None:
+    """Have the kernel start writing these bytes to disk, so that the next sync waits less. Does nothing on systems
+    without `sync_file_range`.
+    """
     if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(descriptor, position, length, _SYNC_FILE_RANGE_WRITE)  # what goes wrong, the sync tells
+        _SYNC_FILE_RANGE(descriptor, position, length, _SYNC_FILE_RANGE_WRITE)  # the next sync reports any error
 
 
 def sync_data(descriptor: int) -> None:
-    """Makes a file's bytes durable, and its size, but not its times. macOS cannot leave those out."""
+    """Make a file's bytes and size durable, but not its times (macOS cannot leave those out)."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 def is_removed(descriptor: int) -> bool:
     """Whether an open file has no name any more.
 
-    Not by `fstat` if there is another way: since Linux 6.13, a write after somebody has looked at a file's times must
-    note a new one at once. Measured with ext4, a small write with its sync takes 1.4 times as long then.
+    Avoids `fstat` where it can: since Linux 6.13, the first write after a process has read a file's times must record
+    a new time at once. On ext4, that makes a small write with its sync take 1.4 times as long.
     """
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").endswith(" (deleted)")
@@ -132,8 +134,8 @@ def is_removed(descriptor: int) -> bool:
         return not os.fstat(descriptor).st_nlink
 
 
-def put_small(path: Path, content: Buffer) -> None:
-    """Replaces a small file durably: it has the old content or the new one, whenever the machine stops."""
+def replace_small_file(path: Path, content: Buffer) -> None:
+    """Replace a small file durably: whenever the machine stops, the file has either the old content or the new."""
     temporary = path.with_name(path.name + TEMPORARY)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -149,7 +151,8 @@ def put_small(path: Path, content: Buffer) -> None:
     sync_directory(path.parent)
 
 
-def read_small(path: Path) -> bytes | None:
+def read_small_file(path: Path) -> bytes | None:
+    """Return the content of a file, or None if it does not exist."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -162,8 +165,8 @@ def unavailable(doing: str, path: Path, error: OSError) -> StoreUnavailable:
 
 
 @contextmanager
-def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns what the operating system says into an error that names the path and what to do."""
+def translate_os_errors(doing: str, path: Path) -> Iterator[None]:
+    """Raise an operating system's error as one that names the path and the remedy: "cannot {doing} {path}"."""
     try:
         yield
     except NotADirectoryError as error:

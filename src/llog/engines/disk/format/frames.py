@@ -1,4 +1,4 @@
-"""Frames: checksummed pieces of a segment file, each at a multiple of 8 bytes. docs/segment-format.md states every
+"""Frames: the checksummed units of a segment file, each at a multiple of 8 bytes. docs/segment-format.md defines every
 byte.
 
  0  4  magic "LLF1"                          32  8  append time of the first record, ms (i64)
@@ -11,9 +11,9 @@ byte.
        4 more 8 continues                          each padded with zeros to 8 bytes
 30  2  length of the producer's id (u16)
 
-All numbers are little-endian. The body is opaque here: this layer checks its length and its checksum only. That is the
-crc32c of the body's bytes from 8 on followed by its bytes 0 to 7, so that a body which holds a crc32c of its bytes from
-8 on is not gone through twice.
+All numbers are little-endian. The body is opaque here: this layer checks only its length and its checksum, the crc32c
+of the body's bytes from 8 on followed by its bytes 0 to 7. A body that begins with a crc32c of its own bytes from 8 on
+therefore need not be summed twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KIND_NONE: Final = 0
 KIND_BATCH: Final = 1
 SPAN_MAX: Final = (1 << 32) - 1
 CHECKED_LAST: Final = 8
-"""How many of a body's first bytes go into its checksum after all others."""
+"""The number of bytes at the start of a body that enter its checksum after all others."""
 _HEADER: Final = struct.Struct("<4sIQIIIHHqqqqII")
 _CHECKED: Final = struct.Struct("<QIIIHHqqqqII")
 _PADDING: Final = [bytes(-n % 8) for n in range(8)]
@@ -52,7 +52,7 @@ Offsets = npt.NDArray[np.uint32]
 
 
 class Body(NamedTuple):
-    """What a frame is made around: bytes, and what its header says of them."""
+    """The bytes of a frame's body, and what the frame's header says about them."""
 
     parts: Sequence[Buffer]
     length: int
@@ -66,7 +66,7 @@ class Body(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What the header of a frame says; `length` is that of the whole frame, `body_start` counts from its first byte."""
+    """The header of a frame. `length` is that of the whole frame; `body_start` counts from the frame's first byte."""
 
     base_offset: int
     span: int
@@ -90,7 +90,7 @@ class Frame(NamedTuple):
         return self.base_offset + self.span
 
 
-def body_of(
+def make_body(
     parts: Sequence[Buffer],
     *,
     records: int,
@@ -99,7 +99,7 @@ def body_of(
     append_ms_max: int | None = None,
     kind: int = KIND_BATCH,
 ) -> Body:
-    """Any bytes as the body of a frame to come."""
+    """Make a frame's body of any bytes."""
     return Body(
         parts,
         sum(map(len, parts)),
@@ -113,7 +113,7 @@ def body_of(
 
 
 def checksum(parts: Sequence[Buffer]) -> int:
-    """The checksum that a frame holds of its body."""
+    """Return the checksum of a body as its frame stores it."""
     if parts and len(parts[0]) < CHECKED_LAST:
         parts = [b"".join(parts)]
     if not parts:
@@ -121,11 +121,11 @@ def checksum(parts: Sequence[Buffer]) -> int:
     crc = crc32c(memoryview(parts[0])[CHECKED_LAST:])
     for part in parts[1:]:
         crc = crc32c(part, crc)
-    return checksum_of(parts[0], crc)
+    return checksum_from_rest(parts[0], crc)
 
 
-def checksum_of(body: Buffer, crc_of_rest: int) -> int:
-    """The checksum of a body whose crc32c from byte 8 on is known."""
+def checksum_from_rest(body: Buffer, crc_of_rest: int) -> int:
+    """Return the checksum of a body whose crc32c from byte 8 on is known."""
     found: int = crc32c(bytes(body[:CHECKED_LAST]), crc_of_rest)
     return found
 
@@ -142,11 +142,11 @@ def frame_parts(
     offsets: Offsets | None = None,
     span: int | None = None,
 ) -> list[Buffer]:
-    """The bytes of one frame, to be written one after the other.
+    """Return the bytes of one frame, as buffers to be written one after the other.
 
-    The maxima are those of the log up to the end of this frame. `offsets` are those of its records, relative to the
-    base, if they have gaps; `span` says how many offsets it covers, of which the last ones may have no record. `flags`
-    are `MORE` and `CONTINUES`, of an append that is several frames.
+    The maxima are those of the log up to the end of this frame. `offsets` are given if they have gaps: those of the
+    records, relative to the base. `span` is the number of offsets that the frame covers; the last ones need not have a
+    record. `flags` are `MORE` and `CONTINUES`, for an append of several frames.
     """
     count, length = body.records, body.length
     name, prefix = b"", b""
@@ -156,7 +156,7 @@ def frame_parts(
         prefix = name + _PADDING[len(name) % 8]
     if offsets is not None:
         flags |= SPARSE
-        prefix += _packed_offsets(offsets, count, span)
+        prefix += _pack_offsets(offsets, count, span)
     covered = count if span is None else span
     if not 1 <= covered <= SPAN_MAX or (offsets is None and covered != count):
         raise InvalidArgument(f"a frame of {count} records cannot cover {covered} offsets")
@@ -172,9 +172,10 @@ def frame_parts(
 
 
 def parse(data: Buffer, at: int, end: int) -> Frame | int:
-    """The header at byte `at` of `data`, which ends at `end`; or how many bytes from `at` on it takes to tell.
+    """Parse the header at byte `at` of `data`, which ends at `end`. If that is too short, return the number of bytes
+    needed from `at` on.
 
-    `CorruptBatch` if there is no frame.
+    Raises `CorruptBatch` if the bytes are no frame.
     """
     if end - at < HEADER_BYTES:
         return HEADER_BYTES
@@ -215,7 +216,7 @@ def parse(data: Buffer, at: int, end: int) -> Frame | int:
 
 
 def sparse_offsets(data: Buffer, at: int, frame: Frame) -> Offsets:
-    """The relative offsets of a sparse frame's records; `CorruptBatch` unless they grow and lie within its span."""
+    """Return the relative offsets of a sparse frame's records; `CorruptBatch` unless they grow and lie in its span."""
     start = at + frame.body_start - (frame.records * 4 + frame.records % 2 * 4)
     offsets = np.frombuffer(data, "<u4", frame.records, start)
     if frame.records and (not (offsets[1:] > offsets[:-1]).all() or int(offsets[-1]) >= frame.span):
@@ -228,7 +229,7 @@ def check_body(frame: Frame, computed: int) -> None:
         raise CorruptBatch(f"the body of a frame has checksum {computed:08x}, but its frame says {frame.body_crc:08x}")
 
 
-def _packed_offsets(offsets: Offsets, count: int, span: int | None) -> bytes:
+def _pack_offsets(offsets: Offsets, count: int, span: int | None) -> bytes:
     if span is None or len(offsets) != count:
         raise InvalidArgument(f"a sparse frame of {count} records has {len(offsets)} offsets, and span {span}")
     if count and (not (offsets[1:] > offsets[:-1]).all() or int(offsets[-1]) >= span):
@@ -236,19 +237,21 @@ def _packed_offsets(offsets: Offsets, count: int, span: int | None) -> bytes:
     return offsets.astype("<u4").tobytes() + _PADDING[count * 4 % 8]
 
 
-class Located(NamedTuple):
-    """A frame and where it begins in its file."""
+class LocatedFrame(NamedTuple):
+    """A frame and the position in its file where it begins."""
 
     position: int
     frame: Frame
 
 
 class Scan:
-    """Walks the frames of a file from one to the next; stops at the first bytes that are not the frame expected there.
+    """Iterates over the frames of a file; stops at the first bytes that are not the expected frame.
 
-    Reads `window` bytes at a time, unless `mapped` is the file's memory: only for bytes that nobody cuts off any more.
+    Reads `window` bytes at a time, unless `mapped` is the memory map of the file, which is safe only if no process
+    truncates these bytes any more.
 
-    After it: `position` and `offset` say where the next frame would begin, `problem` why it is none (None: the end).
+    Afterwards, `position` and `offset` say where the next frame would begin, and `problem` why none does (None: the end
+    was reached).
     """
 
     def __init__(
@@ -273,7 +276,7 @@ class Scan:
         self._start = 0
         """Position of the first byte of `_data`."""
 
-    def __iter__(self) -> Iterator[Located]:
+    def __iter__(self) -> Iterator[LocatedFrame]:
         while self.position < self._end:
             try:
                 located = self._next()
@@ -284,53 +287,55 @@ class Scan:
             self.offset = located.frame.next_offset
             yield located
 
-    def body(self, located: Located) -> memoryview:
-        """The body of a frame that this scan just gave. `CorruptBatch` if it is cut short or has another checksum."""
+    def body(self, located: LocatedFrame) -> memoryview:
+        """Return the body of the frame that this scan yielded last; `CorruptBatch` if it is short or fails its
+        checksum.
+        """
         view = self.unchecked_body(located)
         check_body(located.frame, checksum([view]))
         return view
 
-    def unchecked_body(self, located: Located) -> memoryview:
-        """As `body`, for a caller that checks it."""
+    def unchecked_body(self, located: LocatedFrame) -> memoryview:
+        """Like `body`, for a caller that verifies the checksum itself."""
         frame = located.frame
-        at = self._have(located.position, frame.length) + frame.body_start
+        at = self._load(located.position, frame.length) + frame.body_start
         return memoryview(self._data)[at : at + frame.body_length]
 
-    def offsets(self, located: Located) -> Offsets:
-        """Relative offsets of the records of a sparse frame that this scan just gave."""
-        at = self._have(located.position, located.frame.body_start)
+    def offsets(self, located: LocatedFrame) -> Offsets:
+        """Return the relative offsets of the records of the sparse frame that this scan yielded last."""
+        at = self._load(located.position, located.frame.body_start)
         return sparse_offsets(self._data, at, located.frame)
 
-    def _next(self) -> Located:
+    def _next(self) -> LocatedFrame:
         needed = HEADER_BYTES
         while True:
-            at = self._have(self.position, needed)
+            at = self._load(self.position, needed)
             found = parse(self._data, at, len(self._data))
             if not isinstance(found, int):
                 break
             needed = found
         if found.base_offset != self.offset:
-            raise CorruptBatch(f"a frame has base offset {found.base_offset} where {self.offset} is due")
+            raise CorruptBatch(f"a frame has base offset {found.base_offset} where {self.offset} is expected")
         if self.position + found.length > self._end:
             raise CorruptBatch(f"a frame of {found.length} bytes is cut short after {self._end - self.position}")
-        located = Located(self.position, found)
+        located = LocatedFrame(self.position, found)
         if self._bodies:
             self.body(located)
         return located
 
-    def _have(self, position: int, size: int) -> int:
-        """Where in `_data` the bytes [position, position + size) begin, read if they are not there yet."""
+    def _load(self, position: int, size: int) -> int:
+        """Return where in `_data` the file's bytes [position, position + size) begin, after reading them if needed."""
         at = position - self._start
         if at >= 0 and at + size <= len(self._data):
             return at
         if position + size > self._end:
-            raise CorruptBatch(f"{size} bytes are due at byte {position}, and the file ends at {self._end}")
+            raise CorruptBatch(f"{size} bytes are expected at byte {position}, but the file ends at {self._end}")
         wanted = min(max(size, self._window), self._end - position)
         data = os.pread(self._descriptor, wanted, position)
         while len(data) < size:
             more = os.pread(self._descriptor, wanted - len(data), position + len(data))
             if not more:
-                raise CorruptBatch(f"{size} bytes are due at byte {position}, and the file ends after {len(data)}")
+                raise CorruptBatch(f"{size} bytes are expected at byte {position}, but the file ends after {len(data)}")
             data += more
         self._data, self._start = data, position
         return 0

@@ -1,7 +1,7 @@
-"""What a log remembers of its producers, and the snapshot of it that a roll and a close leave.
+"""The state of a log's producers, and the snapshot of it that a roll and a close write.
 
-`<offset>.producers` is JSON: what was remembered before that offset, and the highest times of the log up to there. The
-state at any later offset follows from the headers of the frames between.
+`<offset>.producers` is JSON: the producers known before that offset, and the highest times of the log up to there. The
+state at any later offset follows from the headers of the frames in between.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from llog.engines.disk.format.files import PRODUCERS, name_of, numbered, put_small
+from llog.engines.disk.format.files import PRODUCERS, file_name, file_numbers, replace_small_file
 from llog.engines.disk.format.frames import Frame
 from llog.engines.disk.format.index import Maxima, maxima_of
-from llog.log.producers import Appended, ProducerState, remembered
+from llog.log.producers import ProducerState, RememberedAppend, remember
 from llog.model import FIRST_OFFSET
 
 VERSION: Final = 1
@@ -40,23 +40,23 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     evicted_through: int = 0
 
     def after(self, frame: Frame) -> LogState:
-        """The state behind one more frame."""
+        """Return the state after one more frame."""
         producers, evicted = self.producers, self.evicted_through
         if frame.producer is not None:
-            appended = Appended(frame.sequence, frame.base_offset, frame.next_offset - 1)
+            appended = RememberedAppend(frame.sequence, frame.base_offset, frame.next_offset - 1)
             known = producers.get(frame.producer)
             if known is not None and known.last[-1].sequence == frame.sequence:
                 # One more frame of the same append.
-                appended = Appended(frame.sequence, known.last[-1].start_offset, frame.next_offset - 1)
+                appended = RememberedAppend(frame.sequence, known.last[-1].start_offset, frame.next_offset - 1)
                 producers = {**producers, frame.producer: ProducerState(last=known.last[:-1], used_ms=known.used_ms)}
-            producers, evicted = remembered(producers, evicted, frame.producer, appended, frame.append_ms)
+            producers, evicted = remember(producers, evicted, frame.producer, appended, frame.append_ms)
         return LogState(
             next_offset=frame.next_offset, maxima=maxima_of(frame), producers=producers, evicted_through=evicted
         )
 
 
 def put_snapshot(directory: Path, state: LogState) -> None:
-    """Durably, and removes those that nobody needs any more."""
+    """Write a snapshot durably, and remove older ones that are not needed any more."""
     snapshot = Snapshot(
         version=VERSION,
         offset=state.next_offset,
@@ -65,15 +65,17 @@ def put_snapshot(directory: Path, state: LogState) -> None:
         evicted_through=state.evicted_through,
         producers=state.producers,
     )
-    put_small(directory / name_of(state.next_offset, PRODUCERS), msgspec.json.encode(snapshot))
-    for offset in numbered(directory, PRODUCERS)[:-SNAPSHOTS_KEPT]:
-        os.unlink(directory / name_of(offset, PRODUCERS))
+    replace_small_file(directory / file_name(state.next_offset, PRODUCERS), msgspec.json.encode(snapshot))
+    for offset in file_numbers(directory, PRODUCERS)[:-SNAPSHOTS_KEPT]:
+        os.unlink(directory / file_name(offset, PRODUCERS))
 
 
 def newest_snapshot(directory: Path, through: int, *, remove: bool = True) -> LogState | None:
-    """The newest whole snapshot at or below this offset. Those above it are of a tail that is gone: `remove` them."""
-    for offset in reversed(numbered(directory, PRODUCERS)):
-        path = directory / name_of(offset, PRODUCERS)
+    """Return the newest intact snapshot at or below this offset. Later ones belong to a tail that is lost; `remove`
+    deletes them.
+    """
+    for offset in reversed(file_numbers(directory, PRODUCERS)):
+        path = directory / file_name(offset, PRODUCERS)
         if offset > through:
             if remove:
                 os.unlink(path)

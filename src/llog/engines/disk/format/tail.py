@@ -1,8 +1,8 @@
 """Two small files beside the segments: how far readers in other processes may read, and where the log starts.
 
 `tail`, 32 bytes, overwritten in place after each commit and never synced: "LLT1" · u32 crc32c of bytes 8.. · u64 next
-offset · u64 log start · u64 boot, which tells this run of the machine from others: what an earlier one left may be
-older than the log.
+offset · u64 log start · u64 boot number. The boot number identifies this run of the machine: a tail from an earlier run
+may be older than the log.
 
 `log-start`, 16 bytes, replaced durably: "LLO1" · u32 crc32c of bytes 8.. · u64 log start. All numbers are
 little-endian.
@@ -19,9 +19,9 @@ from typing import Final
 from awscrt.checksums import crc32c
 
 from llog.base.durable import FILE_MODE, boot_id
-from llog.engines.disk.format.files import LOG_START, TAIL, put_small, read_small
-from llog.engines.port import Bounds
+from llog.engines.disk.format.files import LOG_START, TAIL, read_small_file, replace_small_file
 from llog.errors import CorruptBatch
+from llog.log.engine import Bounds
 
 TAIL_MAGIC: Final = b"LLT1"
 START_MAGIC: Final = b"LLO1"
@@ -32,7 +32,7 @@ _READ_ATTEMPTS: Final = 20
 
 @cache
 def boot() -> int:
-    """A number of this run of the machine; 0 where the system has none."""
+    """Return a number that identifies this run of the machine; 0 if the system has none."""
     try:
         return int((boot_id() or "0").replace("-", "")[:16], 16)
     except ValueError:
@@ -46,7 +46,7 @@ def pack_tail(bounds: Bounds, boot_number: int) -> bytes:
 
 
 def unpack_tail(data: bytes, boot_number: int) -> Bounds | None:
-    """None if these bytes are torn, damaged, or were written before the machine was started last."""
+    """Return the bounds in a tail file; None if it is torn, damaged, or from before the last start of the machine."""
     if len(data) != TAIL_BYTES or data[:4] != TAIL_MAGIC or crc32c(data[8:]) != int.from_bytes(data[4:8], "little"):
         return None
     next_offset, log_start, written_in = _TAIL.unpack_from(data, 8)
@@ -62,7 +62,9 @@ def write_tail(descriptor: int, packed: bytes) -> None:
 
 
 def read_tail(descriptor: int) -> Bounds | None:
-    """What the writer said last. A read that met a write is done again; None if there is nothing to rely on."""
+    """Return the bounds that the writer published last; None if the file is not valid. A read that raced a write is
+    repeated.
+    """
     data = b""
     for _ in range(_READ_ATTEMPTS):
         before, data = data, os.pread(descriptor, TAIL_BYTES, 0)
@@ -74,12 +76,14 @@ def read_tail(descriptor: int) -> Bounds | None:
 
 def put_log_start(directory: Path, offset: int) -> None:
     content = offset.to_bytes(8, "little")
-    put_small(directory / LOG_START, START_MAGIC + crc32c(content).to_bytes(4, "little") + content)
+    replace_small_file(directory / LOG_START, START_MAGIC + crc32c(content).to_bytes(4, "little") + content)
 
 
 def read_log_start(directory: Path) -> int | None:
-    """None if none was ever put. It is replaced as a whole, so damage is damage: `CorruptBatch`."""
-    data = read_small(directory / LOG_START)
+    """Return the stored log start; None if none was ever stored. Raises `CorruptBatch` if the file, which is only ever
+    replaced as a whole, is damaged.
+    """
+    data = read_small_file(directory / LOG_START)
     if data is None:
         return None
     if len(data) != 16 or data[:4] != START_MAGIC or crc32c(data[8:]) != int.from_bytes(data[4:8], "little"):

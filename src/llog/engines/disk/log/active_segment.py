@@ -10,7 +10,7 @@ from typing import Final
 
 from llog.base.durable import FILE_MODE
 from llog.batch.columns import Buffer
-from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, is_removed, name_of, sync_data, write_at
+from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, file_name, is_removed, sync_data, write_at
 from llog.engines.disk.format.index import PENDING_BYTES, IndexFile, IndexRule, Maxima
 from llog.engines.disk.options import Fsync, SegmentOptions
 
@@ -18,36 +18,36 @@ _NEVER: Final = 1 << 63
 _BLOCK: Final = 4 << 10
 _ZEROS: Final = bytes(128 << 10)
 _APPENDS_AHEAD: Final = 4
-"""Zeros are written for at least so many appends like the one at hand: for fewer, they cost more than they save."""
+"""Zeros are written for at least this many appends of the present size: for fewer, they cost more than they save."""
 
 
 class ActiveSegment:
-    """Opened as its files are: `recovery.py` has brought them in order, or they are new.
+    """Opens files that are new, or that `recovery.py` has repaired.
 
-    `position` is where the next frame goes: all before it are whole frames, what is behind it is nobody's.
+    `position` is where the next frame goes: before it are whole frames, and the bytes behind it do not count.
 
-    A sync of bytes that make a file longer waits for the file system's journal, too; one of bytes that replace others
-    does not. So if every append is synced, the file is made longer by zeros, for many small appends at a time, and cut
-    when it is finished.
+    Syncing bytes that make a file longer also waits for the file system's journal; syncing bytes that replace others
+    does not. If every append is synced, the file is therefore extended with zeros, for many small appends at a time,
+    and truncated when it is finished.
     """
 
     def __init__(self, directory: Path, base: int, options: SegmentOptions) -> None:
         self.base = base
-        self.path = directory / name_of(base, LOG)
+        self.path = directory / file_name(base, LOG)
         self.position = 0
         self._end = 0
-        """Up to where zeros were written, or tried in vain: no more are before `position` has come there."""
+        """Up to where zeros were written, or could not be: the next ones follow when `position` gets there."""
         self._segment_bytes = options.segment_bytes
         self._ahead_bytes = options.ahead_bytes if options.fsync is Fsync.ALWAYS else 0
-        self.old_ms = _NEVER
-        """When it is to be sealed: as long after its first append as segments are written to."""
+        self.seal_at_ms = _NEVER
+        """When the segment is to be sealed: `segment_ms` after its first append."""
         self._segment_ms = options.segment_ms
         self.rule = IndexRule(base, options.index_interval_bytes, options.index_interval_records)
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            self.index = IndexFile(directory / name_of(base, INDEX))
+            self.index = IndexFile(directory / file_name(base, INDEX))
             try:
-                self.timeindex = IndexFile(directory / name_of(base, TIMEINDEX))
+                self.timeindex = IndexFile(directory / file_name(base, TIMEINDEX))
             except OSError:
                 self.index.close()
                 raise
@@ -56,19 +56,19 @@ class ActiveSegment:
             raise
 
     def write(self, parts: Sequence[Buffer], size: int) -> None:
-        """Writes parts of this size together behind the last frame. They are nobody's until `accept` has counted each
-        frame of them.
+        """Write these parts, `size` bytes together, behind the last frame. They do not count until `accept` was called
+        for each of their frames.
         """
         write_at(self.descriptor, parts, self.position, size)
         end = self.position + size
         if end > self._end:
-            # No more than there is, for many logs are small, and none that would never be replaced.
+            # Never more than the segment has, since many logs are small, and none that no frame would replace.
             ahead = min(self._ahead_bytes, end, self._segment_bytes - end)
             if size * _APPENDS_AHEAD <= ahead:
                 self._lengthen(end, ahead + -(end + ahead) % _BLOCK)
 
     def _lengthen(self, end: int, size: int) -> None:
-        """Zeros from `end` on. If there is no room for them the appends go without, and it is tried again later."""
+        """Write zeros from `end` on. If the disk has no room for them, appends go on without, until the next try."""
         zeros = [_ZEROS] * (size // len(_ZEROS)) + [_ZEROS[: size % len(_ZEROS)]]
         try:
             write_at(self.descriptor, zeros, end, size)
@@ -76,18 +76,18 @@ class ActiveSegment:
             os.ftruncate(self.descriptor, end)
         self._end = end + size
 
-    def begin(self, append_ms: int) -> None:
-        """Its first append was at this time."""
-        self.old_ms = append_ms + self._segment_ms
+    def set_first_append(self, append_ms: int) -> None:
+        """Record the time of the segment's first append, from which its age counts."""
+        self.seal_at_ms = append_ms + self._segment_ms
 
     def accept(self, length: int, base_offset: int, append_ms: int, before: Maxima) -> None:
-        """Goes on behind one frame of what was written, and makes its index entries. `before` are the highest times
-        before it.
+        """Advance behind the next frame that was written, and make its index entries. `before` are the highest times
+        before the frame.
 
-        It may not be durable yet: whoever fails to sync it sets `position` back, and opens the segment again.
+        The frame need not be durable yet: a caller that fails to sync it sets `position` back and reopens the segment.
         """
-        if self.old_ms == _NEVER:
-            self.begin(append_ms)
+        if self.seal_at_ms == _NEVER:
+            self.set_first_append(append_ms)
         entry, time_entry = self.rule.entries(self.position, base_offset, before)
         if entry:
             self.index.add(entry)
@@ -96,20 +96,22 @@ class ActiveSegment:
         self.position += length
 
     def flush_indexes(self) -> None:
-        """An index that cannot be written lags behind, which costs readers a longer scan and nothing else."""
+        """Write pending index entries. An error is ignored: an index that lags behind only costs readers a longer
+        scan.
+        """
         try:
             self.index.flush(PENDING_BYTES)
             self.timeindex.flush(PENDING_BYTES)
         except OSError:
             pass
 
-    def check_there(self) -> None:
-        """`FileNotFoundError` if its file was removed: nobody would find again what is written to it."""
+    def check_not_removed(self) -> None:
+        """Raise `FileNotFoundError` if the segment's file was removed: records written to it would be lost."""
         if is_removed(self.descriptor):
             raise FileNotFoundError(errno.ENOENT, "its file was removed", str(self.path))
 
-    def cut(self) -> None:
-        """Removes what lies behind the last frame, durably."""
+    def cut_torn_end(self) -> None:
+        """Durably remove the bytes behind the last frame."""
         os.ftruncate(self.descriptor, self.position)
         self._end = 0
         sync_data(self.descriptor)
@@ -118,7 +120,7 @@ class ActiveSegment:
         sync_data(self.descriptor)
 
     def finish(self) -> None:
-        """Cuts off the zeros, and makes all of it durable with its indexes: it may be sealed then."""
+        """Cut off the zeros and make the segment and its indexes durable, so that it can be sealed."""
         if self._end:
             os.ftruncate(self.descriptor, self.position)
             self._end = 0

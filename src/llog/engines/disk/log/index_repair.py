@@ -1,32 +1,39 @@
-"""Indexes of sealed segments that are missing or damaged, made again on disk. Readers make their own in memory until
-then.
-"""
+"""Rebuilds missing or damaged indexes of sealed segments on disk. Until then, readers build theirs in memory."""
 
 from __future__ import annotations
 
-from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, explained, name_of, numbered, put_small
+from llog.engines.disk.format.files import (
+    INDEX,
+    LOG,
+    TIMEINDEX,
+    file_name,
+    file_numbers,
+    replace_small_file,
+    translate_os_errors,
+)
 from llog.engines.disk.format.segment import Segment
 from llog.engines.disk.log.recovery import maxima_before
 from llog.engines.disk.log.writer import SegmentWriter
 
 
 def rebuild_indexes(writer: SegmentWriter) -> int:
-    """How many segments needed it. Reads the indexes of all sealed segments, and the headers of those segments only.
+    """Rebuild the indexes that need it, and return for how many segments. Reads all indexes, but only the headers of
+    segments whose index is rebuilt.
 
     Appends wait for one segment at most.
     """
     rebuilt = 0
-    with explained("index", writer.directory):
-        for base in numbered(writer.directory, LOG):
+    with translate_os_errors("index", writer.directory):
+        for base in file_numbers(writer.directory, LOG):
             with writer.mutex:
                 writer.check_open()
-                rebuilt += _rebuild(writer, base)
+                rebuilt += _rebuild_if_needed(writer, base)
     return rebuilt
 
 
-def _rebuild(writer: SegmentWriter, base: int) -> bool:
-    """Whether this segment needed it; one that was removed meanwhile does not."""
-    bases = numbered(writer.directory, LOG)
+def _rebuild_if_needed(writer: SegmentWriter, base: int) -> bool:
+    """Return whether the segment's indexes were rebuilt; False if the segment was removed meanwhile."""
+    bases = file_numbers(writer.directory, LOG)
     if base >= writer.active.base or base not in bases:
         return False
     segment = Segment(writer.directory, base)
@@ -35,7 +42,7 @@ def _rebuild(writer: SegmentWriter, base: int) -> bool:
         return False
     options = writer.options
     before = maxima_before(writer.directory, bases, bases.index(base))
-    index, timeindex = segment.build(end, options.index_interval_bytes, options.index_interval_records, before)
-    put_small(writer.directory / name_of(base, INDEX), index)
-    put_small(writer.directory / name_of(base, TIMEINDEX), timeindex)
+    index, timeindex = segment.build_indexes(end, options.index_interval_bytes, options.index_interval_records, before)
+    replace_small_file(writer.directory / file_name(base, INDEX), index)
+    replace_small_file(writer.directory / file_name(base, TIMEINDEX), timeindex)
     return True

@@ -1,6 +1,4 @@
-"""What the segments of a log look like inside, for people who look and for `llog verify`: nothing here is used by the
-log itself.
-"""
+"""Describes the segments and frames of a log for `llog inspect` and `llog verify`. The log itself does not use it."""
 
 from __future__ import annotations
 
@@ -10,17 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from llog.engines.disk.format.bodies import parts_of
-from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, name_of, numbered
-from llog.engines.disk.format.segment import Segment, Start
-from llog.engines.port import Bounds
+from llog.engines.disk.format.bodies import decode_frame
+from llog.engines.disk.format.files import INDEX, LOG, TIMEINDEX, file_name, file_numbers
+from llog.engines.disk.format.segment import FrameStart, Segment
 from llog.errors import CorruptBatch
+from llog.log.engine import Bounds
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame, or damaged bytes where one should be: then `problem` says what is wrong, and the rest is what is
-    known.
-    """
+class FrameInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame, or damaged bytes in its place: then `problem` says what is wrong, and other fields are set if known."""
 
     path: str
     position: int
@@ -46,16 +42,16 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool
 
 
-def describe(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
-    bases = [base for base in numbered(directory, LOG) if base <= bounds.next_offset]
+def inspect_segments(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
+    bases = [base for base in file_numbers(directory, LOG) if base <= bounds.next_offset]
     found = []
     for base, following in zip(bases, [*bases[1:], bounds.next_offset], strict=False):
-        sizes = [_size(directory / name_of(base, suffix)) for suffix in (LOG, INDEX, TIMEINDEX)]
+        sizes = [_file_size(directory / file_name(base, suffix)) for suffix in (LOG, INDEX, TIMEINDEX)]
         if base == bases[-1]:
             sizes[0] = _end_of_frames(directory, base, bounds.next_offset)
         found.append(
             SegmentInfo(
-                path=str(directory / name_of(base, LOG)),
+                path=str(directory / file_name(base, LOG)),
                 base_offset=base,
                 end_offset=following - 1,
                 bytes=sizes[0],
@@ -67,17 +63,17 @@ def describe(directory: Path, bounds: Bounds) -> list[SegmentInfo]:
     return found
 
 
-def pieces(directory: Path, bounds: Bounds, from_offset: int) -> Iterator[Piece]:
-    """Every frame that ends at `from_offset` or above, bodies decoded. A damaged one is told, and the next one found
-    behind it.
+def inspect_frames(directory: Path, bounds: Bounds, from_offset: int) -> Iterator[FrameInfo]:
+    """Yield every frame that ends at `from_offset` or above, after decoding its body. Damage is yielded too, and the
+    walk continues at the next frame that the index knows.
     """
-    infos = describe(directory, bounds)
+    infos = inspect_segments(directory, bounds)
     offset = from_offset
     for info in infos:
         if info.end_offset < from_offset:
             continue
         if offset < info.base_offset:
-            yield _damage(info.path, 0, 0, offset, info.base_offset - 1, "offsets are in no segment")
+            yield _damaged_range(info.path, 0, 0, offset, info.base_offset - 1, "offsets are in no segment")
         segment = Segment(directory, info.base_offset)
         end = segment.size()
         start = segment.floor(max(from_offset, info.base_offset), end)
@@ -88,10 +84,10 @@ def pieces(directory: Path, bounds: Bounds, from_offset: int) -> Iterator[Piece]
                 frame, problem = located.frame, None
                 if frame.next_offset > from_offset:
                     try:
-                        parts_of(scan, located)
+                        decode_frame(scan, located)
                     except CorruptBatch as error:
                         problem = str(error)
-                    yield Piece(
+                    yield FrameInfo(
                         path=info.path,
                         position=located.position,
                         length=frame.length,
@@ -110,25 +106,27 @@ def pieces(directory: Path, bounds: Bounds, from_offset: int) -> Iterator[Piece]
             offset = scan.offset
             if offset > info.end_offset:
                 break
-            start = _behind(segment, scan.position, end) or Start(end, info.end_offset + 1)
+            start = _next_indexed_frame(segment, scan.position, end) or FrameStart(end, info.end_offset + 1)
             why = scan.problem or "the file ends early"
-            yield _damage(info.path, scan.position, start.position - scan.position, offset, start.offset - 1, why)
+            yield _damaged_range(
+                info.path, scan.position, start.position - scan.position, offset, start.offset - 1, why
+            )
             offset = start.offset
     if not infos and bounds.next_offset > from_offset:
-        yield _damage(str(directory), 0, 0, from_offset, bounds.next_offset - 1, "there is no segment")
+        yield _damaged_range(str(directory), 0, 0, from_offset, bounds.next_offset - 1, "there is no segment")
 
 
-def _behind(segment: Segment, position: int, end: int) -> Start | None:
-    """The first indexed frame behind `position` that is there."""
-    for start in segment.indexed(end):
+def _next_indexed_frame(segment: Segment, position: int, end: int) -> FrameStart | None:
+    """Return the first indexed frame behind `position` that exists; None if there is none."""
+    for start in segment.indexed_frames(end):
         if start.position > position and segment.has_frame(start, end):
             return start
     return None
 
 
 def _end_of_frames(directory: Path, base: int, next_offset: int) -> int:
-    """Where the frames up to this offset end: behind them, a newest segment has zeros. All of it counts if it is
-    damaged.
+    """Return where the frames below `next_offset` end; a newest segment may have zeros behind them. For a damaged
+    segment, return its size.
     """
     try:
         segment = Segment(directory, base)
@@ -142,11 +140,11 @@ def _end_of_frames(directory: Path, base: int, next_offset: int) -> int:
     return scan.position
 
 
-def _damage(path: str, position: int, length: int, start: int, stop: int, problem: str) -> Piece:
-    return Piece(path=path, position=position, length=length, start_offset=start, end_offset=stop, problem=problem)
+def _damaged_range(path: str, position: int, length: int, start: int, stop: int, problem: str) -> FrameInfo:
+    return FrameInfo(path=path, position=position, length=length, start_offset=start, end_offset=stop, problem=problem)
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""What is left of a log after its writer has ended in whatever way, and how it becomes whole again.
+"""Recovers a log, however its last writer ended.
 
 Only the newest segment is read, from the last index entry that points at the first frame of an append: entries are
-written once what they point at is durable, so the frames before are as they were acknowledged. If the writer
-acknowledged before it synced (`unsynced`), all of the segment is read. The log ends before the first append that is not
-whole: one of several frames counts with its last one.
+written after the frames they point at are durable, so the frames before are as they were acknowledged. If the writer
+acknowledged before it synced (`unsynced`), the whole segment is read. The log ends before the first append that is
+incomplete: an append of several frames counts only with its last one.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from llog.engines.disk.format.files import (
     TEMPORARY,
     TIMEINDEX,
     UNSYNCED,
-    name_of,
-    numbered,
-    read_small,
+    file_name,
+    file_numbers,
+    read_small_file,
     write_at,
 )
-from llog.engines.disk.format.frames import Located
+from llog.engines.disk.format.frames import LocatedFrame
 from llog.engines.disk.format.index import (
     ENTRY_BYTES,
     TIME_ENTRY_BYTES,
-    Entry,
     Index,
     IndexRule,
     Maxima,
+    OffsetEntry,
     TimeEntry,
     TimeIndex,
+    count_sound_entries,
+    count_sound_time_entries,
     maxima_of,
-    sound_entries,
-    sound_time_entries,
 )
 from llog.engines.disk.format.producer_snapshot import LogState, newest_snapshot
-from llog.engines.disk.format.segment import Segment, Start
+from llog.engines.disk.format.segment import FrameStart, Segment
 from llog.engines.disk.format.tail import put_log_start, read_log_start
 from llog.engines.disk.log.active_segment import ActiveSegment
 from llog.engines.disk.options import SegmentOptions
@@ -52,8 +52,8 @@ from llog.model import FIRST_OFFSET
 _BODIES_WINDOW = 1 << 20
 
 
-class Found(NamedTuple):
-    """The newest segment as its frames say: where they end, and the indexes that belong to them."""
+class SegmentState(NamedTuple):
+    """The newest segment according to its frames: where they end, and the index entries that belong to them."""
 
     position: int
     next_offset: int
@@ -63,8 +63,8 @@ class Found(NamedTuple):
     time_entries: bytes
 
 
-class _Whole(NamedTuple):
-    """How far the appends of a segment are whole, and how much of its indexes belongs to them."""
+class _WholeAppends(NamedTuple):
+    """How far the appends of a segment are complete, and how many bytes of its indexes belong to them."""
 
     position: int
     next_offset: int
@@ -73,87 +73,89 @@ class _Whole(NamedTuple):
     time_entries_bytes: int
 
 
-class Recovered(NamedTuple):
+class RecoveredLog(NamedTuple):
     active: ActiveSegment
     state: LogState
     log_start: int
 
 
-def recover(directory: Path, options: SegmentOptions) -> Recovered:
-    """Brings the directory in order and opens its newest segment. The caller holds the lock, and has finished
-    replacements.
-    """
+def recover(directory: Path, options: SegmentOptions) -> RecoveredLog:
+    """Recover the log and open its newest segment. The caller holds the lock and has finished replacements."""
     start = read_log_start(directory)
     for name in os.listdir(directory):
         if name.endswith(TEMPORARY):
             os.unlink(directory / name)
-    bases = numbered(directory, LOG)
+    bases = file_numbers(directory, LOG)
     if not bases:
         _check_end(directory, start or FIRST_OFFSET, 0, start or FIRST_OFFSET)
-        active = create(directory, start or FIRST_OFFSET, options)
+        active = create_segment(directory, start or FIRST_OFFSET, options)
         state = newest_snapshot(directory, active.base)
         if state is None or state.next_offset != active.base:
             state = LogState(next_offset=active.base, evicted_through=active.base - 1)
-        return Recovered(active, state, active.base)
+        return RecoveredLog(active, state, active.base)
     log_start = max(start or FIRST_OFFSET, bases[0])
-    bases = drop_below(directory, bases, log_start)
-    found = _newest(directory, bases, options, unsynced=(directory / UNSYNCED).exists())
+    bases = remove_segments_below(directory, bases, log_start)
+    found = _examine_newest(directory, bases, options, unsynced=(directory / UNSYNCED).exists())
     base = bases[-1]
     _check_end(directory, base, found.position, found.next_offset)
-    # Also what a killed writer had not synced: from now on it counts as acknowledged. Before the indexes, which rely on
-    # it.
-    _cut(directory / name_of(base, LOG), found.position)
-    left = _replace_index(directory / name_of(base, INDEX), found.entries)
-    time_left = _replace_index(directory / name_of(base, TIMEINDEX), found.time_entries)
+    # This also syncs what a killed writer had not: it counts as acknowledged from now on. Indexes follow, because their
+    # entries must point at durable frames.
+    _truncate(directory / file_name(base, LOG), found.position)
+    left = _replace_index(directory / file_name(base, INDEX), found.entries)
+    time_left = _replace_index(directory / file_name(base, TIMEINDEX), found.time_entries)
     sync_directory(directory)
     if log_start > found.next_offset:
-        # What was trimmed up to there was lost with the tail. Records that get these offsets now must not be below it
-        # one day.
+        # The log was trimmed beyond what is left of it. New records get the lost offsets, and must not lie below the
+        # log start.
         put_log_start(directory, found.next_offset)
-    state = _replayed(directory, bases, found)
+    state = _replay_state(directory, bases, found)
     active = ActiveSegment(directory, base, options)
     active.index.add(left)
     active.timeindex.add(time_left)
     active.position = found.position
     if found.first_append_ms is not None:
-        active.begin(found.first_append_ms)
+        active.set_first_append(found.first_append_ms)
     active.rule.resume(_last_entry(found.entries), _last_time_entry(found.time_entries))
-    return Recovered(active, state, min(log_start, found.next_offset))
+    return RecoveredLog(active, state, min(log_start, found.next_offset))
 
 
 def _check_end(directory: Path, base: int, position: int, next_offset: int) -> None:
-    """`CorruptBatch` if the log ends before a snapshot: that was put when all before it was durable, so this is no torn
-    tail.
+    """Raise `CorruptBatch` if the log ends before a snapshot. All records before a snapshot were durable when it was
+    written, so this is not a torn tail.
 
-    To cut it off would give offsets to other records that readers have seen, and groups have passed.
+    To cut the log there would reuse offsets that readers have seen and consumer groups have passed.
     """
-    ends = numbered(directory, PRODUCERS)
+    ends = file_numbers(directory, PRODUCERS)
     if ends and ends[-1] > next_offset:
         raise CorruptBatch(
-            f"{directory / name_of(base, LOG)} is damaged or gone from byte {position} on: offsets {next_offset} to "
-            f"{ends[-1] - 1} were durable, and cannot be read any more. Bring the file back from a copy; or remove "
-            f"{directory / name_of(ends[-1], PRODUCERS)} to go on without them, and new records get these offsets"
+            f"{directory / file_name(base, LOG)} is damaged or gone from byte {position} on: offsets {next_offset} to "
+            f"{ends[-1] - 1} were durable, and cannot be read any more. Restore the file from a copy; or remove "
+            f"{directory / file_name(ends[-1], PRODUCERS)} to continue without them: new records then get these offsets"
         )
 
 
-def _newest(directory: Path, bases: list[int], options: SegmentOptions, *, unsynced: bool) -> Found:
-    """The newest segment. An empty one that a failed roll left behind, while appends went on before it, is removed from
-    `bases`.
+def _examine_newest(directory: Path, bases: list[int], options: SegmentOptions, *, unsynced: bool) -> SegmentState:
+    """Examine the newest segment. An empty one that a failed roll left behind, while appends went on in the previous
+    one, is deleted and removed from `bases`.
     """
-    found = examine(directory, bases[-1], options, maxima_before(directory, bases, len(bases) - 1), unsynced=unsynced)
+    found = examine_segment(
+        directory, bases[-1], options, maxima_before(directory, bases, len(bases) - 1), unsynced=unsynced
+    )
     if found.position == 0 and len(bases) > 1:
         before = maxima_before(directory, bases, len(bases) - 2)
-        previous = examine(directory, bases[-2], options, before, unsynced=unsynced)
+        previous = examine_segment(directory, bases[-2], options, before, unsynced=unsynced)
         if previous.next_offset > bases[-1]:
-            _remove(directory, bases.pop())
+            _remove_segment(directory, bases.pop())
             sync_directory(directory)
             return previous
     return found
 
 
-def create(directory: Path, base: int, options: SegmentOptions) -> ActiveSegment:
-    """A new, empty segment, durably; files that a crash left under its name had no acknowledged records."""
-    _remove(directory, base)
+def create_segment(directory: Path, base: int, options: SegmentOptions) -> ActiveSegment:
+    """Create an empty segment durably. Files that a crash left under its name have no acknowledged records, and are
+    removed.
+    """
+    _remove_segment(directory, base)
     try:
         active = ActiveSegment(directory, base, options)
         try:
@@ -162,29 +164,29 @@ def create(directory: Path, base: int, options: SegmentOptions) -> ActiveSegment
             active.close()
             raise
     except OSError:
-        _remove(directory, base)
+        _remove_segment(directory, base)
         raise
     return active
 
 
-def drop_below(directory: Path, bases: list[int], log_start: int) -> list[int]:
-    """Removes segments that end below the log start, lowest first; those that are left. The newest one always stays."""
+def remove_segments_below(directory: Path, bases: list[int], log_start: int) -> list[int]:
+    """Remove segments that end below the log start, lowest first, and return those left. The newest always stays."""
     kept = max(bisect_right(bases, log_start) - 1, 0)
     for base in bases[:kept]:
-        _remove(directory, base)
-        (directory / name_of(base, PRODUCERS)).unlink(missing_ok=True)
+        _remove_segment(directory, base)
+        (directory / file_name(base, PRODUCERS)).unlink(missing_ok=True)
     if kept:
         sync_directory(directory)
     return bases[kept:]
 
 
-def _remove(directory: Path, base: int) -> None:
+def _remove_segment(directory: Path, base: int) -> None:
     for suffix in (LOG, INDEX, TIMEINDEX):
-        (directory / name_of(base, suffix)).unlink(missing_ok=True)
+        (directory / file_name(base, suffix)).unlink(missing_ok=True)
 
 
 def maxima_before(directory: Path, bases: list[int], number: int) -> Maxima:
-    """The highest times of the log before segment `number`."""
+    """Return the highest times of the log before segment `number`."""
     base = bases[number]
     if base == FIRST_OFFSET:
         return Maxima()
@@ -192,30 +194,32 @@ def maxima_before(directory: Path, bases: list[int], number: int) -> Maxima:
     if snapshot is not None and snapshot.next_offset == base:
         return snapshot.maxima
     if number == 0:
-        return Maxima()  # what was before it is gone, and its frames say it again
+        return Maxima()  # earlier segments are gone, and the headers of this one's frames repeat the maxima
     before = Segment(directory, bases[number - 1])
     return before.maxima_at_end(before.size())
 
 
-def examine(directory: Path, base: int, options: SegmentOptions, before: Maxima, *, unsynced: bool) -> Found:
-    """Reads only. `before` are the highest times of the log before this segment."""
+def examine_segment(
+    directory: Path, base: int, options: SegmentOptions, before: Maxima, *, unsynced: bool
+) -> SegmentState:
+    """Find how far a segment is intact, without changing it. `before` are the highest times of the log before it."""
     segment = Segment(directory, base)
     end = segment.size()
-    index = read_small(directory / name_of(base, INDEX)) or b""
-    timeindex = read_small(directory / name_of(base, TIMEINDEX)) or b""
-    trusted = _last_standing(segment, Index(index), sound_entries(index, end), end)
+    index = read_small_file(directory / file_name(base, INDEX)) or b""
+    timeindex = read_small_file(directory / file_name(base, TIMEINDEX)) or b""
+    trusted = _count_trusted(segment, Index(index), count_sound_entries(index, end), end)
     times = TimeIndex(timeindex)
     number = -1
     if trusted and not unsynced:
         limit = Index(index)[trusted - 1].position
-        number = _time_number(segment, times, sound_time_entries(timeindex, end), limit, end)
+        number = _last_time_entry_up_to(segment, times, count_sound_time_entries(timeindex, end), limit, end)
     if number > 0:
         entry = times[number]
-        start = Start(entry.position, base + entry.relative_offset)
+        start = FrameStart(entry.position, base + entry.relative_offset)
         before = Maxima(entry.max_append_ms, entry.max_timestamp_ms)
     else:
-        number, start = 0, Start(0, base)
-    # Everything from `start` on is decided again, so entries behind it go.
+        number, start = 0, FrameStart(0, base)
+    # Entries from `start` on are made again.
     entries = bytearray(
         index[: (Index(index[: trusted * ENTRY_BYTES]).floor(start.offset - base - 1) + 1) * ENTRY_BYTES]
     )
@@ -226,30 +230,30 @@ def examine(directory: Path, base: int, options: SegmentOptions, before: Maxima,
     checked = start
     if trusted and not unsynced:
         last = Index(index)[trusted - 1]
-        checked = Start(last.position, base + last.relative_offset)
+        checked = FrameStart(last.position, base + last.relative_offset)
 
-    def note(located: Located) -> None:
+    def add_entries(located: LocatedFrame) -> None:
         nonlocal before
         entry, time_entry = rule.entries(located.position, located.frame.base_offset, before)
         entries.extend(entry)
         time_entries.extend(time_entry)
         before = maxima_of(located.frame)
 
-    # Damage in here is not a torn tail: readers report it, and what follows stays.
+    # Damage in here is not a torn tail: readers report it, and the frames behind it stay.
     for located in segment.scan(start, checked.position):
-        note(located)
-    whole = _Whole(checked.position, checked.offset, before, len(entries), len(time_entries))
+        add_entries(located)
+    whole = _WholeAppends(checked.position, checked.offset, before, len(entries), len(time_entries))
     within = False
     scan = segment.scan(checked, end, bodies=True, window=_BODIES_WINDOW)
     for located in scan:
         if located.frame.continues != within:
             break
-        note(located)
+        add_entries(located)
         within = located.frame.more
         if not within:
-            whole = _Whole(scan.position, scan.offset, before, len(entries), len(time_entries))
-    first = segment.frame_at(Start(0, base), whole.position)
-    return Found(
+            whole = _WholeAppends(scan.position, scan.offset, before, len(entries), len(time_entries))
+    first = segment.frame_at(FrameStart(0, base), whole.position)
+    return SegmentState(
         whole.position,
         whole.next_offset,
         whole.maxima,
@@ -259,30 +263,32 @@ def examine(directory: Path, base: int, options: SegmentOptions, before: Maxima,
     )
 
 
-def _last_standing(segment: Segment, index: Index, count: int, end: int) -> int:
-    """How many entries are left if the last one of them must point at a frame with which an append begins."""
+def _count_trusted(segment: Segment, index: Index, count: int, end: int) -> int:
+    """Return how many of `count` entries remain if the last one must point at the first frame of an append."""
     while count:
         entry = index[count - 1]
-        frame = segment.frame_at(Start(entry.position, segment.base + entry.relative_offset), end)
+        frame = segment.frame_at(FrameStart(entry.position, segment.base + entry.relative_offset), end)
         if frame is not None and not frame.continues:
             break
         count -= 1
     return count
 
 
-def _time_number(segment: Segment, times: TimeIndex, count: int, limit: int, end: int) -> int:
-    """Number of the last of `count` time entries that points at a frame up to position `limit`; -1 if there is none."""
+def _last_time_entry_up_to(segment: Segment, times: TimeIndex, count: int, limit: int, end: int) -> int:
+    """Return the number of the last of `count` time entries that points at a frame up to position `limit`; -1 if none
+    does.
+    """
     number = bisect_right(range(count), limit, key=lambda n: times[n].position) - 1
     while number >= 0:
         entry = times[number]
-        if segment.has_frame(Start(entry.position, segment.base + entry.relative_offset), end):
+        if segment.has_frame(FrameStart(entry.position, segment.base + entry.relative_offset), end):
             break
         number -= 1
     return number
 
 
-def _replayed(directory: Path, bases: list[int], found: Found) -> LogState:
-    """What the log remembers at its end: the newest snapshot, and the headers of the frames since."""
+def _replay_state(directory: Path, bases: list[int], found: SegmentState) -> LogState:
+    """Return the state at the end of the log: the newest snapshot, updated by the headers of later frames."""
     state = newest_snapshot(directory, found.next_offset)
     if state is None:
         evicted = 0 if bases[0] == FIRST_OFFSET else bases[0] - 1
@@ -296,7 +302,7 @@ def _replayed(directory: Path, bases: list[int], found: Found) -> LogState:
             if located.frame.base_offset == state.next_offset:
                 state = state.after(located.frame)
     if state.next_offset < found.next_offset:
-        # Headers in between are damaged: whose appends they were cannot be told, so nobody unknown is taken for new.
+        # Headers in between are damaged: any unknown producer may have made those appends, so none counts as new.
         state = LogState(
             next_offset=found.next_offset, producers=state.producers, evicted_through=found.next_offset - 1
         )
@@ -308,7 +314,7 @@ def _replayed(directory: Path, bases: list[int], found: Found) -> LogState:
     )
 
 
-def _cut(path: Path, size: int) -> None:
+def _truncate(path: Path, size: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size != size:
@@ -319,11 +325,12 @@ def _cut(path: Path, size: int) -> None:
 
 
 def _replace_index(path: Path, content: bytes) -> bytes:
-    """What is left to be written: all of it if the disk is full, which must not keep anybody from opening the log.
+    """Replace an index file, and return what is left to be written: all of `content` if the disk is full, since the log
+    must open even then.
 
-    Never in place: a reader may have it mapped, and must not find its end cut off.
+    The file is never truncated in place, because a reader may have mapped it.
     """
-    if read_small(path) == content:
+    if read_small_file(path) == content:
         return b""
     temporary = path.with_name(path.name + TEMPORARY)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -341,7 +348,7 @@ def _replace_index(path: Path, content: bytes) -> bytes:
     return b""
 
 
-def _last_entry(data: bytes | bytearray) -> Entry | None:
+def _last_entry(data: bytes | bytearray) -> OffsetEntry | None:
     index = Index(bytes(data))
     return index[len(index) - 1] if len(index) else None
 

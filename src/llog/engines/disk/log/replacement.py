@@ -1,13 +1,14 @@
-"""Replaces sealed segments by a rewritten one, so that a crash at any point leaves the old ones or the new one, never
-parts of both.
+"""Replaces sealed segments by a rewritten one. A crash at any point leaves the old segments or the new one, never parts
+of both.
 
-1. `<base>.log.cleaned`, `<base>.index.cleaned` and `<base>.timeindex.cleaned` are written and synced. A crash here:
-   they are removed.
-2. `<base>.swap` is put durably; it is JSON and names the segments that go. This is the commit point.
-3. The cleaned files are renamed to their final names, the other segments are removed, then the swap file. A crash here:
-   `finish` does the rest when the log is opened next.
+1. `<base>.log.cleaned`, `<base>.index.cleaned` and `<base>.timeindex.cleaned` are written and synced. After a crash
+   here, they are removed.
+2. `<base>.swap` is written durably: JSON that names the segments to be replaced. This is the commit point.
+3. The cleaned files are renamed to their final names, the other segments are removed, then the swap file. After a crash
+   here, `finish_replacements` does the rest when the log is opened next.
 
-Readers need no part in this: they find frames by offset, check each, and look again when a file is gone or another one.
+Readers take no part in this: they find frames by offset, check each, and list the directory again when a file was
+removed or replaced.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from llog.engines.disk.format.files import (
     PRODUCERS,
     SWAP,
     TIMEINDEX,
-    name_of,
-    numbered,
-    put_small,
+    file_name,
+    file_numbers,
+    replace_small_file,
     write_at,
 )
 from llog.engines.disk.format.frames import Frame, Offsets, parse
@@ -44,17 +45,17 @@ _SUFFIXES: Final = (INDEX, TIMEINDEX, LOG)
 
 
 class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """The segment `bases[0]` was rewritten and now holds the records of all these."""
+    """The content of a swap file: the segment `bases[0]` was rewritten and now holds the records of all `bases`."""
 
     version: int
     bases: tuple[int, ...]
 
 
-class Rewrite:
-    """The new content of neighbouring sealed segments, frame by frame. Nothing counts until `commit`; without it, it
-    leaves nothing.
+class Replacement:
+    """The new content of neighbouring sealed segments, added frame by frame. It takes effect with `commit`; without
+    that, leaving the context removes it.
 
-    Frames cover the same offsets as before, without a gap: where records go, a sparse frame's span covers them.
+    Frames cover the same offsets as before, without a gap: the span of a sparse frame covers removed records.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Rewrite:
         self._done = False
         self._descriptor = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
-    def __enter__(self) -> Rewrite:
+    def __enter__(self) -> Replacement:
         return self
 
     def __exit__(
@@ -94,7 +95,7 @@ class Rewrite:
         return self._position
 
     def add(self, parts: Sequence[Buffer], offsets: Offsets | None = None) -> None:
-        """One frame as `frame_parts` makes it, with the same `offsets`."""
+        """Add one frame as `frame_parts` makes it, with the same `offsets`."""
         frame = parse(parts[0], 0, len(parts[0]))
         if not isinstance(frame, Frame) or frame.base_offset != self._offset:
             raise InvalidArgument(f"a rewritten segment needs a frame of base offset {self._offset} here")
@@ -112,71 +113,67 @@ class Rewrite:
         self._offset = frame.next_offset
 
     def prepare(self) -> None:
-        """Makes the new files durable, all frames being added: the long part of it, for which no append has to wait."""
+        """Make the new files durable once all frames are added. This is the slow part; appends need not wait for it."""
         if self._offset != self._stop:
             raise InvalidArgument(
                 f"the rewritten segment ends at offset {self._offset - 1}, not at {self._stop - 1}: cover all offsets"
             )
         os.fsync(self._descriptor)
         for suffix, content in zip((INDEX, TIMEINDEX), self._indexes, strict=True):
-            put_small(self._path(suffix), content)
+            replace_small_file(self._path(suffix), content)
 
     def commit(self, *, last_record_needed: bool) -> None:
-        """Replaces the segments; after `prepare`. `last_record_needed`: no sealed one follows, so readers need a record
-        at their end.
+        """Replace the segments, after `prepare`. `last_record_needed` says that no sealed segment follows, so readers
+        need a record at the end of this one.
         """
         if last_record_needed and not self._ends_in_record:
             raise InvalidArgument(
-                f"offset {self._stop - 1} is the last one that is sealed: keep its record, or readers wait at the "
-                "end in vain"
+                f"offset {self._stop - 1} is the last sealed one: keep its record, or readers wait for it in vain"
             )
-        swap = self._directory / name_of(self._bases[0], SWAP)
+        swap = self._directory / file_name(self._bases[0], SWAP)
         try:
-            put_small(swap, msgspec.json.encode(Swap(version=VERSION, bases=self._bases)))
+            replace_small_file(swap, msgspec.json.encode(Swap(version=VERSION, bases=self._bases)))
         finally:
-            # Whatever failed: once that file is there, others are removed in favour of the cleaned ones, which must
-            # stay, then.
+            # Even after an error: once the swap file exists, the cleaned files replace the others, and must stay.
             self._done = swap.exists()
-        _carry_out(self._directory, self._bases)
+        _swap_files(self._directory, self._bases)
 
     def _path(self, suffix: str) -> Path:
-        return self._directory / (name_of(self._bases[0], suffix) + CLEANED)
+        return self._directory / (file_name(self._bases[0], suffix) + CLEANED)
 
 
-def finish(directory: Path) -> None:
-    """Completes the replacements that were committed, and removes what is left of the others."""
-    carry_on(directory)
+def finish_replacements(directory: Path) -> None:
+    """Complete the replacements that were committed, and remove the files of those that were not."""
+    complete_committed(directory)
     leftovers = [name for name in os.listdir(directory) if name.endswith(CLEANED)]
     for name in leftovers:
         os.unlink(directory / name)
 
 
-def carry_on(directory: Path) -> None:
-    """Completes the replacements that were committed: also before anything else is done to segments, if an error has
-    stopped one.
-    """
-    for base in numbered(directory, SWAP):
-        path = directory / name_of(base, SWAP)
+def complete_committed(directory: Path) -> None:
+    """Complete the replacements that were committed but interrupted. Called before segments are changed in any way."""
+    for base in file_numbers(directory, SWAP):
+        path = directory / file_name(base, SWAP)
         try:
             swap = msgspec.json.decode(path.read_bytes(), type=Swap)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptBatch(f"{path} is damaged: {error}. Remove it: the segments stay as they are, then") from error
+            raise CorruptBatch(f"{path} is damaged: {error}. Remove it: the segments then stay as they are") from error
         if swap.version != VERSION:
             raise CorruptBatch(f"{path} has version {swap.version}, not {VERSION}: a newer llog may have written it")
-        _carry_out(directory, swap.bases)
+        _swap_files(directory, swap.bases)
 
 
-def _carry_out(directory: Path, bases: Iterable[int]) -> None:
-    """Every step may have been done before."""
+def _swap_files(directory: Path, bases: Iterable[int]) -> None:
+    """Move the cleaned files into place and remove the replaced ones. Idempotent, so it can resume after a crash."""
     first, *others = bases
     for suffix in _SUFFIXES:
-        cleaned = directory / (name_of(first, suffix) + CLEANED)
+        cleaned = directory / (file_name(first, suffix) + CLEANED)
         if cleaned.exists():
-            os.rename(cleaned, directory / name_of(first, suffix))
+            os.rename(cleaned, directory / file_name(first, suffix))
     sync_directory(directory)
     for base in others:
         for suffix in (*_SUFFIXES, PRODUCERS):
-            (directory / name_of(base, suffix)).unlink(missing_ok=True)
+            (directory / file_name(base, suffix)).unlink(missing_ok=True)
     sync_directory(directory)
-    (directory / name_of(first, SWAP)).unlink(missing_ok=True)
+    (directory / file_name(first, SWAP)).unlink(missing_ok=True)
     sync_directory(directory)

@@ -1,4 +1,4 @@
-"""Trimming and retention: the log start moves first, then whole segments below it are removed, lowest first."""
+"""Trim and retention: first the log start is raised, then whole segments below it are removed, lowest first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import errno
 import os
 from itertools import pairwise
 
-from llog.engines.disk.format.files import LOG, explained, name_of, numbered
+from llog.engines.disk.format.files import LOG, file_name, file_numbers, translate_os_errors
 from llog.engines.disk.format.index import Maxima
-from llog.engines.disk.log.recovery import drop_below, maxima_before
-from llog.engines.disk.log.replacement import carry_on
+from llog.engines.disk.log.recovery import maxima_before, remove_segments_below
+from llog.engines.disk.log.replacement import complete_committed
 from llog.engines.disk.log.writer import SegmentWriter
-from llog.engines.port import RetentionResult
 from llog.errors import InvalidArgument, OffsetOutOfRange
+from llog.log.engine import RetentionResult
 from llog.model import FIRST_OFFSET, TimestampType
 
 
 def trim(writer: SegmentWriter, before_offset: int) -> RetentionResult:
-    """Removes every record below `before_offset`, exactly and at once. `OffsetOutOfRange` beyond the next offset."""
+    """Remove exactly the records below `before_offset`. Raises `OffsetOutOfRange` above the next offset."""
     if before_offset < FIRST_OFFSET:
         raise InvalidArgument(f"offsets start at {FIRST_OFFSET}: {before_offset}")
     with writer.mutex:
@@ -25,8 +25,8 @@ def trim(writer: SegmentWriter, before_offset: int) -> RetentionResult:
         bounds = writer.bounds
         if before_offset > bounds.next_offset:
             raise OffsetOutOfRange(writer.what, before_offset, *bounds)
-        with explained("trim", writer.directory):
-            carry_on(writer.directory)
+        with translate_os_errors("trim", writer.directory):
+            complete_committed(writer.directory)
         if before_offset == bounds.next_offset:
             writer.roll()
         return _raise_start(writer, before_offset)
@@ -40,25 +40,25 @@ def retain(
     now_ms: int,
     by: TimestampType,
 ) -> RetentionResult:
-    """Removes whole segments: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no
+    """Remove whole segments: those older than `retention_ms`, and the oldest beyond `retention_bytes`; None is no
     limit.
 
-    Age is by `by`, as a running maximum. The segment that crosses `retention_bytes` is kept. The newest one is sealed
-    first if all of it is too old or too much.
+    A segment's age is the running maximum of the times that `by` names. The segment that crosses `retention_bytes`
+    stays. The newest segment is sealed first if it must go as well.
     """
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
         if value is not None and value < 0:
             raise InvalidArgument(f"{name} must not be negative: {value}")
-    with writer.mutex, explained("look at", writer.directory):
+    with writer.mutex, translate_os_errors("inspect", writer.directory):
         writer.check_open()
-        carry_on(writer.directory)
-        bases = numbered(writer.directory, LOG)
-        sizes = [os.stat(writer.directory / name_of(base, LOG)).st_size for base in bases[:-1]]
+        complete_committed(writer.directory)
+        bases = file_numbers(writer.directory, LOG)
+        sizes = [os.stat(writer.directory / file_name(base, LOG)).st_size for base in bases[:-1]]
         sizes.append(writer.active.position)
         excess = None if retention_bytes is None else sum(sizes) - retention_bytes
         dropped, gone = 0, 0
         for number, size in enumerate(sizes):
-            newest = _time(_maxima_through(writer, bases, number), by)
+            newest = _maxima_through(writer, bases, number).time(by)
             too_old = retention_ms is not None and newest < now_ms - retention_ms
             too_much = excess is not None and dropped + size <= excess
             if not (too_old or too_much):
@@ -75,11 +75,11 @@ def retain(
 
 
 def _raise_start(writer: SegmentWriter, offset: int) -> RetentionResult:
-    with explained("trim", writer.directory):
+    with translate_os_errors("trim", writer.directory):
         old = writer.log_start
-        bases = numbered(writer.directory, LOG)
+        bases = file_numbers(writer.directory, LOG)
         size = sum(
-            os.stat(writer.directory / name_of(base, LOG)).st_size
+            os.stat(writer.directory / file_name(base, LOG)).st_size
             for base, following in pairwise(bases)
             if following <= offset
         )
@@ -89,11 +89,11 @@ def _raise_start(writer: SegmentWriter, offset: int) -> RetentionResult:
             except OSError as error:
                 if error.errno != errno.ENOSPC or len(bases) < 2 or bases[1] > offset:
                     raise
-                # On a full disk nothing can be noted: the first segment goes without, the log begins with the next one
-                # then.
-                bases = drop_below(writer.directory, bases, bases[1])
+                # A full disk cannot store the new log start: remove the first segment without it, which makes room,
+                # and the log starts with the next segment.
+                bases = remove_segments_below(writer.directory, bases, bases[1])
                 writer.raise_start(offset)
-        drop_below(writer.directory, bases, max(offset, old))
+        remove_segments_below(writer.directory, bases, max(offset, old))
         start = max(offset, old)
         return RetentionResult(old_start=old, new_start=start, records=start - old, bytes=size)
 
@@ -102,7 +102,3 @@ def _maxima_through(writer: SegmentWriter, bases: list[int], number: int) -> Max
     if number == len(bases) - 1:
         return writer.state.maxima
     return maxima_before(writer.directory, bases, number + 1)
-
-
-def _time(maxima: Maxima, by: TimestampType) -> int:
-    return maxima.append_ms if by is TimestampType.APPEND else maxima.timestamp_ms

@@ -1,8 +1,8 @@
-"""Compaction: many small slices of shared blobs become one blob per run of a partition's offsets, behind one index
+"""Compaction: joins many small slices of shared blobs into one blob per run of a partition's offsets, behind one index
 entry.
 
-Offsets and records stay as they are. Any number of compactors may run at once, die and be resumed by others: the claim
-only saves them double work, and nothing's safety depends on it.
+Offsets and records do not change. Any number of compactors may run at once, and any may finish what a dead one began:
+the claim only saves double work, and safety does not depend on it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,31 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from llog.engines.object.compaction.job import Again, Done, Job, Slice, begin, fetch, finish
+from llog.base.concurrency import gather_bounded
+from llog.engines.object.compaction.job import Done, Job, Replan, Slice, begin, fetch, finish
 from llog.engines.object.compaction.plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError, VersionMismatch
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import CompactorClaim, Control, Cursor, IndexEntry, decode, encode
+from llog.log.records import CompactionCursor, CompactorClaim, Control, IndexEntry, decode, encode
 from llog.model import TopicPartition
-from llog.stores.meta import ABSENT, after
+from llog.stores.meta import ABSENT, prefix_end
 
-__all__ = ["CompactionResult", "Compactor", "CompactorOptions", "Lag", "Lagging", "claimed", "lagging"]
+__all__ = [
+    "CompactionResult",
+    "Compactor",
+    "CompactorOptions",
+    "Lag",
+    "LaggingPartition",
+    "claim_partition",
+    "lagging_partitions",
+]
 
 _ATTEMPTS_MAX: Final = 100
-_PIECE_OVERHEAD: Final = 1024
-"""Bytes of memory that a slice costs besides its own."""
+_SPAN_OVERHEAD: Final = 1024
+"""The bytes of memory that a slice takes besides its data."""
 _LAGGING_PAGE: Final = 64
 
 T = TypeVar("T")
@@ -37,24 +46,24 @@ R = TypeVar("R")
 
 
 class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run did. Without an `end_offset` there was nothing to do, or somebody else is doing it."""
+    """What one run did. `end_offset` is None if there was nothing to do, or another compactor is doing it."""
 
     topic: str
     partition: int
     start_offset: int | None = None
     end_offset: int | None = None
     entries: int = 0
-    """Index entries that became one; 0 if a compaction was resumed after its blob was written."""
+    """The number of index entries that became one; 0 if the compaction was resumed after its blob was written."""
     records: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     damaged: tuple[str, ...] = ()
-    """Slices that cannot be read: they stay as they are, and the cursor has passed them."""
+    """Slices that cannot be read. They stay as they are, and the cursor has passed them."""
     error: LlogError | None = None
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for compaction. `entries` and `bytes` are extrapolated where there are many."""
+    """The backlog of one partition. `entries` and `bytes` are extrapolated if there are many entries."""
 
     topic: str
     partition: int
@@ -63,15 +72,15 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class Lagging(NamedTuple):
+class LaggingPartition(NamedTuple):
     tp: TopicPartition
     offsets: int
     begun: bool
-    """A compaction was begun and is not finished."""
+    """Whether a compaction has begun and is not finished."""
 
 
 class _Task:
-    """One partition's way through a pass."""
+    """One partition's progress through a pass."""
 
     def __init__(self, tp: TopicPartition) -> None:
         self.result = CompactionResult(topic=tp.topic, partition=tp.partition)
@@ -84,8 +93,8 @@ class _Task:
 
     @property
     def memory(self) -> int:
-        pieces = self.plan.pieces if self.plan else ()
-        return sum(piece.entry.byte_length + _PIECE_OVERHEAD for piece in pieces)
+        spans = self.plan.spans if self.plan else ()
+        return sum(span.entry.byte_length + _SPAN_OVERHEAD for span in spans)
 
     def set(self, **changes: object) -> None:
         self.result = msgspec.structs.replace(self.result, **changes)
@@ -96,8 +105,8 @@ class _Task:
 
     def done(self, job: Job, done: Done) -> None:
         self.set(
-            start_offset=job.crumb.record.start_offset,
-            end_offset=job.crumb.record.end_offset,
+            start_offset=job.breadcrumb.record.start_offset,
+            end_offset=job.breadcrumb.record.end_offset,
             entries=done.entries,
             records=done.records,
             bytes_written=done.bytes_written,
@@ -110,22 +119,22 @@ class Compactor:
         self._options = options or CompactorOptions()
 
     async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionResult:
-        """One run of one partition, resumed or new. `force` compacts the newest append and a single entry, too."""
+        """Compact one run of the partition, resumed or new. `force` includes the newest append and a single entry."""
         task = _Task(tp)
-        await self._alone(task, await find_keys(self._log, tp), force)
+        await self._compact_alone(task, await find_keys(self._log, tp), force)
         return task.result
 
     async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
-        """One run of each partition, reading each shared blob once for every wave of slices.
+        """Compact one run of each partition, and read each shared blob once for every wave of slices.
 
-        A partition's error is in its result and stops no other. With `claim`, those that others have claimed are left
-        to them.
+        A partition's error is in its result and does not stop the others. With `claim`, skips partitions that other
+        compactors have claimed.
         """
         tasks = {tp: _Task(tp) for tp in tps}
         waiting = list(tasks.values())
         wave: list[_Task] = []
         ending: asyncio.Task[None] | None = None
-        size, limit = 0, self._options.memory_bytes_max * 2 // 3  # the next wave is read while this one is written
+        size, limit = 0, self._options.memory_bytes_max * 2 // 3  # The next wave is read while this one is written.
         try:
             for first in range(0, len(waiting), self._options.concurrency):
                 chunk = waiting[first : first + self._options.concurrency]
@@ -145,13 +154,13 @@ class Compactor:
         return [tasks[tp].result for tp in tps]
 
     async def lag(self, tp: TopicPartition) -> Lag:
-        """How much waits for compaction, told from the control record, the cursor and one page of the index."""
+        """Return the partition's backlog, from the control record, the cursor and one page of the index."""
         keys = await find_keys(self._log, tp)
-        found = await _lag_of(self._log, tp, keys)
+        found = await _read_backlog(self._log, tp, keys)
         if found is None or found.offsets == 0:
             return Lag(topic=tp.topic, partition=tp.partition, offsets=0, entries=0, bytes=0)
         cursor, counter = found.cursor, found.cursor + found.offsets
-        page = await self._log.meta.range(keys.entry(cursor), after(keys.index), INDEX_PAGE)
+        page = await self._log.meta.range(keys.entry(cursor), prefix_end(keys.index), INDEX_PAGE)
         entries = [decode(IndexEntry, entry.value, entry.key) for entry in page]
         covered = sum(entry.msg_count for entry in entries)
         size = sum(entry.byte_length for entry in entries)
@@ -164,7 +173,7 @@ class Compactor:
             bytes=round(size * scale),
         )
 
-    async def _alone(
+    async def _compact_alone(
         self, task: _Task, keys: PartitionKeys, force: bool = False, stop_before: int | None = None
     ) -> None:
         for _ in range(_ATTEMPTS_MAX):
@@ -176,22 +185,22 @@ class Compactor:
                 continue
             task.slices = (await fetch(self._log, [job], self._options.concurrency))[0]
             outcome = await self._finish(task, job)
-            if not isinstance(outcome, Again):
+            if not isinstance(outcome, Replan):
                 return
             stop_before = outcome.stop_before
 
-    async def _finish(self, task: _Task, job: Job) -> Done | Again | None:
+    async def _finish(self, task: _Task, job: Job) -> Done | Replan | None:
         task.count_slices()
         outcome = await finish(self._log, self._options.codec, job, task.slices)
         task.slices = []
         if isinstance(outcome, Done):
             task.done(job, outcome)
-        elif isinstance(outcome, Again) and outcome.damaged is not None:
+        elif isinstance(outcome, Replan) and outcome.damaged is not None:
             task.set(damaged=(*task.result.damaged, outcome.damaged))
         return outcome
 
     async def _run_wave(self, wave: Sequence[_Task], before: asyncio.Task[None] | None) -> asyncio.Task[None]:
-        """Reads the slices of a wave while the one before is written; writing this one is the task returned."""
+        """Read the slices of a wave while the one before is written; return the task that writes this wave."""
         await self._each([task for task in wave if task.plan is not None], self._begin)
         begun = [task for task in wave if task.job is not None]
         slices = await fetch(self._log, [task.job for task in begun if task.job], self._options.concurrency)
@@ -224,8 +233,8 @@ class Compactor:
         assert job is not None
         assert task.keys is not None
         outcome = await self._finish(task, job)
-        if isinstance(outcome, Again):
-            await self._alone(task, task.keys, stop_before=outcome.stop_before)
+        if isinstance(outcome, Replan):
+            await self._compact_alone(task, task.keys, stop_before=outcome.stop_before)
 
     async def _release(self, task: _Task) -> None:
         version, task.claim = task.claim, None
@@ -234,7 +243,7 @@ class Compactor:
         await _release(self._log, task.keys, version)
 
     async def _each(self, tasks: Sequence[_Task], step: Callable[[_Task], Awaitable[None]]) -> None:
-        """The step for all, some at a time; an error ends up in the task's result."""
+        """Run the step for all tasks, some at a time; store an error in its task's result."""
 
         async def guarded(task: _Task) -> None:
             try:
@@ -242,12 +251,14 @@ class Compactor:
             except LlogError as error:
                 task.set(error=error)
 
-        await _gather(guarded, tasks, self._options.concurrency)
+        await gather_bounded(guarded, tasks, self._options.concurrency)
 
 
 @asynccontextmanager
-async def claimed(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncIterator[bool]:
-    """Claims the partition's compaction for the block; False if somebody else has it. It ends with the session, too."""
+async def claim_partition(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncIterator[bool]:
+    """Claim the partition for the block; yield False if another compactor has it. The claim also ends with the
+    session.
+    """
     version = await _claim(log, keys, holder)
     try:
         yield version is not None
@@ -256,9 +267,10 @@ async def claimed(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncItera
             await _release(log, keys, version)
 
 
-async def lagging(log: Log, *, min_offsets: int = 1) -> AsyncIterator[Lagging]:
-    """Partitions with at least so many offsets to compact or a compaction to resume: one metadata read for each there
-    is.
+async def lagging_partitions(log: Log, *, min_offsets: int = 1) -> AsyncIterator[LaggingPartition]:
+    """Iterate over the partitions with at least `min_offsets` offsets to compact, or a compaction to resume.
+
+    Costs one metadata read for every partition of the log.
     """
     for topic in await Catalog(log).topics(OBJECT):
         for first in range(0, topic.partitions, _LAGGING_PAGE):
@@ -266,29 +278,33 @@ async def lagging(log: Log, *, min_offsets: int = 1) -> AsyncIterator[Lagging]:
 
             async def one(
                 partition: int, topic_name: str = topic.name, directory: str = topic.directory
-            ) -> _Offsets | None:
-                return await _lag_of(log, TopicPartition(topic_name, partition), PartitionKeys(directory, partition))
+            ) -> _Backlog | None:
+                return await _read_backlog(
+                    log, TopicPartition(topic_name, partition), PartitionKeys(directory, partition)
+                )
 
-            for partition, found in zip(partitions, await _gather(one, partitions, _LAGGING_PAGE), strict=True):
+            for partition, found in zip(partitions, await gather_bounded(one, partitions, _LAGGING_PAGE), strict=True):
                 if found is not None and (found.begun or found.offsets >= min_offsets):
-                    yield Lagging(TopicPartition(topic.name, partition), found.offsets, found.begun)
+                    yield LaggingPartition(TopicPartition(topic.name, partition), found.offsets, found.begun)
 
 
-class _Offsets(NamedTuple):
+class _Backlog(NamedTuple):
     cursor: int
     offsets: int
     begun: bool
 
 
-async def _lag_of(log: Log, tp: TopicPartition, keys: PartitionKeys) -> _Offsets | None:
-    """From everything below the partition's `meta/`, in one read; None if it is not there."""
+async def _read_backlog(log: Log, tp: TopicPartition, keys: PartitionKeys) -> _Backlog | None:
+    """Read the backlog from the keys below the partition's `meta/`, in one request; return None if the partition does
+    not exist.
+    """
     prefix = keys.prefix + "meta/"
-    found = {entry.key: entry for entry in await log.meta.range(prefix, after(prefix), 16)}
+    found = {entry.key: entry for entry in await log.meta.range(prefix, prefix_end(prefix), 16)}
     if keys.control not in found or keys.cursor not in found:
         return None
     control = decode(Control, found[keys.control].value, keys.control)
-    cursor = max(decode(Cursor, found[keys.cursor].value, keys.cursor).offset, control.log_start_offset)
-    return _Offsets(cursor, max(0, control.sequence_counter - cursor), keys.compaction in found)
+    cursor = max(decode(CompactionCursor, found[keys.cursor].value, keys.cursor).offset, control.log_start_offset)
+    return _Backlog(cursor, max(0, control.next_offset - cursor), keys.compaction in found)
 
 
 async def _claim(log: Log, keys: PartitionKeys, holder: str) -> int | None:
@@ -299,18 +315,8 @@ async def _claim(log: Log, keys: PartitionKeys, holder: str) -> int | None:
 
 
 async def _release(log: Log, keys: PartitionKeys, version: int) -> None:
-    """A claim that cannot be released now ends with its session."""
+    """Release a claim; one that cannot be released now ends with its session."""
     try:
         await log.meta.delete(keys.claim, expected=version)
     except LlogError:
         pass
-
-
-async def _gather(step: Callable[[T], Awaitable[R]], items: Sequence[T], concurrency: int) -> list[R]:
-    gate = asyncio.Semaphore(concurrency)
-
-    async def gated(item: T) -> R:
-        async with gate:
-            return await step(item)
-
-    return list(await asyncio.gather(*(gated(item) for item in items)))

@@ -1,27 +1,27 @@
-"""One compaction, step by step. Whoever finds its breadcrumb goes on from the state it names:
+"""One compaction, step by step. A compactor that finds its breadcrumb continues from the state there:
 
 WRITING_BLOB (the blob is named but may not exist) → WRITING_COMPACTED_INDEX (CAS of the run's highest index entry to
 COMPACTED) → DELETING_OLD (lower index keys) → UPDATING_CURSOR → cleared. Every step may be repeated, and every change
-of the breadcrumb is a CAS: who loses it has been overtaken, and stops.
+of the breadcrumb is a CAS: a compactor that loses it has been overtaken, and stops.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from llog.batch.codecs import decoder
+from llog.base.concurrency import gather_bounded
 from llog.batch.columns import Columns
+from llog.batch.encodings import decoder
 from llog.batch.format import Codec
-from llog.batch.joined import Encoded, encode_run, layout_of
+from llog.batch.multi_batch import BodyLayout, encode_run, layout_of
 from llog.batch.shared import MAGIC as SHARED_MAGIC
 from llog.batch.shared import Body, pack_one, unpack_header
 from llog.engines.object.clocks import stamp_within
-from llog.engines.object.compaction.plan import Crumb, Plan, clear, read_cursor
-from llog.engines.object.reader import Piece, decode_piece
+from llog.engines.object.compaction.plan import Breadcrumb, Plan, clear, no_cursor, read_cursor
+from llog.engines.object.reader import EntrySpan, decode_span
 from llog.errors import (
     BlobExists,
     BlobNotFound,
@@ -31,25 +31,26 @@ from llog.errors import (
     RecordTooLarge,
     VersionMismatch,
 )
+from llog.log.cas import update
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import Compaction, CompactionState, Cursor, IndexEntry, Kind, decode, encode
+from llog.log.records import Compaction, CompactionCursor, CompactionState, IndexEntry, Kind, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import stamp_of, uuid7
 from llog.stores.blobs import Buffer
-from llog.stores.meta import ABSENT, Entry, confirmed
+from llog.stores.meta import ABSENT, MetaEntry, read_confirmed
 
 _WRITER: Final = "compactor"
 
 
 class Job(NamedTuple):
-    """A run whose breadcrumb is put."""
+    """A compaction whose breadcrumb is stored."""
 
     plan: Plan
-    crumb: Crumb
+    breadcrumb: Breadcrumb
     cursor_version: int
-    blob_there: bool
-    """Somebody has put the compacted blob already: its slices need not be read."""
+    has_blob: bool
+    """Whether the compacted blob exists already, so that its slices need not be read."""
 
 
 class Done(NamedTuple):
@@ -58,129 +59,128 @@ class Done(NamedTuple):
     bytes_written: int
 
 
-class Again(NamedTuple):
-    """The run could not be compacted as it was; the breadcrumb is cleared."""
+class Replan(NamedTuple):
+    """The run could not be compacted as planned, and its breadcrumb is cleared: plan another run."""
 
     stop_before: int | None = None
     damaged: str | None = None
-    """A slice that the cursor has passed."""
+    """A damaged slice, which the cursor has passed."""
 
 
-class _Written(NamedTuple):
-    """Where the records of the run lie in its blob."""
+class _WrittenBlob(NamedTuple):
+    """The layout of the compacted blob: where the records of the run lie in it."""
 
     byte_offset: int
-    encoded: Encoded
+    encoded: BodyLayout
 
 
 Slice = Buffer | LlogError
-"""The bytes of a piece, or why there are none."""
+"""The bytes of a span, or the error why they cannot be read."""
 
 
 async def begin(log: Log, plan: Plan) -> Job | None:
-    """Puts the breadcrumb, then looks whether the run is still the next one; None if it is not, or somebody was
-    faster.
+    """Put the breadcrumb, then check that the run is still the next one; return None if it is not, or if another
+    compactor was faster.
     """
-    tp, keys, crumb = plan.tp, plan.keys, plan.crumb
-    resumed = crumb is not None
-    if crumb is None:
+    tp, keys, breadcrumb = plan.tp, plan.keys, plan.breadcrumb
+    resumed = breadcrumb is not None
+    if breadcrumb is None:
         stamp = stamp_within(log.runtime.now_ms(), plan.control)
         record = Compaction(
             state=CompactionState.WRITING_BLOB,
-            start_offset=plan.pieces[0].start_offset,
-            end_offset=plan.pieces[-1].end_offset,
+            start_offset=plan.spans[0].start_offset,
+            end_offset=plan.spans[-1].end_offset,
             blob=keys.compacted(uuid7(stamp, log.runtime.random())),
             expected_version=plan.version,
         )
         try:
-            crumb = Crumb(record, await log.meta.put(keys.compaction, encode(record), expected=ABSENT))
+            breadcrumb = Breadcrumb(record, await log.meta.put(keys.compaction, encode(record), expected=ABSENT))
         except VersionMismatch:
             return None
-    if crumb.record.state is not CompactionState.WRITING_BLOB:
-        return Job(plan, crumb, -1, blob_there=True)
+    if breadcrumb.record.state is not CompactionState.WRITING_BLOB:
+        return Job(plan, breadcrumb, -1, has_blob=True)
     reads = await log.meta.begin_reads()
     try:
         cursor, cursor_version = await read_cursor(log, tp, keys)
     except LlogError:
-        await clear(log, keys, crumb)
+        await clear(log, keys, breadcrumb)
         raise
-    highest = await log.meta.get(keys.entry(crumb.record.end_offset))
-    if not still_next(crumb.record, cursor, highest):
-        await clear(log, keys, crumb)
+    highest = await log.meta.get(keys.entry(breadcrumb.record.end_offset))
+    if not is_still_next(breadcrumb.record, cursor, highest):
+        await clear(log, keys, breadcrumb)
         return None
-    await (
-        reads.confirm()
-    )  # in an old state, every run is still the next one; the breadcrumb stays, for whoever comes next
-    blob_there = resumed and await log.blobs.head(crumb.record.blob) is not None
-    return Job(plan, crumb, cursor_version, blob_there)
+    # In a stale read, every run is still the next one. The breadcrumb stays for the next compactor.
+    await reads.confirm()
+    has_blob = resumed and await log.blobs.head(breadcrumb.record.blob) is not None
+    return Job(plan, breadcrumb, cursor_version, has_blob)
 
 
-def still_next(run: Compaction, cursor: int, highest: Entry | None) -> bool:
-    """Whether the run is the next one at the cursor, and its highest entry unchanged.
+def is_still_next(run: Compaction, cursor: int, highest: MetaEntry | None) -> bool:
+    """Return whether the run begins at the cursor and its highest entry is unchanged.
 
-    A run chosen before another compaction ended would overlap that one.
+    A run that was chosen before another compaction ended would overlap that compaction.
     """
     return cursor == run.start_offset and highest is not None and highest.version == run.expected_version
 
 
 async def fetch(log: Log, jobs: Sequence[Job], concurrency: int) -> list[list[Slice]]:
-    """The slices of all jobs, each blob being read once: near ranges of it are one request."""
+    """Read the slices of all jobs. Each blob is read once, and ranges that are near each other in one request."""
     wanted: dict[str, list[tuple[int, int, IndexEntry]]] = {}
     slices: list[list[Slice]] = []
     for number, job in enumerate(jobs):
-        pieces = () if job.blob_there else job.plan.pieces
-        slices.append([b""] * len(pieces))
-        for position, piece in enumerate(pieces):
-            wanted.setdefault(piece.entry.data_uri, []).append((number, position, piece.entry))
-    gate = asyncio.Semaphore(concurrency)
+        spans = () if job.has_blob else job.plan.spans
+        slices.append([b""] * len(spans))
+        for position, span in enumerate(spans):
+            wanted.setdefault(span.entry.data_uri, []).append((number, position, span.entry))
 
-    async def one(data_uri: str, places: list[tuple[int, int, IndexEntry]]) -> None:
-        ranges = [(entry.byte_offset, entry.byte_length) for _, _, entry in places]
-        async with gate:
-            found = await _get_ranges(log, data_uri, ranges)
+    async def fetch_blob(data_uri: str) -> None:
+        places = wanted[data_uri]
+        found = await _get_ranges(log, data_uri, [(entry.byte_offset, entry.byte_length) for _, _, entry in places])
         for (number, position, _), part in zip(places, found, strict=True):
             slices[number][position] = part
 
-    await asyncio.gather(*(one(data_uri, places) for data_uri, places in wanted.items()))
+    await gather_bounded(fetch_blob, wanted, concurrency)
     return slices
 
 
-async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done | Again | None:
-    """Takes the job to its end from the state it is in; None if somebody else took it over. Empties `slices` as it
-    goes.
-    """
-    keys, crumb = job.plan.keys, job.crumb
-    if crumb.record.state is CompactionState.WRITING_BLOB:
+async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done | Replan | None:
+    """Finish the job from its present state; return None if another compactor took it over. Empties `slices`."""
+    keys, breadcrumb = job.plan.keys, job.breadcrumb
+    if breadcrumb.record.state is CompactionState.WRITING_BLOB:
         written = await _write_blob(log, codec, job, slices)
-        if not isinstance(written, _Written):
+        if not isinstance(written, _WrittenBlob):
             return written
         entry = _compacted_entry(log, job, written)
-        following = await _advance(log, keys, crumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
+        following = await _advance(log, keys, breadcrumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
         if following is None:
             return None
-        crumb = following
-    if crumb.record.state is CompactionState.WRITING_COMPACTED_INDEX:
-        if not await _publish(log, keys, crumb):
-            return Again() if await clear(log, keys, crumb) else None
-        following = await _advance(log, keys, crumb, CompactionState.DELETING_OLD)
+        breadcrumb = following
+    if breadcrumb.record.state is CompactionState.WRITING_COMPACTED_INDEX:
+        if not await _publish(log, keys, breadcrumb):
+            return Replan() if await clear(log, keys, breadcrumb) else None
+        following = await _advance(log, keys, breadcrumb, CompactionState.DELETING_OLD)
         if following is None:
             return None
-        crumb = following
-    if crumb.record.state is CompactionState.DELETING_OLD:
-        await log.meta.delete_range(keys.entry(crumb.record.start_offset), keys.entry(crumb.record.end_offset))
-        following = await _advance(log, keys, crumb, CompactionState.UPDATING_CURSOR)
+        breadcrumb = following
+    if breadcrumb.record.state is CompactionState.DELETING_OLD:
+        await log.meta.delete_range(
+            keys.entry(breadcrumb.record.start_offset), keys.entry(breadcrumb.record.end_offset)
+        )
+        following = await _advance(log, keys, breadcrumb, CompactionState.UPDATING_CURSOR)
         if following is None:
             return None
-        crumb = following
-    await _raise_cursor(log, job.plan.tp, keys, crumb.record.end_offset + 1)
-    await clear(log, keys, crumb)
-    entry_there = crumb.record.entry
+        breadcrumb = following
+    await _raise_cursor(log, job.plan.tp, keys, breadcrumb.record.end_offset + 1)
+    await clear(log, keys, breadcrumb)
+    entry_there = breadcrumb.record.entry
     size = 0 if entry_there is None else entry_there.byte_length
-    return Done(crumb.record.end_offset - crumb.record.start_offset + 1, len(job.plan.pieces), size)
+    return Done(breadcrumb.record.end_offset - breadcrumb.record.start_offset + 1, len(job.plan.spans), size)
 
 
 async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Slice]:
-    """One answer per range. A blob that is too short for one range says nothing about the others."""
+    """Read the ranges of one blob; return one slice or error for each. A blob that is too short for one range may hold
+    the others.
+    """
     try:
         blob = log.blob_name(data_uri)
         return await log.blobs.get_ranges(blob, ranges)
@@ -192,42 +192,42 @@ async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]
         return [error] * len(ranges)
 
 
-async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> _Written | Again | None:
-    """Puts the compacted blob, or takes the one that is there; what is in it, or why the run must be another."""
-    plan, crumb = job.plan, job.crumb
-    if job.blob_there:
-        return await _existing(log, job)
+async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> _WrittenBlob | Replan | None:
+    """Put the compacted blob, or use the one that exists; return its layout, or how to plan another run."""
+    plan, breadcrumb = job.plan, job.breadcrumb
+    if job.has_blob:
+        return await _read_existing_blob(log, job)
     parts: list[Columns] = []
-    for position, piece in enumerate(plan.pieces):
+    for position, span in enumerate(plan.spans):
         data = slices[position]
         try:
             if isinstance(data, LlogError):
                 raise data
-            parts.append(decode_piece(plan.tp, piece, data))
+            parts.append(decode_span(plan.tp, span, data))
         except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
-            return await _cut(log, job, piece, error)
+            return await _cut_before_damage(log, job, span, error)
     slices.clear()
     try:
         buffers, encoded = encode_run(parts, codec)
     except RecordTooLarge:
-        if len(plan.pieces) == 1:
+        if len(plan.spans) == 1:
             raise
-        half = plan.pieces[len(plan.pieces) // 2].start_offset
-        return Again(stop_before=half) if await clear(log, plan.keys, crumb) else None
-    # All that a header says is the same for every twin, so that their blobs are, too.
+        half = plan.spans[len(plan.spans) // 2].start_offset
+        return Replan(stop_before=half) if await clear(log, plan.keys, breadcrumb) else None
+    # Every twin writes the same header, so that their blobs are the same.
     body = _body(job, encoded, append_ms=parts[0].append_runs[0][1])
-    created_at_ms = stamp_of(crumb.record.blob) or 0
+    created_at_ms = stamp_of(breadcrumb.record.blob) or 0
     buffers, body = pack_one(body, buffers, writer=_WRITER, created_at_ms=created_at_ms)
     try:
-        await log.blobs.put(crumb.record.blob, buffers)
+        await log.blobs.put(breadcrumb.record.blob, buffers)
     except BlobExists:
-        return await _existing(log, job)
-    return _Written(body.body_offset, encoded)
+        return await _read_existing_blob(log, job)
+    return _WrittenBlob(body.body_offset, encoded)
 
 
-def _body(job: Job, encoded: Encoded, *, append_ms: int) -> Body:
-    """The header's word on the run: with its offsets, by which a lost index entry can be put back."""
-    entries = [piece.entry for piece in job.plan.pieces]
+def _body(job: Job, encoded: BodyLayout, *, append_ms: int) -> Body:
+    """Return the run's description for the blob header; its offsets allow to put a lost index entry back."""
+    entries = [span.entry for span in job.plan.spans]
     return Body(
         topic=job.plan.tp.topic,
         partition=job.plan.tp.partition,
@@ -239,51 +239,53 @@ def _body(job: Job, encoded: Encoded, *, append_ms: int) -> Body:
         append_ms=append_ms,
         timestamp_min=min(entry.timestamp_min for entry in entries),
         timestamp_max=max(entry.timestamp_max for entry in entries),
-        start_offset=job.crumb.record.start_offset,
+        start_offset=job.breadcrumb.record.start_offset,
     )
 
 
-async def _existing(log: Log, job: Job) -> _Written | Again | None:
-    """What is in the blob that a twin has put; if it is not these records, another run gets another name."""
-    record = job.crumb.record
+async def _read_existing_blob(log: Log, job: Job) -> _WrittenBlob | Replan | None:
+    """Return the layout of the blob that a twin has put; if it does not hold the run's records, clear the breadcrumb
+    and plan again under another name.
+    """
+    record = job.breadcrumb.record
     try:
         data = memoryview(await log.blobs.get(record.blob))
         position = 0
-        if bytes(data[: len(SHARED_MAGIC)]) == SHARED_MAGIC:  # without a header if an older version put it
+        if bytes(data[: len(SHARED_MAGIC)]) == SHARED_MAGIC:  # Blobs of older versions have no header.
             body = unpack_header(data).partitions[0]
             position, data = body.body_offset, data[body.body_offset : body.body_offset + body.body_length]
         encoded = layout_of(data)
         if decoder(encoded.encoding)(data).count == record.end_offset - record.start_offset + 1:
-            return _Written(position, encoded)
+            return _WrittenBlob(position, encoded)
     except (BlobNotFound, CorruptBatch):
         pass
-    return Again() if await clear(log, job.plan.keys, job.crumb) else None
+    return Replan() if await clear(log, job.plan.keys, job.breadcrumb) else None
 
 
-async def _cut(log: Log, job: Job, piece: Piece, error: LlogError) -> Again | None:
-    """A damaged slice stays as it is: the run ends before it, or the cursor passes it if it is the first."""
-    keys, first = job.plan.keys, job.plan.pieces[0]
-    if not await clear(log, keys, job.crumb):
+async def _cut_before_damage(log: Log, job: Job, span: EntrySpan, error: LlogError) -> Replan | None:
+    """Leave a damaged slice as it is: end the run before it, or move the cursor past it if it is the first."""
+    keys, first = job.plan.keys, job.plan.spans[0]
+    if not await clear(log, keys, job.breadcrumb):
         return None
-    if piece != first:
-        return Again(stop_before=piece.start_offset)
-    found = await confirmed(log.meta, lambda: log.meta.get(keys.entry(piece.end_offset)))
-    if found is None or decode(IndexEntry, found.value, found.key) != piece.entry:
-        return Again()  # trimmed or compacted meanwhile, not damaged
+    if span != first:
+        return Replan(stop_before=span.start_offset)
+    found = await read_confirmed(log.meta, lambda: log.meta.get(keys.entry(span.end_offset)))
+    if found is None or decode(IndexEntry, found.value, found.key) != span.entry:
+        return Replan()  # The entry was trimmed or compacted meanwhile; it is not damaged.
     try:
-        await log.meta.put(keys.cursor, encode(Cursor(piece.end_offset + 1)), expected=job.cursor_version)
+        await log.meta.put(keys.cursor, encode(CompactionCursor(span.end_offset + 1)), expected=job.cursor_version)
     except VersionMismatch:
-        return Again()
-    what = f"offsets {piece.start_offset} to {piece.end_offset} of {job.plan.tp}"
-    return Again(damaged=f"{what} in blob {piece.entry.data_uri}: {error}")
+        return Replan()
+    what = f"offsets {span.start_offset} to {span.end_offset} of {job.plan.tp}"
+    return Replan(damaged=f"{what} in blob {span.entry.data_uri}: {error}")
 
 
-def _compacted_entry(log: Log, job: Job, written: _Written) -> IndexEntry:
+def _compacted_entry(log: Log, job: Job, written: _WrittenBlob) -> IndexEntry:
     encoded = written.encoded
-    entries = [piece.entry for piece in job.plan.pieces]
+    entries = [span.entry for span in job.plan.spans]
     return IndexEntry(
         kind=Kind.COMPACTED,
-        data_uri=log.data_uri(job.crumb.record.blob),
+        data_uri=log.data_uri(job.breadcrumb.record.blob),
         byte_offset=written.byte_offset,
         byte_length=encoded.byte_length,
         msg_count=sum(entry.msg_count for entry in entries),
@@ -298,41 +300,38 @@ def _compacted_entry(log: Log, job: Job, written: _Written) -> IndexEntry:
 
 
 async def _advance(
-    log: Log, keys: PartitionKeys, crumb: Crumb, state: CompactionState, entry: IndexEntry | None = None
-) -> Crumb | None:
-    """The breadcrumb in its next state; None if it is no longer ours."""
-    record = msgspec.structs.replace(crumb.record, state=state, entry=entry or crumb.record.entry)
+    log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb, state: CompactionState, entry: IndexEntry | None = None
+) -> Breadcrumb | None:
+    """Put the breadcrumb in its next state and return it; return None if another compactor took it over."""
+    record = msgspec.structs.replace(breadcrumb.record, state=state, entry=entry or breadcrumb.record.entry)
     try:
-        return Crumb(record, await log.meta.put(keys.compaction, encode(record), expected=crumb.version))
+        return Breadcrumb(record, await log.meta.put(keys.compaction, encode(record), expected=breadcrumb.version))
     except VersionMismatch:
         return None
 
 
-async def _publish(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-    """Makes the highest entry COMPACTED; False if it is not the one that the run was chosen with, and can never be
-    again.
+async def _publish(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
+    """Make the run's highest entry COMPACTED; return False if the entry has changed since the run was chosen, which is
+    final.
     """
-    record = crumb.record
+    record = breadcrumb.record
     if record.entry is None:
         raise InconsistentReadState(f"metadata key {keys.compaction} is in state {record.state} without an index entry")
     key = keys.entry(record.end_offset)
     try:
         await log.meta.put(key, encode(record.entry), expected=record.expected_version)
     except VersionMismatch:
-        # In an old state, what a twin has published is not there yet, and the breadcrumb must not be cleared for that.
-        found = await confirmed(log.meta, lambda: log.meta.get(key))
+        # A stale read would not show what a twin has published, and the breadcrumb must not be cleared for that.
+        found = await read_confirmed(log.meta, lambda: log.meta.get(key))
         return found is not None and decode(IndexEntry, found.value, key) == record.entry
     return True
 
 
 async def _raise_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys, offset: int) -> None:
-    """To `offset` at least: it never goes back."""
-    while True:
-        cursor, version = await read_cursor(log, tp, keys)
-        if cursor >= offset:
-            return
-        try:
-            await log.meta.put(keys.cursor, encode(Cursor(offset)), expected=version)
-        except VersionMismatch:
-            continue
-        return
+    """Raise the cursor to `offset` at least; it never goes back."""
+    raised = CompactionCursor(offset)
+    change = await update(
+        log, keys.cursor, CompactionCursor, lambda cursor: raised if cursor.offset < offset else cursor
+    )
+    if change is None:
+        raise no_cursor(tp)

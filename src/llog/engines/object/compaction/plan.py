@@ -1,8 +1,8 @@
-"""What to compact next: one run of consecutive WAL index entries from the cursor on, or a compaction that somebody
-left.
+"""Choosing what to compact next: a run of consecutive WAL index entries from the cursor on, or an interrupted
+compaction.
 
-Nothing here writes data. It puts the index entries of `pending`, moves the cursor up where there is nothing left to
-compact below it, and clears breadcrumbs that can no longer lead anywhere.
+Planning writes no records. It puts the index entries of `pending`, moves the cursor past offsets that need no
+compaction, and clears breadcrumbs of compactions that cannot be finished.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Final, NamedTuple
 import msgspec
 
 from llog.batch.format import Codec
-from llog.engines.object.reader import Piece
+from llog.engines.object.control_record import read_control
+from llog.engines.object.reader import EntrySpan, span_of
 from llog.engines.object.writer import index_puts
 from llog.errors import InconsistentReadState, PartitionNotInitialized, VersionMismatch
-from llog.log.keys import PartitionKeys, end_offset_of
+from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import (
     Compaction,
+    CompactionCursor,
     CompactionState,
     Control,
-    Cursor,
     IndexEntry,
     Kind,
-    LogState,
     decode,
     encode,
 )
 from llog.model import TopicPartition
-from llog.stores.meta import certain, confirmed
+from llog.stores.meta import read_confirmed, read_confirming_errors
 
 INDEX_PAGE: Final = 1000
 _CHOOSE_ATTEMPTS: Final = 100
@@ -41,44 +41,46 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_offsets: int = 1_000_000
     max_bytes: int = 64 << 20
     min_entries: int = 2
-    """A shorter run at the end of the log waits for more, unless it is large."""
+    """A shorter run at the end of the log waits for more entries, unless it is large."""
     max_entries: int = 4096
     codec: Codec = Codec.NONE
     concurrency: int = 32
     memory_bytes_max: int = 384 << 20
-    """Slices that one pass over many partitions holds at a time."""
+    """The bytes of slices that one pass over many partitions holds at a time."""
     holder: str = ""
-    """Name of this compactor in its claims, for people."""
+    """The name of this compactor in its claims, for people."""
     idle_ms: int = 60_000
-    """A partition without an append for so long has its `pending` cleared, which would keep a shared blob alive."""
+    """The time without an append after which a partition's `pending` is cleared, because it keeps a shared blob
+    alive.
+    """
 
 
-class Crumb(NamedTuple):
-    """The breadcrumb and the version that lets one change it."""
+class Breadcrumb(NamedTuple):
+    """A stored breadcrumb and its version."""
 
     record: Compaction
     version: int
 
 
 class Plan(NamedTuple):
-    """A run to compact; with a breadcrumb if it has been begun, then past WRITING_BLOB without pieces."""
+    """A run to compact. With a breadcrumb, the compaction has begun; past WRITING_BLOB, the plan has no spans."""
 
     tp: TopicPartition
     keys: PartitionKeys
-    pieces: tuple[Piece, ...]
+    spans: tuple[EntrySpan, ...]
     version: int
-    """Of the run's highest index entry."""
+    """The version of the run's highest index entry."""
     control: Control
-    crumb: Crumb | None = None
+    breadcrumb: Breadcrumb | None = None
 
 
 class _Scan(NamedTuple):
-    pieces: list[Piece]
+    spans: list[EntrySpan]
     version: int
     at_tail: bool
     """Whether only the end of the log ended the run, so that it may still grow."""
     passed: int
-    """The cursor may move here: everything below is compacted, or was trimmed."""
+    """The offset to which the cursor may move: everything below is compacted or trimmed."""
     gap: bool = False
     """Whether no entry below the limit covers the position."""
 
@@ -92,12 +94,14 @@ async def choose(
     force: bool = False,
     stop_before: int | None = None,
 ) -> Plan | None:
-    """The next run of this partition, which ends below `stop_before`; None if nothing is worth it now."""
-    choosing = partial(_chosen, log, options, tp, keys, force=force, stop_before=stop_before)
-    return await certain(log.meta, choosing, InconsistentReadState)
+    """Return the next run of this partition, which ends below `stop_before`; None if nothing is worth compacting
+    now.
+    """
+    choose_once = partial(_choose_once, log, options, tp, keys, force=force, stop_before=stop_before)
+    return await read_confirming_errors(log.meta, choose_once, InconsistentReadState)
 
 
-async def _chosen(
+async def _choose_once(
     log: Log,
     options: CompactorOptions,
     tp: TopicPartition,
@@ -107,61 +111,65 @@ async def _chosen(
     stop_before: int | None,
 ) -> Plan | None:
     for _ in range(_CHOOSE_ATTEMPTS):
-        control = await _settle_pending(log, options, tp, keys, force)
+        control = await _index_pending(log, options, tp, keys, force)
         found = await log.meta.get(keys.compaction)
         if found is not None:
-            crumb = Crumb(decode(Compaction, found.value, found.key), found.version)
-            plan = await _resumed(log, tp, keys, control, crumb)
+            breadcrumb = Breadcrumb(decode(Compaction, found.value, found.key), found.version)
+            plan = await _resume(log, tp, keys, control, breadcrumb)
             if plan is not None:
                 return plan
             continue
         cursor, cursor_version = await read_cursor(log, tp, keys)
-        limit = control.sequence_counter if control.pending is None else control.pending.start_offset
+        limit = control.next_offset if control.pending is None else control.pending.start_offset
         position = max(cursor, control.log_start_offset)
         scan = await _scan(log, options, keys, position, limit, stop_before)
         if scan.gap:
-            if await _moved(log, tp, keys, control, cursor_version):
+            if await _has_moved(log, tp, keys, control, cursor_version):
                 continue
             raise InconsistentReadState(f"the index of {tp} has a gap at offset {position}: no entry covers it")
         if scan.passed > cursor:
             await _move_cursor(log, keys, cursor_version, scan.passed)
             continue
-        if not scan.pieces:
+        if not scan.spans:
             return None
-        if scan.pieces[0].start_offset != cursor:
+        if scan.spans[0].start_offset != cursor:
             raise InconsistentReadState(
-                f"the index entry of {tp} that ends at {scan.pieces[0].end_offset} begins at "
-                f"{scan.pieces[0].start_offset}, but the compaction cursor is at {cursor}"
+                f"the index entry of {tp} that ends at {scan.spans[0].end_offset} begins at "
+                f"{scan.spans[0].start_offset}, but the compaction cursor is at {cursor}"
             )
-        size = sum(piece.entry.byte_length for piece in scan.pieces)
-        small = len(scan.pieces) < options.min_entries and size < options.max_bytes // 4
+        size = sum(span.entry.byte_length for span in scan.spans)
+        small = len(scan.spans) < options.min_entries and size < options.max_bytes // 4
         if scan.at_tail and small and not force:
             return None
-        return Plan(tp, keys, tuple(scan.pieces), scan.version, control)
+        return Plan(tp, keys, tuple(scan.spans), scan.version, control)
     return None
 
 
 async def read_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[int, int]:
-    """The cursor and its version."""
+    """Return the cursor and its version."""
     found = await log.meta.get(keys.cursor)
     if found is None:
-        raise PartitionNotInitialized(f"partition {tp} has no compaction cursor: it was deleted")
-    return decode(Cursor, found.value, found.key).offset, found.version
+        raise no_cursor(tp)
+    return decode(CompactionCursor, found.value, found.key).offset, found.version
 
 
-async def clear(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-    """Removes the breadcrumb if it still is this one."""
+def no_cursor(tp: TopicPartition) -> PartitionNotInitialized:
+    return PartitionNotInitialized(f"partition {tp} has no compaction cursor: it was deleted")
+
+
+async def clear(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
+    """Delete the breadcrumb if its version is unchanged, and return whether this call did."""
     try:
-        return await log.meta.delete(keys.compaction, expected=crumb.version)
+        return await log.meta.delete(keys.compaction, expected=breadcrumb.version)
     except VersionMismatch:
         return False
 
 
-async def _settle_pending(
+async def _index_pending(
     log: Log, options: CompactorOptions, tp: TopicPartition, keys: PartitionKeys, force: bool
 ) -> Control:
-    """The control record, the entries of its `pending` being in the index; an idle partition's is cleared."""
-    control, version = await _read_control(log, tp, keys)
+    """Put the index entries of `pending` and return the control record; clear `pending` if the partition is idle."""
+    control, version = await read_control(log, tp, keys)
     if control.pending is None:
         return control
     await log.meta.put_many(index_puts(keys, control.pending))
@@ -176,64 +184,58 @@ async def _settle_pending(
     return control
 
 
-async def _read_control(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[Control, int]:
-    found = await log.meta.get(keys.control)
-    control = None if found is None else decode(Control, found.value, found.key)
-    if found is None or control is None or control.log_state is LogState.DELETED:
-        raise PartitionNotInitialized(f"partition {tp} was deleted, or never initialised")
-    return control, found.version
-
-
-async def _moved(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, cursor_version: int) -> bool:
-    """Whether retention or another compaction may have removed entries since these were read."""
+async def _has_moved(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, cursor_version: int) -> bool:
+    """Return whether retention or another compaction may have removed entries since these records were read."""
     if await log.meta.get(keys.compaction) is not None:
         return True
     _, version = await read_cursor(log, tp, keys)
-    now, _ = await _read_control(log, tp, keys)
+    now, _ = await read_control(log, tp, keys)
     return version != cursor_version or now.log_start_offset != control.log_start_offset
 
 
-async def _resumed(log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, crumb: Crumb) -> Plan | None:
-    """The compaction that this breadcrumb began; None if it was given up, because its run is no longer there as it
-    was.
+async def _resume(
+    log: Log, tp: TopicPartition, keys: PartitionKeys, control: Control, breadcrumb: Breadcrumb
+) -> Plan | None:
+    """Return the plan of the compaction that left this breadcrumb; clear the breadcrumb and return None if its run has
+    changed.
     """
-    record = crumb.record
-    plan = Plan(tp, keys, (), record.expected_version, control, crumb)
+    record = breadcrumb.record
+    plan = Plan(tp, keys, (), record.expected_version, control, breadcrumb)
     if record.state in (CompactionState.DELETING_OLD, CompactionState.UPDATING_CURSOR):
         return plan
     trimmed = control.log_start_offset > record.end_offset
     if record.state is CompactionState.WRITING_COMPACTED_INDEX:
-        return None if trimmed and await _give_up_publishing(log, keys, crumb) else plan
-    pieces, version = [], -1
+        return None if trimmed and await _give_up_publishing(log, keys, breadcrumb) else plan
+    spans, version = [], -1
     expected = record.start_offset
-    async for piece, entry_version in _entries(log, keys, record.start_offset, record.end_offset):
-        if piece.start_offset != expected or piece.entry.kind is not Kind.WAL:
+    async for span, entry_version in _entries(log, keys, record.start_offset, record.end_offset):
+        if span.start_offset != expected or span.entry.kind is not Kind.WAL:
             break
-        pieces.append(piece)
-        expected, version = piece.end_offset + 1, entry_version
+        spans.append(span)
+        expected, version = span.end_offset + 1, entry_version
     if trimmed or expected != record.end_offset + 1 or version != record.expected_version:
-        await clear(log, keys, crumb)
+        await clear(log, keys, breadcrumb)
         return None
-    return plan._replace(pieces=tuple(pieces))
+    return plan._replace(spans=tuple(spans))
 
 
-async def _give_up_publishing(log: Log, keys: PartitionKeys, crumb: Crumb) -> bool:
-    """Clears the breadcrumb so that no stalled twin can publish its run afterwards; False if one has, or has taken it
-    over.
+async def _give_up_publishing(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
+    """Clear the breadcrumb so that no stalled twin can publish its run afterwards; return False if a twin has published
+    it or has taken it over.
 
-    A twin publishes at the version of the highest entry that the breadcrumb names: rewriting the entry as it is takes
-    that away.
+    A twin publishes by CAS on the highest entry at the version in the breadcrumb: to rewrite that entry unchanged gives
+    it another version.
     """
-    key = keys.entry(crumb.record.end_offset)
-    found = await confirmed(log.meta, lambda: log.meta.get(key))
-    if found is not None and found.version == crumb.record.expected_version:
+    key = keys.entry(breadcrumb.record.end_offset)
+    found = await read_confirmed(log.meta, lambda: log.meta.get(key))
+    if found is not None and found.version == breadcrumb.record.expected_version:
         try:
             await log.meta.put(key, found.value, expected=found.version)
         except VersionMismatch:
             return False
-    elif found is not None and decode(IndexEntry, found.value, key) == crumb.record.entry:
+    elif found is not None and decode(IndexEntry, found.value, key) == breadcrumb.record.entry:
         return False
-    return await clear(log, keys, crumb)
+    return await clear(log, keys, breadcrumb)
 
 
 async def _scan(
@@ -244,55 +246,57 @@ async def _scan(
     limit: int,
     stop_before: int | None,
 ) -> _Scan:
-    """The WAL entries from the one that covers `position` on, up to the options' limits."""
-    pieces: list[Piece] = []
+    """Return the WAL entries from the one that covers `position` on, up to the limits of the options."""
+    spans: list[EntrySpan] = []
     version, size, at_tail, passed = -1, 0, True, 0
     if position >= limit:
-        return _Scan(pieces, version, at_tail, passed)
-    async for piece, entry_version in _entries(log, keys, position, limit - 1):
-        first = pieces[0].start_offset if pieces else position
-        if piece.entry.kind is Kind.COMPACTED:
-            if piece.start_offset <= first:
-                # WAL entries before it are leftovers inside its range.
-                return _Scan([], -1, False, piece.end_offset + 1)
+        return _Scan(spans, version, at_tail, passed)
+    async for span, entry_version in _entries(log, keys, position, limit - 1):
+        first = spans[0].start_offset if spans else position
+        if span.entry.kind is Kind.COMPACTED:
+            if span.start_offset <= first:
+                # The WAL entries before this one are leftovers inside its range.
+                return _Scan([], -1, False, span.end_offset + 1)
             at_tail = False
             break
-        if not pieces:
-            if piece.start_offset > position:
+        if not spans:
+            if span.start_offset > position:
                 return _Scan([], -1, False, 0, gap=True)
-            passed = piece.start_offset
-        elif piece.start_offset != pieces[-1].end_offset + 1:
+            passed = span.start_offset
+        elif span.start_offset != spans[-1].end_offset + 1:
             at_tail = False
             break
-        offsets = piece.end_offset - first + 1
-        size += piece.entry.byte_length
-        full = offsets > options.max_offsets or size > options.max_bytes or len(pieces) >= options.max_entries
-        stopped = stop_before is not None and piece.end_offset >= stop_before
-        if stopped or (pieces and full):
+        offsets = span.end_offset - first + 1
+        size += span.entry.byte_length
+        full = offsets > options.max_offsets or size > options.max_bytes or len(spans) >= options.max_entries
+        stopped = stop_before is not None and span.end_offset >= stop_before
+        if stopped or (spans and full):
             at_tail = False
             break
-        pieces.append(piece)
+        spans.append(span)
         version = entry_version
-    return _Scan(pieces, version, at_tail, passed, gap=passed == 0)
+    return _Scan(spans, version, at_tail, passed, gap=passed == 0)
 
 
-async def _entries(log: Log, keys: PartitionKeys, first_end: int, last_end: int) -> AsyncIterator[tuple[Piece, int]]:
-    """Index entries whose keys are in [first_end, last_end], with their versions; one page in memory at a time."""
+async def _entries(
+    log: Log, keys: PartitionKeys, first_end: int, last_end: int
+) -> AsyncIterator[tuple[EntrySpan, int]]:
+    """Iterate over the index entries that end in [first_end, last_end], with their versions; one page in memory at a
+    time.
+    """
     key, stop = keys.entry(first_end), keys.entry(last_end + 1)
     while True:
         page = await log.meta.range(key, stop, INDEX_PAGE)
         for found in page:
-            entry = decode(IndexEntry, found.value, found.key)
-            end = end_offset_of(found.key)
-            yield Piece(end - entry.msg_count + 1, end, entry), found.version
+            yield span_of(found), found.version
         if len(page) < INDEX_PAGE:
             return
         key = page[-1].key + "\x00"
 
 
 async def _move_cursor(log: Log, keys: PartitionKeys, version: int, offset: int) -> None:
-    """Somebody else may have moved it: then their word counts."""
+    """Move the cursor, unless another compactor has moved it."""
     try:
-        await log.meta.put(keys.cursor, encode(Cursor(offset)), expected=version)
+        await log.meta.put(keys.cursor, encode(CompactionCursor(offset)), expected=version)
     except VersionMismatch:
         pass

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from llog.batch.codecs import decoder
 from llog.batch.columns import Columns, append_times, slice_columns, timestamp_bounds
-from llog.batch.joined import layout_of
+from llog.batch.encodings import decoder
+from llog.batch.multi_batch import layout_of
 from llog.batch.shared import Body
 from llog.engines.object.blob_headers import read_header
 from llog.engines.object.gaps import Gap, Gaps
@@ -29,12 +29,12 @@ _CONCURRENCY: Final = 16
 _FILL_STEPS_MAX: Final = 20_000
 CANDIDATES_MAX: Final = 500
 
-Place = tuple[str, int]
-"""A blob, and the byte of it at which a body begins."""
+BodyLocation = tuple[str, int]
+"""A blob, and the byte at which a body begins in it."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A body of a blob. If no entry leads to it, it lost its entry, was compacted, was trimmed, or was never
+    """A body of a blob. If no entry leads to it, its entry was lost, or the body was compacted, trimmed, or never
     committed.
     """
 
@@ -43,28 +43,28 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     body: Body
 
     @property
-    def place(self) -> Place:
+    def location(self) -> BodyLocation:
         return self.blob, self.body.body_offset
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateSearch(msgspec.Struct, frozen=True, kw_only=True):
     candidates: dict[PartitionKeys, list[Candidate]]
     unreadable: dict[PartitionKeys, list[str]]
-    """Blobs that may hold more candidates, but whose headers are damaged."""
+    """Blobs with damaged headers, which may hold more candidates."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gap lies between, which limits what can have been in it."""
+    """The neighbours of a gap, which limit what can have been in it."""
 
     gap: Gap
     before: IndexEntry | None
     after: IndexEntry | None
     maxima: tuple[int, int] | None
-    """Of the control record, where nothing is behind the gap."""
+    """The maxima of the control record, if nothing follows the gap."""
     log_start_offset: int
 
     def admits(self, candidate: Candidate) -> bool:
-        """Whether the body alone may lie in the gap."""
+        """Return whether the body, on its own, may lie in the gap."""
         body, gap = candidate.body, self.gap
         stamp = stamp_of(candidate.blob)
         limits = self._limits()
@@ -77,12 +77,12 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def may_reach_below(self, candidate: Candidate) -> bool:
-        """Whether the gap is at a log start that was raised, perhaps in the midst of these records."""
+        """Return whether the gap begins at a raised log start, which may lie in the middle of these records."""
         known = candidate.body.next_offset or FIRST_OFFSET
         return self.gap.start_offset == self.log_start_offset > known and candidate.body.msg_count > 1
 
     def accepts(self, way: Sequence[Candidate]) -> bool:
-        """Whether the maxima behind the gap are what they would be if these bodies had been in it."""
+        """Return whether the maxima after the gap are what they would be if these bodies had filled it."""
         limits, entry = self._limits(), self.after
         if limits is None or self.before is None or (entry is not None and entry.kind is Kind.COMPACTED):
             return True
@@ -95,17 +95,17 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return self.maxima if self.after is None else (self.after.max_append_ms, self.after.max_timestamp_ms)
 
 
-async def find_candidates(log: Log, gaps: Sequence[Gap]) -> Found:
-    """Every body of the gaps' partitions in the blobs that could fill one, also those that entries lead to. Reads
-    headers only.
+async def find_candidates(log: Log, gaps: Sequence[Gap]) -> CandidateSearch:
+    """Return every body of the gaps' partitions in the blobs that could fill a gap, including bodies to which entries
+    lead. Reads only headers.
     """
     windows = Gaps()
     windows.add(list(gaps))
     damaged = {PartitionKeys(gap.directory, gap.partition) for gap in gaps}
-    found = Found(candidates={keys: [] for keys in damaged}, unreadable={keys: [] for keys in damaged})
+    found = CandidateSearch(candidates={keys: [] for keys in damaged}, unreadable={keys: [] for keys in damaged})
     for prefix in (WAL, SINK_BLOBS):
         async for name, candidates in _scan(log, prefix, windows):
-            if candidates is None:  # it may hold records of any partition
+            if candidates is None:  # The blob may hold records of any partition.
                 for names in found.unreadable.values():
                     names.append(name)
             for each in candidates or ():
@@ -119,7 +119,7 @@ async def find_candidates(log: Log, gaps: Sequence[Gap]) -> Found:
 
 
 async def read_columns(log: Log, candidate: Candidate) -> Columns | None:
-    """The records of the body; None if it is damaged, or has another number of them than its header says."""
+    """Return the records of the body; None if it is damaged, or its record count differs from the header's."""
     body = candidate.body
     try:
         data = await log.blobs.get_range(candidate.blob, body.body_offset, body.body_length)
@@ -130,16 +130,16 @@ async def read_columns(log: Log, candidate: Candidate) -> Columns | None:
 
 
 def occurrences(own: Columns, whole: Columns) -> int:
-    """How often these records, of one append, are among the others: with the same append time, keys and values."""
+    """Return how often the records of one append occur in `whole`, with the same append time, keys and values."""
     if len(own.append_runs) > 1:
         return 0
     [(count, append_ms)] = own.append_runs
     starts = np.flatnonzero(append_times(whole)[: whole.count - count + 1] == append_ms).tolist()
-    return sum(same(own, slice_columns(whole, start, start + count)) for start in starts)
+    return sum(have_same_records(own, slice_columns(whole, start, start + count)) for start in starts)
 
 
-def same(one: Columns | None, other: Columns | None) -> bool:
-    """Whether both are known and have the same append times, keys and values."""
+def have_same_records(one: Columns | None, other: Columns | None) -> bool:
+    """Return whether both are readable and have the same append times, keys and values."""
     if one is None or other is None or one.append_runs != other.append_runs:
         return False
     return bool(one.values.equals(other.values) and _keys(one).equals(_keys(other)))
@@ -152,9 +152,10 @@ def _keys(columns: Columns) -> pa.BinaryArray:
 def fills(
     start_offset: int, end_offset: int, candidates: Sequence[Candidate], accept: Callable[[Sequence[Candidate]], bool]
 ) -> list[list[Candidate]] | None:
-    """Up to two acceptable ways to fill these offsets with whole bodies in a row; None if there are too many to try.
+    """Return up to two acceptable ways to fill these offsets with consecutive whole bodies; None if there are too many
+    to try.
 
-    A body lies at or above the next offset that its writer knew of.
+    A body lies at or above the next offset that its writer knew.
     """
     if len(candidates) > CANDIDATES_MAX:
         return None
@@ -182,29 +183,29 @@ def fills(
 
 
 async def _scan(log: Log, prefix: str, windows: Gaps) -> AsyncIterator[tuple[str, list[Candidate] | None]]:
-    """The bodies of each blob below `prefix` that could fill a gap; None instead of them if its header cannot be
+    """Iterate over the blobs below `prefix` that could fill a gap, with their bodies; None if the header cannot be
     read.
     """
     async for page in log.blobs.list(prefix):
         names = [info.name for info in page if windows.keeps(info.name)]
         for first in range(0, len(names), _CONCURRENCY):
             some = names[first : first + _CONCURRENCY]
-            for name, candidates in zip(some, await asyncio.gather(*(_bodies(log, n) for n in some)), strict=True):
+            for name, candidates in zip(some, await asyncio.gather(*(_read_bodies(log, n) for n in some)), strict=True):
                 yield name, candidates
 
 
-async def _bodies(log: Log, name: str) -> list[Candidate] | None:
+async def _read_bodies(log: Log, name: str) -> list[Candidate] | None:
     try:
         header = await read_header(log, name)
     except BlobNotFound:
         return []
     except CorruptBatch:
-        return None if name.startswith((WAL, SINK_BLOBS)) else await _headerless(log, name)
+        return None if name.startswith((WAL, SINK_BLOBS)) else await _headerless_body(log, name)
     return [Candidate(blob=name, writer=header.writer, body=body) for body in header.partitions]
 
 
-async def _headerless(log: Log, name: str) -> list[Candidate] | None:
-    """A compacted blob of an older version, which is its body and nothing else; None if it is damaged."""
+async def _headerless_body(log: Log, name: str) -> list[Candidate] | None:
+    """Return the one body of a compacted blob of an older version, which has no header; None if it is damaged."""
     directory, _, rest = name.removeprefix(ROOT).partition("/partitions/")
     try:
         data = await log.blobs.get(name)

@@ -1,8 +1,8 @@
-"""The repair of a log whose clocks were far ahead: finds floors, ceilings and pins in the future, and brings them back.
+"""The repair of a log whose clocks were far ahead: finds floors, ceilings and pins in the future, and corrects them.
 
 A floor that a collector raised by such a clock makes every writer stamp its blobs in the future, and a ceiling above
-those stamps keeps the collector from judging them. The repair changes records only. What it frees, the next collection
-deletes.
+those stamps keeps the collector from deciding about the blobs. The repair changes only metadata records; the next
+collection deletes the blobs that it frees.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from llog.engines.object.clocks import AHEAD_MS, R, is_put, lowered, store_time_ms
+from llog.engines.object.clocks import AHEAD_MS, R, lower_bounds, store_time_ms
 from llog.errors import VersionMismatch
+from llog.log.cas import update
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import PINS, ROOT, SINKS, PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Control, LogState, Pin, Sink, decode
 from llog.runtime import stamp_of
-from llog.stores.meta import Entry, scan
+from llog.stores.meta import MetaEntry, scan
 
 
 class WrongBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """A control record (`topic/partition`) or a sink's whose bounds are in the future."""
+    """A control record (named `topic/partition`) or a sink's record whose bounds are in the future."""
 
     name: str
     key: str
@@ -31,16 +32,16 @@ class WrongBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockDamage(msgspec.Struct, frozen=True, kw_only=True):
-    """What clocks that were far ahead have left behind."""
+    """The damage of clocks that were far ahead."""
 
     present_ms: int
-    """By the blob store's clock."""
+    """The present by the blob store's clock."""
     partitions: tuple[WrongBounds, ...] = ()
     sinks: tuple[WrongBounds, ...] = ()
     pins: tuple[str, ...] = ()
     blobs: int = 0
     blob_bytes: int = 0
-    """Of blobs stamped in the future, in use or not."""
+    """The bytes of the blobs stamped in the future, in use or not."""
 
     @property
     def is_repairable(self) -> bool:
@@ -48,7 +49,7 @@ class ClockDamage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_clock_damage(log: Log) -> ClockDamage:
-    """Looks at every record and lists every blob; changes nothing."""
+    """Read every control and sink record, list every blob, and return the damage. Changes nothing."""
     present_ms = await store_time_ms(log)
     blobs = size = 0
     async for page in log.blobs.list(ROOT):
@@ -66,10 +67,10 @@ async def find_clock_damage(log: Log) -> ClockDamage:
 
 
 async def repair_clock(log: Log, damage: ClockDamage) -> None:
-    """Sets floors to the present and ceilings a little above it, and releases the pins that would not run out for long.
+    """Set floors to the present and ceilings a day above it, and release the pins that end far in the future.
 
-    It voids uploads that are not committed: appends under way upload once more, and a sink's batch under way fails and
-    has to be run again.
+    Voids uploads that are not committed: appends under way upload again, and a sink's batch under way fails and has to
+    be run again.
     """
     present_ms = await store_time_ms(log)
     for each in damage.partitions:
@@ -80,7 +81,7 @@ async def repair_clock(log: Log, damage: ClockDamage) -> None:
         try:
             await log.meta.delete(found.key, expected=found.version)
         except VersionMismatch:
-            pass  # renewed just now
+            pass  # A reader has just renewed it.
 
 
 async def _wrong_partitions(log: Log, present_ms: int, *, far_stamps: bool) -> AsyncIterator[WrongBounds]:
@@ -100,20 +101,20 @@ async def _wrong_sinks(log: Log, present_ms: int, *, far_stamps: bool) -> AsyncI
             yield _bounds(found.key.removeprefix(SINKS), found.key, sink)
 
 
-async def _far_pins(log: Log, present_ms: int) -> AsyncIterator[Entry]:
-    """The pins that no reader of now has put: leases are of minutes."""
+async def _far_pins(log: Log, present_ms: int) -> AsyncIterator[MetaEntry]:
+    """Iterate over the pins that end far in the future; a reader with a correct clock leases for minutes."""
     async for found in scan(log.meta, PINS):
         if decode(Pin, found.value, found.key).expires_ms > present_ms + AHEAD_MS:
             yield found
 
 
 def _is_wrong(record: Control | Sink, present_ms: int, far_stamps: bool) -> bool:
-    """Whether a bound is in the future; or there is none to tell blobs with far stamps by."""
+    """Return whether a bound is in the future, or is missing while blobs with far stamps exist."""
     if isinstance(record, Sink) and max(record.touched_ms, record.finished_ms) > present_ms + AHEAD_MS:
         return True
     if not record.blob_ceiling_ms and far_stamps:
         return True
-    # A right ceiling may be as much too high as two clocks differ that are not wrong.
+    # A correct ceiling may be too high by as much as two correct clocks differ.
     return record.blob_floor_ms > present_ms + AHEAD_MS or record.blob_ceiling_ms > present_ms + 2 * AHEAD_MS
 
 
@@ -122,16 +123,14 @@ def _bounds(name: str, key: str, record: Control | Sink) -> WrongBounds:
 
 
 async def _lower(log: Log, key: str, kind: type[R], present_ms: int) -> None:
-    while True:
-        found = await log.meta.get(key)
-        if found is None:
-            return
-        record = lowered(decode(kind, found.value, key), present_ms)
+    def lower(record: R) -> R:
+        record = lower_bounds(record, present_ms)
         if isinstance(record, Sink):
-            record = msgspec.structs.replace(
+            return msgspec.structs.replace(
                 record,
                 touched_ms=min(record.touched_ms, present_ms),
                 finished_ms=min(record.finished_ms, present_ms),
             )
-        if await is_put(log, found, record):
-            return
+        return record
+
+    await update(log, key, kind, lower)

@@ -1,22 +1,22 @@
-"""A partition's index as a repair looks at it: with its gaps, and with entries that cannot be decoded."""
+"""A partition's index as a repair sees it: with its gaps, and with entries that cannot be decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llog.engines.object.gaps import Coverage, Gap, Gaps, without_trimmed
-from llog.engines.object.reader import Piece, Reader, pending_pieces
-from llog.engines.object.repair.candidates import Place
+from llog.engines.object.gaps import Gap, GapFinder, Gaps, subtract_trimmed
+from llog.engines.object.reader import EntrySpan, Reader, pending_spans
+from llog.engines.object.repair.candidates import BodyLocation
 from llog.errors import InconsistentReadState, PartitionNotInitialized, TopicNotFound
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
-from llog.log.records import Compaction, Control, Cursor, IndexEntry, Kind, decode
+from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Kind, decode
 from llog.model import TopicPartition
-from llog.stores.meta import Entry, scan
+from llog.stores.meta import MetaEntry, scan
 
 
 class DamagedIndex:
-    """A partition as one look found it."""
+    """The state of a partition's index at one inspection."""
 
     def __init__(self, tp: TopicPartition, keys: PartitionKeys, control: Control) -> None:
         self.tp = tp
@@ -24,69 +24,69 @@ class DamagedIndex:
         self.control = control
         self.gaps: list[Gap] = []
         self.cursor = 0
-        self.crumb: Compaction | None = None
-        self.places: set[Place] = set()
-        """Where entries lead."""
-        self.compacted: list[Piece] = []
-        """Those whose records may have been uploaded when the lost ones were."""
+        self.breadcrumb: Compaction | None = None
+        self.locations: set[BodyLocation] = set()
+        """The bodies to which intact entries lead."""
+        self.compacted: list[EntrySpan] = []
+        """The compacted entries whose records may be as old as the lost ones."""
         self.broken: dict[int, int] = {}
-        """Versions of entries that cannot be decoded, by their ends."""
+        """The versions of entries that cannot be decoded, by their end offsets."""
 
     async def read_references(self, log: Log) -> None:
-        """Reads where entries lead, and which compacted ones may hold what a candidate holds."""
+        """Read the bodies to which entries lead, and the compacted entries that may hold a candidate's records."""
         windows = Gaps()
         windows.add(self.gaps)
         latest = max(gap.to_ms for gap in self.gaps)
         earliest = min(gap.from_ms for gap in self.gaps)
         before_ms = 0
         now = await log.meta.get(self.keys.control)
-        pending = [] if now is None else pending_pieces(decode(Control, now.value, now.key))
-        self.places.update((log.blob_name(piece.entry.data_uri), piece.entry.byte_offset) for piece in pending)
+        pending = [] if now is None else pending_spans(decode(Control, now.value, now.key))
+        self.locations.update((log.blob_name(span.entry.data_uri), span.entry.byte_offset) for span in pending)
         async for item in scan(log.meta, self.keys.index):
-            entry, end = decoded(item), end_offset_of(item.key)
+            entry, end = decode_if_intact(item), end_offset_of(item.key)
             if entry is None:
                 continue
             blob = log.blob_name(entry.data_uri)
             if windows.keeps(blob):
-                self.places.add((blob, entry.byte_offset))
+                self.locations.add((blob, entry.byte_offset))
             if entry.kind is Kind.COMPACTED and entry.max_append_ms >= earliest and before_ms <= latest:
-                self.compacted.append(Piece(end - entry.msg_count + 1, end, entry))
+                self.compacted.append(EntrySpan(end - entry.msg_count + 1, end, entry))
             before_ms = entry.append_ms
 
 
-async def look_at(log: Log, tp: TopicPartition) -> DamagedIndex | None:
-    """None if the partition is gone."""
+async def inspect_index(log: Log, tp: TopicPartition) -> DamagedIndex | None:
+    """Read the partition's index and find its gaps; return None if the partition does not exist any more."""
     try:
         keys, control = await Reader(log).control(tp)
     except (TopicNotFound, PartitionNotInitialized):
         return None
     found = DamagedIndex(tp, keys, control)
-    crumb = await log.meta.get(keys.compaction)
-    found.crumb = None if crumb is None else decode(Compaction, crumb.value, crumb.key)
+    breadcrumb = await log.meta.get(keys.compaction)
+    found.breadcrumb = None if breadcrumb is None else decode(Compaction, breadcrumb.value, breadcrumb.key)
     cursor = await log.meta.get(keys.cursor)
-    found.cursor = 0 if cursor is None else decode(Cursor, cursor.value, cursor.key).offset
-    coverage = Coverage(keys, control)
+    found.cursor = 0 if cursor is None else decode(CompactionCursor, cursor.value, cursor.key).offset
+    finder = GapFinder(keys, control)
     async for item in scan(log.meta, keys.index):
-        entry, end = decoded(item), end_offset_of(item.key)
+        entry, end = decode_if_intact(item), end_offset_of(item.key)
         if entry is None:
             found.broken[end] = item.version
         else:
-            coverage.add(end, entry)
-    for piece in pending_pieces(control):
-        coverage.add(piece.end_offset, piece.entry)
-    gaps = coverage.gaps()
+            finder.add(end, entry)
+    for span in pending_spans(control):
+        finder.add(span.end_offset, span.entry)
+    gaps = finder.gaps()
     now = await log.meta.get(keys.control) if gaps else None
-    found.gaps = [] if now is None else without_trimmed(gaps, decode(Control, now.value, now.key))
+    found.gaps = [] if now is None else subtract_trimmed(gaps, decode(Control, now.value, now.key))
     return found
 
 
-def intact(found: Sequence[Entry]) -> list[tuple[int, IndexEntry]]:
-    """The ends and the entries of those that are not damaged."""
-    return [(end_offset_of(each.key), entry) for each in found if (entry := decoded(each)) is not None]
+def intact_entries(found: Sequence[MetaEntry]) -> list[tuple[int, IndexEntry]]:
+    """Return the entries that can be decoded, with their end offsets."""
+    return [(end_offset_of(each.key), entry) for each in found if (entry := decode_if_intact(each)) is not None]
 
 
-def decoded(found: Entry) -> IndexEntry | None:
-    """None if the entry is damaged."""
+def decode_if_intact(found: MetaEntry) -> IndexEntry | None:
+    """Return the index entry, or None if it is damaged."""
     try:
         return decode(IndexEntry, found.value, found.key)
     except InconsistentReadState:

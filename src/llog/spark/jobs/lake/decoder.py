@@ -1,7 +1,7 @@
-"""Values to columns. What cannot be decoded is kept as it is, with the reason: a bad record must not stop a table.
+"""Decodes values into columns. A value that cannot be decoded is kept with the reason: it must not stop the table.
 
-JSON is decoded strictly against the columns (a number in quotes is not a number); members that no column asks for are
-ignored. Both formats are decoded record by record in Python.
+JSON is decoded strictly against the columns (a number in quotes is not a number); members without a column are ignored.
+Both formats are decoded record by record in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import ConfigurationError
-from llog.spark.jobs.extras import optional_module
+from llog.spark.jobs.tasks import optional_module
 
 _ERROR_CHARACTERS_MAX: Final = 500
 _LOGICAL: Final = {
@@ -40,7 +40,7 @@ _AVRO: Final = {
 }
 
 Decode = Callable[[pa.BinaryArray], tuple[pa.StructArray, pa.StringArray]]
-"""Values to one struct each (null for null and bad values) and what was wrong with them (null where nothing was)."""
+"""Decodes values to one struct each (null for null and bad values) and one error each (null if there is none)."""
 
 
 class Decoding(msgspec.Struct, frozen=True):
@@ -49,11 +49,11 @@ class Decoding(msgspec.Struct, frozen=True):
     avro: Any = None
     """The Avro schema, for `avro`."""
     lenient: tuple[str, ...] = ()
-    """Columns of text that are null, and not an error, where a member is something else."""
+    """Text columns that become null, instead of an error, if a member is of another type."""
 
 
 def json_decoding(ddl: str) -> Decoding:
-    """From a schema as Spark writes it, `id bigint, name string`. Needs a running session."""
+    """Return the decoding for a schema in Spark's notation, `id bigint, name string`. Needs a running session."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -70,10 +70,13 @@ def json_decoding(ddl: str) -> Decoding:
 
 
 def avro_decoding(file: Path) -> Decoding:
-    """From an Avro schema of a record; its fields become the columns. Values are bare: without header or schema id."""
+    """Return the decoding for the Avro schema of a record, whose fields become columns.
+
+    Values are bare Avro, without a header or schema id.
+    """
     fastavro = optional_module("fastavro", "lake", "--decode avro")
     try:
-        schema = _supported(json.loads(file.read_text(encoding="utf-8")))
+        schema = _without_unknown_logical_types(json.loads(file.read_text(encoding="utf-8")))
         parsed = fastavro.parse_schema(schema)
     except (OSError, ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
         raise ConfigurationError(f"--avro-schema {file} is not a readable Avro schema: {error}") from error
@@ -83,15 +86,15 @@ def avro_decoding(file: Path) -> Decoding:
     return Decoding("avro", pa.schema(list(arrow)), parsed)
 
 
-def placed_columns(own: Iterable[pa.Field], decoding: Decoding | None) -> list[pa.Field]:
-    """The decoded columns beside a table's own: a member called `timestamp`, say, must not hide the record's."""
+def decoded_columns(own: Iterable[pa.Field], decoding: Decoding | None) -> list[pa.Field]:
+    """Return the decoded columns, renamed if they collide with a table's own: a `timestamp`, for example."""
     taken = {field.name.lower() for field in own}
     decoded = decoding.columns if decoding else ()
     return [each.with_name(f"value_{each.name}") if each.name.lower() in taken else each for each in decoded]
 
 
 def decoder(decoding: Decoding) -> Decode:
-    """Made once in each task."""
+    """Return the function that decodes values. Each task creates it once."""
     row = pa.struct(list(decoding.columns))
     one = _json_row(decoding) if decoding.kind == "json" else _avro_row(decoding.avro)
 
@@ -104,7 +107,7 @@ def decoder(decoding: Decoding) -> Decode:
             if value is not None:
                 try:
                     decoded = one(value)
-                except Exception as error:  # whatever a codec makes of bytes that are not its own
+                except Exception as error:  # a codec may raise anything for bytes that are not its own
                     problem = (str(error) or type(error).__name__)[:_ERROR_CHARACTERS_MAX]
             rows.append(decoded)
             wrong.append(problem)
@@ -117,13 +120,13 @@ def decoder(decoding: Decoding) -> Decode:
 
 
 def _one_by_one(rows: list[Any], wrong: list[str | None], row: pa.DataType) -> tuple[pa.StructArray, pa.StringArray]:
-    """A value that its column cannot hold (a decimal of too many digits, say) is found by trying each."""
-    for place, decoded in enumerate(rows):
+    """Find the values that their columns cannot hold (a decimal with too many digits, for example) by trying each."""
+    for index, decoded in enumerate(rows):
         try:
             pa.array([decoded], row)
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-            rows[place] = None
-            wrong[place] = str(error)[:_ERROR_CHARACTERS_MAX]
+            rows[index] = None
+            wrong[index] = str(error)[:_ERROR_CHARACTERS_MAX]
     return pa.array(rows, row), pa.array(wrong, pa.string())
 
 
@@ -145,12 +148,12 @@ def _json_row(decoding: Decoding) -> Callable[[bytes], Any]:
 
 def _json_object(fields: Any, lenient: tuple[str, ...] = ()) -> Any:
     members = {each.name: Any if each.name in lenient else _json_type(each.type) | None for each in fields}
-    made: Any = TypedDict
-    return made("Row", members, total=False)
+    typed_dict: Any = TypedDict
+    return typed_dict("Row", members, total=False)
 
 
 def _json_type(kind: pa.DataType) -> Any:
-    """The Python type that msgspec checks a member against."""
+    """Return the Python type that msgspec checks a member against."""
     if pa.types.is_boolean(kind):
         return bool
     if pa.types.is_integer(kind):
@@ -190,14 +193,15 @@ def _avro_row(schema: Any) -> Callable[[bytes], Any]:
     return decode
 
 
-def _supported(node: Any) -> Any:
-    """Without logical types that are not known here, as Avro has it: then the value is the plain one below."""
+def _without_unknown_logical_types(node: Any) -> Any:
+    """Return the schema without logical types that are unknown here: their values are of the plain type, as in Avro."""
     if isinstance(node, list):
-        return [_supported(each) for each in node]
+        return [_without_unknown_logical_types(each) for each in node]
     if not isinstance(node, dict):
         return node
     kept = {
-        name: _supported(each) if name in ("type", "items", "values", "fields") else each for name, each in node.items()
+        name: _without_unknown_logical_types(each) if name in ("type", "items", "values", "fields") else each
+        for name, each in node.items()
     }
     if "logicalType" in kept and kept["logicalType"] not in (*_LOGICAL, "decimal"):
         del kept["logicalType"]

@@ -1,8 +1,8 @@
-"""A Delta table. The position is kept where Delta keeps such things: the table's application transactions.
+"""A Delta table. Its position is stored in the table's application transactions.
 
-There is one for each partition, whose version is the next offset. They are part of the commit that adds the records and
-survive checkpoints and the clean-up of old log entries. Delta does not reject a transaction that was committed before,
-and rebases appends on whatever was committed meanwhile; so a commit is tried on the version that was read, once.
+There is one transaction for each partition, whose version is the next offset. Transactions are part of the commit that
+adds the records, and survive checkpoints and the removal of old log entries. Delta does not reject a transaction that
+was committed before, and rebases appends on later commits; so a commit is tried once, on the version that was read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 
 from llog.errors import ConfigurationError, StaleWrite, WrongStore
-from llog.spark.jobs.extras import optional_module
 from llog.spark.jobs.lake.files import PARTITIONED_BY, LakeFile, Layout, Shape, sync_parents
-from llog.spark.jobs.lake.topic_table import Position, Source
+from llog.spark.jobs.lake.topic_table import Source, TablePosition
+from llog.spark.jobs.tasks import optional_module
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class DeltaState:
         self._partitioned_by = list(partitioned_by)
 
     def open(self) -> Any:
-        """The table as it is now; made if there is none."""
+        """Return the current table; create it if it does not exist."""
         exceptions = self._delta.exceptions
         try:
             table = self._delta.DeltaTable(str(self.root))
@@ -62,26 +62,26 @@ class DeltaState:
                     raise_if_key_not_exists=False,
                 )
             except (exceptions.DeltaError, exceptions.CommitFailedError):
-                pass  # made by another just now; if not, opening says why
+                pass  # another process has just created it; if not, opening it fails
             table = self._delta.DeltaTable(str(self.root))
         self._check_columns(table)
         return table
 
-    def position(self, table: Any) -> Position | None:
+    def position(self, table: Any) -> TablePosition | None:
         marks = table.metadata().configuration
         if _TOPIC not in marks:
-            raise WrongStore(f"{self.root} is a Delta table that llog has not made: write to a new one")
+            raise WrongStore(f"{self.root} is a Delta table that llog did not create: write to a new one")
         found = {p: table.transaction_version(_app_id(p)) for p in range(self._source.partitions)}
         offsets = {partition: offset for partition, offset in found.items() if offset is not None}
-        known = Position(marks[_LOG], marks[_TOPIC], int(marks[_INCARNATION]), offsets)
+        known = TablePosition(marks[_LOG], marks[_TOPIC], int(marks[_INCARNATION]), offsets)
         if not offsets:
             same = (known.log_id, known.topic, known.incarnation)
             source = (self._source.log_id, self._source.topic, self._source.incarnation)
             return None if same == source else known
         return known
 
-    def properties(self, before: Position | None, after: Position) -> Any:
-        """What a commit carries to move the position from one to the other."""
+    def properties(self, before: TablePosition | None, after: TablePosition) -> Any:
+        """Return the properties of a commit that moves the position from one to the other."""
         known = {} if before is None else before.offsets
         moved = {p: offset for p, offset in after.offsets.items() if known.get(p) != offset}
         return self._delta.CommitProperties(
@@ -90,11 +90,11 @@ class DeltaState:
             app_transactions=[self._delta.Transaction(_app_id(p), offset) for p, offset in moved.items()],
         )
 
-    def commit(self, table: Any, before: Position | None, attempt: Callable[[Any], T]) -> tuple[Any, T]:
-        """Runs `attempt` on the table, again if somebody committed something else (an optimisation, say) meanwhile.
+    def commit(self, table: Any, before: TablePosition | None, attempt: Callable[[Any], T]) -> tuple[Any, T]:
+        """Run `attempt` on the table and return the table after the commit, with the result of `attempt`.
 
-        `StaleWrite` if the position is no longer `before`. Returns the table after the commit and what `attempt`
-        returned.
+        The attempt is repeated if something else, such as an optimisation, was committed meanwhile. Raises `StaleWrite`
+        if the position is no longer `before`.
         """
         for last in (*[False] * (_ATTEMPTS - 1), True):
             try:
@@ -112,7 +112,7 @@ class DeltaState:
         wanted = {field.name: str(field.type) for field in self._delta.Schema.from_arrow(self._schema).fields}
         if there != wanted:
             raise ConfigurationError(
-                f"{self.root} has the columns {_named(there)}, not {_named(wanted)}: "
+                f"{self.root} has the columns {_format_columns(there)}, not {_format_columns(wanted)}: "
                 "write to another table, or with the options it was begun with"
             )
 
@@ -124,9 +124,9 @@ class DeltaTable:
         self._state = DeltaState(root, source, shape.schema, PARTITIONED_BY)
         self._layout = Layout(directory=str(root), shape=shape, file_bytes=file_bytes)
         self._table: Any = None
-        self._before: Position | None = None
+        self._before: TablePosition | None = None
 
-    def position(self) -> Position | None:
+    def position(self) -> TablePosition | None:
         self._table = self._state.open()
         self._before = self._state.position(self._table)
         return self._before
@@ -134,10 +134,10 @@ class DeltaTable:
     def begin(self) -> Layout:
         return self._layout
 
-    def commit(self, position: Position, files: Sequence[LakeFile]) -> None:
+    def commit(self, position: TablePosition, files: Sequence[LakeFile]) -> None:
         root = self._state.root
         sync_parents(root, files)
-        actions = [_added(file) for file in files]
+        actions = [_add_action(file) for file in files]
         properties = self._state.properties(self._before, position)
 
         def attempt(table: Any) -> None:
@@ -152,7 +152,7 @@ class DeltaTable:
         try:
             self._table, _ = self._state.commit(self._table, self._before, attempt)
         except StaleWrite:
-            # At the very position that was wanted, the files could be the table's after all.
+            # At the wanted position, the files may belong to the table after all.
             if self._state.position(self._state.open()) != position:
                 for file in files:
                     os.unlink(root / file.name)
@@ -160,7 +160,7 @@ class DeltaTable:
         self._before = position
 
 
-def _added(file: LakeFile) -> Any:
+def _add_action(file: LakeFile) -> Any:
     action = optional_module("deltalake.transaction", "lake", "a Delta table").AddAction
     stats = {
         "numRecords": file.records,
@@ -181,5 +181,5 @@ def _app_id(partition: int) -> str:
     return f"llog/{partition}"
 
 
-def _named(columns: dict[str, str]) -> str:
+def _format_columns(columns: dict[str, str]) -> str:
     return "(" + ", ".join(columns) + ")"

@@ -1,4 +1,4 @@
-"""A topic to a table, incrementally and exactly once: `llog pipeline export`."""
+"""Exports a topic to a table, incrementally and exactly once: `llog pipeline export`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from llog.spark.jobs.lake.files import LakeFile, Layout, Shape, write_files
 from llog.spark.jobs.lake.topic_table import (
     Limits,
     Parallel,
-    Position,
     Source,
+    TablePosition,
     check_source,
     local_directory,
     planned_step,
@@ -37,16 +37,16 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     to: str
     name: str | None = None
     file_bytes: int = 128 << 20
-    """Files are closed near this size."""
+    """The approximate size of a file."""
     commit_bytes: int = 4 << 30
-    """About so many stored bytes of records go into one commit."""
+    """The approximate number of stored bytes that go into one commit."""
     decoding: Decoding | None = None
     headers: bool = False
     allow_gaps: bool = False
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run added to the table."""
+    """The counts of what one run added to the table."""
 
     topic: str
     table: str
@@ -56,22 +56,22 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
     seconds: float
     positions: dict[int, int]
-    """Next offset by partition, as the table has it now."""
+    """The next offset of each partition after the run."""
 
 
 class LakeTable(Protocol):
-    """A table that records are added to, with the position up to which it has them."""
+    """A table of records that stores its position in the topic."""
 
-    def position(self) -> Position | None:
-        """What the table holds now; None: nothing yet. The next commit is conditional on it."""
+    def position(self) -> TablePosition | None:
+        """Return the current position, on which the next commit is conditional; None if the table is empty."""
         ...
 
     def begin(self) -> Layout:
-        """Where the files of the next commit are to be written."""
+        """Return where to write the files of the next commit."""
         ...
 
-    def commit(self, position: Position, files: Sequence[LakeFile]) -> None:
-        """Adds the files and moves the position, in one; `StaleWrite` if another exporter has moved it."""
+    def commit(self, position: TablePosition, files: Sequence[LakeFile]) -> None:
+        """Add the files and move the position atomically; raise `StaleWrite` if another exporter has moved it."""
         ...
 
 
@@ -80,11 +80,11 @@ def export(
     options: ExportOptions,
     parallel: Parallel,
     *,
-    committed: Callable[[Position], None] = lambda position: None,
+    committed: Callable[[TablePosition], None] = lambda position: None,
 ) -> ExportResult:
-    """Adds what the topic has now and the table has not. `committed` is told of every commit.
+    """Add the records up to the present end of the topic to the table. `committed` is called after every commit.
 
-    May be killed at any point and run again. Of two at once on one table, one ends with `StaleWrite`.
+    The export may be killed at any point and run again. If two write to one table, one of them raises `StaleWrite`.
     """
     began = time.monotonic()
     source = run(settings, lambda log: source_of(log, options.topic))
@@ -125,7 +125,7 @@ def export(
 
 
 def open_table(options: ExportOptions, source: Source) -> tuple[str, LakeTable]:
-    """How messages name the table, and the table."""
+    """Return the name of the table in messages, and the table."""
     if min(options.file_bytes, options.commit_bytes) < 1:
         raise ConfigurationError("the sizes of files and of commits must be at least one byte")
     shape = Shape(options.decoding, options.headers)
@@ -137,7 +137,7 @@ def open_table(options: ExportOptions, source: Source) -> tuple[str, LakeTable]:
 
         name = table_name(options.topic, options.name)
         return f"{root} ({name})", IcebergTable(root, name, shape, options.file_bytes)
-    root = _named(root, options.name)
+    root = _table_directory(root, options.name)
     if options.format == "delta":
         from llog.spark.jobs.lake.delta import DeltaTable
 
@@ -147,7 +147,7 @@ def open_table(options: ExportOptions, source: Source) -> tuple[str, LakeTable]:
     return str(root), ParquetTable(root, shape, options.file_bytes)
 
 
-def _named(root: Path, name: str | None) -> Path:
+def _table_directory(root: Path, name: str | None) -> Path:
     if name is not None and (not name or "/" in name or name.startswith((".", "_"))):
         raise ConfigurationError(f"--name {name!r} must be the name of a directory, not beginning with '.' or '_'")
     return root if name is None else root / name

@@ -1,4 +1,4 @@
-"""Parquet files that a task writes: by day and partition, near the wanted size, in the order of the offsets."""
+"""The Parquet files that a task writes: by day and partition, near a target size, in the order of the offsets."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from llog.base.durable import sync_directory
 from llog.batch.columns import HEADERS_TYPE
 from llog.config import Settings
 from llog.errors import StaleWrite
-from llog.spark.fetcher import fetch_runs
-from llog.spark.jobs.lake.decoder import Decode, Decoding, decoder, placed_columns
+from llog.spark.fetcher import fetch_ranges
+from llog.spark.jobs.lake.decoder import Decode, Decoding, decoded_columns, decoder
 from llog.spark.planner import ReadTask
 from llog.spark.process import iterate
 from llog.spark.schema import to_arrow
 
 ROW_GROUP_BYTES: Final = 32 << 20
-"""In memory: what is gathered for one file before it is written."""
+"""The size in memory of the rows that are gathered for one file before they are written."""
 _BUFFERED_BYTES_MAX: Final = 128 << 20
 _OPEN_FILES_MAX: Final = 64
 _ERROR: Final = "_error"
 PARTITIONED_BY: Final = ("day", "partition")
 
 _Bucket = tuple[int, int]
-"""Day (since 1970) and partition."""
+"""The day, counted from 1970, and the partition."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Which columns the rows have."""
+    """The columns of the rows."""
 
     decoding: Decoding | None = None
     headers: bool = False
@@ -56,32 +56,32 @@ class Shape(msgspec.Struct, frozen=True):
         if self.decoding is not None:
             fields.append(pa.field(_ERROR, pa.string()))
         fields.append(pa.field("day", pa.date32()))
-        return pa.schema([*fields, *placed_columns(fields, self.decoding)])
+        return pa.schema([*fields, *decoded_columns(fields, self.decoding)])
 
     @property
-    def read(self) -> tuple[str, ...]:
+    def log_columns(self) -> tuple[str, ...]:
         """The columns of the log that rows are made from."""
         return ("topic", "partition", "offset", "timestamp", "key", "value", *(("headers",) if self.headers else ()))
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how files are written."""
+    """The directory, names and format of the files to write."""
 
     directory: str
     shape: Shape
     file_bytes: int
     nested: bool = True
-    """In directories `day=…/partition=…`; else all in one."""
+    """Whether files go into directories `day=…/partition=…`; otherwise all go into one."""
     suffix: str = ".parquet"
     partitioned_by: tuple[str, ...] = PARTITIONED_BY
-    """Columns that the table knows by the file's partition and that are not in the file."""
+    """The columns whose values are the same for a whole file, and which the file does not contain."""
 
 
 class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is written and durable, but part of no table yet."""
+    """A file that is durable, but not part of a table yet."""
 
     name: str
-    """Below the layout's directory."""
+    """The path below the layout's directory."""
     day: str
     partition: int
     records: int
@@ -95,31 +95,32 @@ class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_files(task: ReadTask, *, settings: Settings, layout: Layout, fail_on_data_loss: bool) -> list[LakeFile]:
-    """What a task does."""
+    """Write the records of one task, on an executor."""
     rows = Rows(layout.shape)
     files = _Files(layout)
     batches = iterate(
-        settings, lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=fail_on_data_loss)
+        settings, lambda log: fetch_ranges(log, task.ranges, pin=task.pin, fail_on_data_loss=fail_on_data_loss)
     )
-    for run, batch in batches:
-        files.add(rows.made(to_arrow(batch, layout.shape.read, run.topic.timestamp_type)), run.tp.partition)
+    for located, batch in batches:
+        records = to_arrow(batch, layout.shape.log_columns, located.topic.timestamp_type)
+        files.add(rows.convert(records), located.tp.partition)
     return files.finish()
 
 
 class Rows:
-    """Records of the log to rows of the table."""
+    """Converts records of the log to rows of the table."""
 
     def __init__(self, shape: Shape) -> None:
         self._schema = shape.schema
         self._decode: Decode | None = decoder(shape.decoding) if shape.decoding is not None else None
 
-    def made(self, records: pa.RecordBatch) -> pa.RecordBatch:
+    def convert(self, records: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: records.column(name) for name in records.schema.names}
         columns["day"] = pc.floor_temporal(records.column("timestamp"), unit="day").cast(pa.date32())
         arrays = list(columns.values())
         if self._decode is not None:
             decoded, wrong = self._decode(records.column("value"))
-            # The raw value stays only where it is the one thing that is left of the record.
+            # The raw value stays only if it could not be decoded.
             columns["value"] = pc.if_else(wrong.is_valid(), records.column("value"), pa.scalar(None, pa.binary()))
             columns[_ERROR] = wrong
             own = [columns[name] for name in self._schema.names[: len(columns)]]
@@ -165,7 +166,7 @@ class _Files:
             if len(self._open) >= _OPEN_FILES_MAX:
                 self._close(next(iter(self._open)))
             file = _File(self._layout, bucket)
-        self._open[bucket] = file  # again at the end: the one that waited longest is closed first
+        self._open[bucket] = file  # at the end of the dict: the file that was not used for longest is closed first
         if file.add(rows) >= self._layout.file_bytes:
             self._close(bucket)
 
@@ -192,7 +193,7 @@ class _File:
         self._offsets: list[int] = []
 
     def add(self, rows: pa.Table) -> int:
-        """Writes a row group; how long the file is now."""
+        """Write a row group and return the length of the file."""
         self._writer.write_table(rows.select(self._columns), row_group_size=max(1, rows.num_rows))
         self._records += rows.num_rows
         bounds = pc.min_max(rows.column("offset"))
@@ -217,7 +218,7 @@ class _File:
 
 
 def sync_parents(root: Path, files: Sequence[LakeFile]) -> None:
-    """Makes the names of nested files durable, up to `root`."""
+    """Make the names of nested files durable, up to `root`."""
     parents = {parent for file in files for parent in Path(file.name).parents}
     for parent in parents:
         sync_directory(root / parent)

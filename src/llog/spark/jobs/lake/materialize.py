@@ -1,8 +1,8 @@
-"""A topic of keyed change events to a table of current rows: `llog pipeline materialize`.
+"""Materializes a topic of keyed change events as a table of current rows: `llog pipeline materialize`.
 
-The table is a Delta table. Tasks reduce their records to the last of each key, the driver merges those into the table
-by key, and the commit of the merge moves the position too (see `lake_delta`). So a merge is either not there or there
-once, whenever it was killed.
+The table is a Delta table. Tasks reduce their records to the last of each key, the driver merges these into the table
+by key, and the commit of the merge also moves the position (see `delta.py`). So every merge takes effect once or not at
+all, whenever the job is killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from llog.config import Settings
 from llog.errors import ConfigurationError
-from llog.spark.fetcher import fetch_runs
-from llog.spark.jobs.lake.decoder import Decoding, decoder, placed_columns
+from llog.spark.fetcher import fetch_ranges
+from llog.spark.jobs.lake.decoder import Decoding, decoded_columns, decoder
 from llog.spark.jobs.lake.delta import DeltaState, delta
 from llog.spark.jobs.lake.topic_table import (
     Limits,
     Parallel,
-    Position,
+    TablePosition,
     check_source,
     local_directory,
     planned_step,
@@ -52,15 +52,15 @@ class MaterializeOptions(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     to: str
     key: tuple[str, ...] = ()
-    """Decoded columns that identify a row; none: the record's key does."""
+    """The decoded columns that identify a row; without any, the record's key does."""
     decoding: Decoding | None = None
     commit_bytes: int = 256 << 20
-    """About so many stored bytes of records go into one merge, which the driver holds in memory."""
+    """About how many stored bytes of records go into one merge, which the driver holds in memory."""
     allow_gaps: bool = False
 
 
 class MaterializeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run did to the table."""
+    """The counts of one run."""
 
     topic: str
     table: str
@@ -69,30 +69,30 @@ class MaterializeResult(msgspec.Struct, frozen=True, kw_only=True):
     updated: int
     deleted: int
     skipped: int
-    """Records without a key, which no row can be made of."""
+    """The number of records without a key, which belong to no row."""
     commits: int
     seconds: float
     positions: dict[int, int]
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """The columns of the rows, and how they are made."""
+    """The columns of the rows, and how values are decoded into them."""
 
     decoding: Decoding | None
     key: tuple[str, ...]
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns, as the table names them, that a row is known by."""
+        """The columns that identify a row, as the table names them."""
         if self.decoding is None or not self.key:
             return ("key",)
         names = self.decoding.columns.names
-        placed = placed_columns(self._own, self.decoding)
+        placed = decoded_columns(self._own, self.decoding)
         return tuple(placed[names.index(each)].name for each in self.key)
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.schema([*self._own, *placed_columns(self._own, self.decoding)])
+        return pa.schema([*self._own, *decoded_columns(self._own, self.decoding)])
 
     @property
     def _own(self) -> list[pa.Field]:
@@ -102,8 +102,8 @@ class Columns(msgspec.Struct, frozen=True):
         return [*fields, *_LOG_COLUMNS]
 
 
-class Reduced(msgspec.Struct, frozen=True):
-    """What a task sends to the driver: the last change of each key, as an Arrow stream."""
+class TaskChanges(msgspec.Struct, frozen=True):
+    """The result of a task: the last change of each key, as an Arrow stream."""
 
     changes: bytes
     records: int
@@ -115,11 +115,11 @@ def materialize(
     options: MaterializeOptions,
     parallel: Parallel,
     *,
-    committed: Callable[[Position], None] = lambda position: None,
+    committed: Callable[[TablePosition], None] = lambda position: None,
 ) -> MaterializeResult:
-    """Brings the table to where the topic ends now. `committed` is told of every merge.
+    """Apply the records up to the present end of the topic to the table. `committed` is called after every merge.
 
-    May be killed at any point and run again. Of two at once on one table, one ends with `StaleWrite`.
+    The job may be killed at any point and run again. If two work on one table, one of them raises `StaleWrite`.
     """
     began = time.monotonic()
     columns = _columns(options)
@@ -142,12 +142,12 @@ def materialize(
         changes = last_of_each([pa.ipc.open_stream(each.changes).read_all() for each in reduced], columns.identity)
         properties = state.properties(stored, step.after)
         merge = partial(_merge, changes=changes, columns=columns, properties=properties)
-        table, told = state.commit(table, stored, merge)
+        table, metrics = state.commit(table, stored, merge)
         counts["records"] += sum(each.records for each in reduced)
         counts["skipped"] += sum(each.skipped for each in reduced)
         for name in ("inserted", "updated", "deleted"):
-            counts[name] += told.get(f"num_target_rows_{name}", 0)
-        # Delta makes no commit of a merge that changes nothing: then the table stays where it was, and the next one
+            counts[name] += metrics.get(f"num_target_rows_{name}", 0)
+        # Delta does not commit a merge that changes nothing: then the table keeps its position, and the next merge
         # moves it.
         position = step.after
         if (now := state.position(table)) != stored:
@@ -163,16 +163,16 @@ def materialize(
     )
 
 
-def reduce_task(task: ReadTask, *, settings: Settings, columns: Columns, fail_on_data_loss: bool) -> Reduced:
-    """What a task does. Holds the last change of each of its keys in memory."""
-    make = _Changes(columns)
+def reduce_task(task: ReadTask, *, settings: Settings, columns: Columns, fail_on_data_loss: bool) -> TaskChanges:
+    """Reduce the records of one task, on an executor, to the last change of each key, which it holds in memory."""
+    converter = _ChangeConverter(columns)
     kept: list[pa.Table] = []
     waiting = records = skipped = 0
     batches = iterate(
-        settings, lambda log: fetch_runs(log, task.runs, pin=task.pin, fail_on_data_loss=fail_on_data_loss)
+        settings, lambda log: fetch_ranges(log, task.ranges, pin=task.pin, fail_on_data_loss=fail_on_data_loss)
     )
-    for planned, batch in batches:
-        changes = make(to_arrow(batch, _READ, planned.topic.timestamp_type))
+    for located, batch in batches:
+        changes = converter.convert(to_arrow(batch, _READ, located.topic.timestamp_type))
         records += batch.columns.count
         skipped += batch.columns.count - changes.num_rows
         kept.append(changes)
@@ -185,30 +185,31 @@ def reduce_task(task: ReadTask, *, settings: Settings, columns: Columns, fail_on
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
         stream.write_table(changes)
-    return Reduced(sink.getvalue().to_pybytes(), records, skipped)
+    return TaskChanges(sink.getvalue().to_pybytes(), records, skipped)
 
 
 def last_of_each(parts: Sequence[pa.Table], identity: Sequence[str]) -> pa.Table:
-    """The last row of every key: by offset within a partition, by time between two (a key is in one, unless some were
-    added).
+    """Return the last row of every key: by offset within a partition, by time between partitions.
+
+    A key has rows in several partitions only if partitions were added.
     """
     table = pa.concat_tables(parts)
     if table.num_rows == 0:
         return table
-    # The last of each partition first: within one, times may go backwards.
+    # First the last row of each partition: within a partition, times may go backwards.
     latest = _last(table.sort_by("offset"), [*identity, "partition"])
     return _last(latest.sort_by([("timestamp", "ascending"), ("partition", "ascending")]), identity)
 
 
 def _last(table: pa.Table, by: Sequence[str]) -> pa.Table:
-    place = pa.array(np.arange(table.num_rows))
-    keys = table.select(list(dict.fromkeys(by))).append_column("_place", place)
-    found = keys.group_by(list(dict.fromkeys(by)), use_threads=False).aggregate([("_place", "max")])
-    return table.take(found.column("_place_max"))
+    index = pa.array(np.arange(table.num_rows))
+    keys = table.select(list(dict.fromkeys(by))).append_column("_index", index)
+    found = keys.group_by(list(dict.fromkeys(by)), use_threads=False).aggregate([("_index", "max")])
+    return table.take(found.column("_index_max"))
 
 
-class _Changes:
-    """Records of the log to changes of rows; those without a key are left out."""
+class _ChangeConverter:
+    """Converts records of the log to changes of rows; records without a key are left out."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -224,21 +225,21 @@ class _Changes:
                 )
             self._decode = decoder(decoding)
 
-    def __call__(self, records: pa.RecordBatch) -> pa.Table:
+    def convert(self, records: pa.RecordBatch) -> pa.Table:
         value = records.column("value")
         deleted = value.is_null()
-        made = {name: records.column(name) for name in records.schema.names}
+        own_columns = {name: records.column(name) for name in records.schema.names}
         arrays: list[pa.Array] = []
         if self._decode is not None:
             rows, wrong = self._decode(value)
             fields = dict(zip((field.name for field in rows.type), rows.flatten(), strict=True))
-            made["value"] = pc.if_else(wrong.is_valid(), value, pa.scalar(None, pa.binary()))
-            made["_error"] = wrong
+            own_columns["value"] = pc.if_else(wrong.is_valid(), value, pa.scalar(None, pa.binary()))
+            own_columns["_error"] = wrong
             arrays = [fields[name] for name in self._decoded]
             if _OP in fields and pa.types.is_string(fields[_OP].type):
                 is_delete = pc.is_in(fields[_OP], pa.array(_DELETES))
                 deleted = pc.or_(deleted, is_delete)
-        own = [made[name] for name in self._schema.names[: len(made)]]
+        own = [own_columns[name] for name in self._schema.names[: len(own_columns)]]
         changes = pa.Table.from_arrays([*own, *arrays, deleted], schema=self._schema)
         for name in self._columns.identity:
             changes = changes.filter(changes.column(name).is_valid())
@@ -246,15 +247,15 @@ class _Changes:
 
 
 def _merge(table: Any, *, changes: pa.Table, columns: Columns, properties: Any) -> dict[str, int]:
-    names = {_quoted(name): f"s.{_quoted(name)}" for name in columns.schema.names}
-    same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in columns.identity)
+    names = {_quote(name): f"s.{_quote(name)}" for name in columns.schema.names}
+    same = " AND ".join(f"t.{_quote(name)} = s.{_quote(name)}" for name in columns.identity)
     merge = table.merge(changes, same, source_alias="s", target_alias="t", commit_properties=properties)
     merge = merge.when_matched_delete(f"s.{_DELETED}").when_matched_update(names)
-    told: dict[str, int] = merge.when_not_matched_insert(names, predicate=f"NOT s.{_DELETED}").execute()
-    return told
+    metrics: dict[str, int] = merge.when_not_matched_insert(names, predicate=f"NOT s.{_DELETED}").execute()
+    return metrics
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -273,7 +274,7 @@ def _columns(options: MaterializeOptions) -> Columns:
 
 
 def current_rows(to: str, limit: int | None = None) -> pa.Table:
-    """The rows of a materialized table as they are now."""
+    """Return the current rows of a materialized table."""
     root = local_directory(to, "a materialized table")
     try:
         table = delta().DeltaTable(str(root))

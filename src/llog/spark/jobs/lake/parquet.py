@@ -1,10 +1,10 @@
 """A plain directory of Parquet files, `day=…/partition=…/….parquet`, that any tool reads with a glob.
 
-Next to them, in `_llog/`: manifests `{n:020}.json`, each put once and never changed, which name the files that they add
-and the position after them; and `staging-{n:020}-…/`, where the files of a commit that is still to come are written
-under names that no glob for Parquet finds. The manifest is the commit; its files are moved to their places after it, by
-whoever opens the table next if need be. A staging directory of a manifest that exists can hold only what was moved
-already or what lost the race: it is removed.
+The directory `_llog/` holds manifests `{n:020}.json`, each put once and never changed, which name the files that they
+add and the position after them; and `staging-{n:020}-…/`, where the files of a future commit are written under names
+that no glob for Parquet matches. The manifest is the commit; its files are moved to their places after it, if necessary
+by the next process that opens the table. Once a manifest exists, its staging directories hold only files that lost the
+race, and are removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from llog.base.durable import sync_directory
 from llog.errors import BlobExists, ConfigurationError, InconsistentReadState, StaleWrite
 from llog.spark.jobs.lake.files import LakeFile, Layout, Shape
-from llog.spark.jobs.lake.topic_table import Position
+from llog.spark.jobs.lake.topic_table import TablePosition
 from llog.stores.files.blobs import FileBlobStore
 
 _STAGED: Final = ".staged"
@@ -30,7 +30,7 @@ _STAGING: Final = "staging-"
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
-    position: Position
+    position: TablePosition
     columns: str
     staging: str
     files: list[LakeFile]
@@ -46,7 +46,7 @@ class ParquetTable:
         self._number = -1
         self._staging = ""
 
-    def position(self) -> Position | None:
+    def position(self) -> TablePosition | None:
         names = sorted(path.name for path in self._state.glob("[0-9]*.json"))
         if not names:
             self._number = -1
@@ -59,7 +59,7 @@ class ParquetTable:
                 f"({', '.join(self._columns.splitlines())}): export to another directory, or with the options it "
                 "was begun with"
             )
-        self._show(manifest)
+        self._publish(manifest)
         self._clean()
         return manifest.position
 
@@ -71,10 +71,10 @@ class ParquetTable:
             file_bytes=self._file_bytes,
             nested=False,
             suffix=_STAGED,
-            partitioned_by=(),  # a reader that knows nothing of directories has the columns all the same
+            partitioned_by=(),  # so that readers that ignore the directories' names have the columns, too
         )
 
-    def commit(self, position: Position, files: Sequence[LakeFile]) -> None:
+    def commit(self, position: TablePosition, files: Sequence[LakeFile]) -> None:
         manifest = Manifest(position=position, columns=self._columns, staging=self._staging, files=list(files))
         try:
             sync_directory(self._state / self._staging)
@@ -83,27 +83,27 @@ class ParquetTable:
             shutil.rmtree(self._state / self._staging, ignore_errors=True)
             raise StaleWrite(f"another exporter has committed to {self._root} since: this one stops") from error
         self._number += 1
-        self._show(manifest)
+        self._publish(manifest)
         self._clean()
 
-    def _show(self, manifest: Manifest) -> None:
-        """Moves the files of a committed manifest to where readers find them. Several may do so at once."""
+    def _publish(self, manifest: Manifest) -> None:
+        """Move the files of a committed manifest to where readers find them. Several processes may do so at once."""
         directories = {self._root}
         for file in manifest.files:
             staged = self._state / manifest.staging / file.name
-            shown = self._root / f"day={file.day}" / f"partition={file.partition}" / f"{staged.stem}.parquet"
+            final = self._root / f"day={file.day}" / f"partition={file.partition}" / f"{staged.stem}.parquet"
             if staged.exists():
-                shown.parent.mkdir(parents=True, exist_ok=True)
+                final.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    staged.rename(shown)
+                    staged.rename(final)
                 except FileNotFoundError:
-                    continue  # moved by another just now
-                directories |= {shown.parent, shown.parent.parent}
+                    continue  # another process has just moved it
+                directories |= {final.parent, final.parent.parent}
         for directory in directories:
             sync_directory(directory)
 
     def _clean(self) -> None:
-        """Removes what is left of commits up to the newest. Those to come may be another exporter's work."""
+        """Remove the staging directories of past commits. Those of future commits may be in use by another exporter."""
         for path in self._state.glob(f"{_STAGING}*"):
             if int(path.name.split("-")[1]) <= self._number:
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,4 @@
-"""Export and materialize as steps of the pipeline: their options are text, as `--option export.topic=orders` gives
-them.
-"""
+"""Export and materialize as steps of the pipeline, with options as text: `--option export.topic=orders`."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from llog.spark.jobs.lake.decoder import Decoding, avro_decoding, json_decoding
 from llog.spark.jobs.lake.export import ExportOptions, export
 from llog.spark.jobs.lake.materialize import MaterializeOptions, materialize
 from llog.spark.jobs.lake.topic_table import in_spark
-from llog.spark.jobs.results import StepResult
+from llog.spark.jobs.tasks import StepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,24 +27,28 @@ _DECODINGS: Final = ("json_schema", "avro_schema")
 
 
 def export_step(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """Options: `topic`, `format` and `to`; `name`, `file_bytes`, `commit_bytes`, `headers`, `allow_gaps`,
-    `json_schema`, `avro_schema`.
+    """Run the step `export`.
+
+    It needs the options `topic`, `format` and `to`, and takes `name`, `file_bytes`, `commit_bytes`, `headers`,
+    `allow_gaps`, `json_schema` and `avro_schema`.
     """
-    result = export(settings, _typed("export", ExportOptions, options), in_spark(spark))
+    result = export(settings, _parse_options("export", ExportOptions, options), in_spark(spark))
     rows = [("records", f"{result.records:,}"), ("files", str(result.files)), ("bytes", format_size(result.bytes))]
     return StepResult(name="export", seconds=result.seconds, rows=rows)
 
 
 def materialize_step(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """Options: `topic` and `to`; `key` (columns, by commas), `commit_bytes`, `allow_gaps`, `json_schema`,
-    `avro_schema`.
+    """Run the step `materialize`.
+
+    It needs the options `topic` and `to`, and takes `key` (columns, separated by commas), `commit_bytes`, `allow_gaps`,
+    `json_schema` and `avro_schema`.
     """
-    result = materialize(settings, _typed("materialize", MaterializeOptions, options), in_spark(spark))
+    result = materialize(settings, _parse_options("materialize", MaterializeOptions, options), in_spark(spark))
     rows = [(name, f"{getattr(result, name):,}") for name in ("records", "inserted", "updated", "deleted")]
     return StepResult(name="materialize", seconds=result.seconds, rows=rows)
 
 
-def _typed(step: str, kind: type[T], options: Mapping[str, Any]) -> T:
+def _parse_options(step: str, kind: type[T], options: Mapping[str, Any]) -> T:
     fields = (set(kind.__struct_fields__) - {"decoding"}) | set(_DECODINGS)
     unknown = sorted(set(options) - fields)
     if unknown:
@@ -58,10 +60,10 @@ def _typed(step: str, kind: type[T], options: Mapping[str, Any]) -> T:
     if "key" in values:
         values["key"] = [each.strip() for each in values["key"].split(",")]
     try:
-        typed = msgspec.convert(values, kind, strict=False)
+        parsed = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the step {step} cannot run with these options: {error}") from error
-    return msgspec.structs.replace(typed, decoding=_decoding(step, options))
+    return msgspec.structs.replace(parsed, decoding=_decoding(step, options))
 
 
 def _decoding(step: str, options: Mapping[str, Any]) -> Decoding | None:

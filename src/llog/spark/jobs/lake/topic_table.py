@@ -1,8 +1,8 @@
-"""From a topic to a table, step by step: what every table format shares.
+"""The steps from a topic to a table that all table formats share.
 
-A table holds, next to its records, the position up to which it holds them. A step plans the records after that
-position, lets tasks work on them, and ends with one commit that is conditional on the position: after a crash at any
-point the position says where to go on, and of two that work on one table at once only one can commit.
+A table stores, beside its records, the position up to which it has them. A step plans the records after that position,
+has tasks process them, and ends with one commit that is conditional on the position. After a crash at any point, the
+position says where to continue; if two jobs work on one table, only one of them can commit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OUR_ERROR = re.compile(r"^(?:\S+: )?llog\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The topic that a table is filled from. A topic that was deleted and created again is another."""
+    """The topic that fills a table. A topic that was deleted and created again is another source."""
 
     log_id: str
     topic: str
@@ -49,30 +49,30 @@ class Source(msgspec.Struct, frozen=True):
     partitions: int
 
 
-class Position(msgspec.Struct, frozen=True):
-    """What a table holds: all records below these offsets."""
+class TablePosition(msgspec.Struct, frozen=True):
+    """The position of a table in its topic: the table has all records below these offsets."""
 
     log_id: str
     topic: str
     incarnation: int
     offsets: dict[int, int]
-    """Next offset by partition."""
+    """The next offset of each partition."""
 
 
-class Planned(NamedTuple):
+class PlannedStep(NamedTuple):
     tasks: list[ReadTask]
-    after: Position
+    after: TablePosition
     """The table's position once the tasks' results are committed."""
 
 
 class Parallel(Protocol):
-    """Runs a function on every task; results in the order of the tasks."""
+    """Runs a function on every task and returns the results in the order of the tasks."""
 
     def __call__(self, work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]: ...
 
 
 def in_spark(spark: SparkSession) -> Parallel:
-    """One Spark task for each; an error of llog in one of them is raised as itself."""
+    """Return a function that runs each task as a Spark task, and raises the tasks' llog errors as themselves."""
 
     def run_all(work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]:
         try:
@@ -84,7 +84,7 @@ def in_spark(spark: SparkSession) -> Parallel:
 
 
 def in_process(work: Callable[[ReadTask], R], tasks: Sequence[ReadTask], /) -> list[R]:
-    """All tasks one after the other, here: for tables too small to start Spark for."""
+    """Run all tasks one after the other in this process: for tables that are too small for Spark."""
     return [work(task) for task in tasks]
 
 
@@ -95,8 +95,8 @@ async def source_of(log: Log, topic: str) -> Source:
     return Source(log_id.value.decode(), topic, found.incarnation, found.partitions)
 
 
-def check_source(where: str, position: Position, source: Source) -> None:
-    """Refuses to add records of one topic to the table of another."""
+def check_source(where: str, position: TablePosition, source: Source) -> None:
+    """Raise if the table belongs to another topic or another incarnation of it."""
     if (position.log_id, position.topic) != (source.log_id, source.topic):
         raise WrongStore(
             f"{where} is a table of topic {position.topic!r} of log {position.log_id}, "
@@ -105,19 +105,18 @@ def check_source(where: str, position: Position, source: Source) -> None:
     if position.incarnation != source.incarnation:
         raise DataLoss(
             f"topic {source.topic!r} was deleted and created again since {where} was last written, and its offsets "
-            "began anew: "
-            "go on in a new table"
+            "began anew: continue in a new table"
         )
 
 
 async def target_of(log: Log, source: Source) -> dict[int, int]:
-    """Where the topic ends now: a run goes so far and not on forever."""
+    """Return the present next offset of each partition, where a run ends."""
     bounds = await read_bounds(log, _partitions(source))
     return {tp.partition: each.next_offset for tp, each in bounds.items()}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much goes into one commit and one task, in stored bytes, and whether lost records are skipped."""
+    """The sizes of a commit and of a task, in stored bytes, and whether lost records are skipped."""
 
     commit_bytes_max: int
     task_bytes_max: int
@@ -126,12 +125,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def planned_step(
-    settings: Settings, source: Source, before: Position | None, target: dict[int, int], limits: Limits
-) -> Iterator[Planned]:
-    """The next records after `before`, pinned while the caller works on them. Without tasks, nothing is left below
-    `target`.
+    settings: Settings, source: Source, before: TablePosition | None, target: dict[int, int], limits: Limits
+) -> Iterator[PlannedStep]:
+    """Plan the next records after `before`, and pin them while the caller works on them.
 
-    Records that retention took before they were read raise `DataLoss`, or are reported and skipped.
+    A plan without tasks means that nothing is left below `target`. Records that retention removed before they were read
+    raise `DataLoss`, or are logged and skipped.
     """
     pinned = run(settings, lambda log: pin(log, "pipeline lake", PIN_LEASE_MS))
     try:
@@ -141,24 +140,25 @@ def planned_step(
 
 
 async def _plan(
-    log: Log, source: Source, before: Position | None, target: dict[int, int], limits: Limits, pinned: str
-) -> Planned:
+    log: Log, source: Source, before: TablePosition | None, target: dict[int, int], limits: Limits, pinned: str
+) -> PlannedStep:
     topic = await Catalog(log).get(source.topic)
     if topic.incarnation != source.incarnation:
-        raise DataLoss(f"topic {source.topic!r} was deleted and created again while it was read: go on in a new table")
+        raise DataLoss(
+            f"topic {source.topic!r} was deleted and created again while it was read: continue in a new table"
+        )
     bounds = await read_bounds(log, _partitions(source))
     starts, ends = {}, {}
     for tp, (log_start, next_offset) in bounds.items():
-        # A partition added since was empty then. A first run has missed nothing: it takes what there is.
+        # A partition that was added since was empty before. A first run has missed nothing and starts at the log start.
         start = log_start if before is None else before.offsets.get(tp.partition, FIRST_OFFSET)
         if start < log_start:
-            _gap(f"records {start} to {log_start - 1} of {tp} are gone by retention", limits.allow_gaps)
+            _report_gap(f"records {start} to {log_start - 1} of {tp} are gone by retention", limits.allow_gaps)
             start = log_start
         if start > next_offset:
             raise DataLoss(
-                f"the table has the records of {tp} up to {start - 1}, but the log ends at {next_offset - 1}: was "
-                "its metadata "
-                "restored from a backup? Records of the same offsets may differ now: go on in a new table"
+                f"the table has the records of {tp} up to {start - 1}, but the log ends at {next_offset - 1}: was its "
+                "metadata restored from a backup? Records of the same offsets may differ now: continue in a new table"
             )
         starts[tp] = start
         ends[tp] = max(start, min(next_offset, target[tp.partition]))
@@ -173,13 +173,13 @@ async def _plan(
         fail_on_data_loss=not limits.allow_gaps,
     )
     offsets = {tp.partition: end for tp, end in ends.items()}
-    # Spark wants at least one task of a plan; here, one without records is none.
-    tasks = [task for task in tasks if task.runs]
-    return Planned(tasks, Position(source.log_id, source.topic, source.incarnation, offsets))
+    # A plan has at least one task, as Spark needs; a task without ranges has nothing to do here.
+    tasks = [task for task in tasks if task.ranges]
+    return PlannedStep(tasks, TablePosition(source.log_id, source.topic, source.incarnation, offsets))
 
 
 def local_directory(target: str, what: str) -> Path:
-    """The directory that `--to` names: tasks write files, so it must be one that all of them reach."""
+    """Return the directory that `--to` names: all tasks write files there, so it must be a path they share."""
     scheme, separator, rest = target.partition("://")
     if separator and scheme != "file":
         raise ConfigurationError(
@@ -196,14 +196,14 @@ def _partitions(source: Source) -> list[TopicPartition]:
     return [TopicPartition(source.topic, partition) for partition in range(source.partitions)]
 
 
-def _gap(what: str, allowed: bool) -> None:
+def _report_gap(what: str, allowed: bool) -> None:
     if not allowed:
-        raise DataLoss(f"{what} before they were read. Use --allow-gaps to go on without them")
+        raise DataLoss(f"{what} before they were read. Use --allow-gaps to continue without them")
     logger.warning("llog skipped: %s", what)
 
 
 def _own_error(trace: str) -> LlogError | None:
-    """The error of llog that ended a task, from what Spark tells of it: its text."""
+    """Return the llog error that ended a task, restored from Spark's text of it; None if it was another error."""
     found = _OUR_ERROR.findall(trace)
     if not found:
         return None

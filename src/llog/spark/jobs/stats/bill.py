@@ -1,8 +1,8 @@
-"""What a log would cost on S3, estimated from its index: nothing is asked of the store, so nothing here is an invoice.
+"""Estimates what a log would cost on S3 from its index alone; it is not an invoice.
 
-Counted are the blobs that the index names: one PUT each, one LIST for a thousand of them, and one GET for each index
-entry and each group of its topic, or one reader where there is no group. Not counted are blobs that were compacted or
-trimmed away, what the compactor reads, retries, and traffic out of the region.
+The estimate counts the blobs in the index: one PUT for each, one LIST for a thousand of them, and one GET for each
+index entry and each consumer group of its topic, or for one reader without groups. It does not count blobs that were
+compacted or trimmed away, the reads of the compactor, retries, and traffic out of the region.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ PRICES: Final[dict[str, float]] = {
 }
 MONTH_MS: Final = 30 * 86_400_000
 SPAN_MS_MIN: Final = 3_600_000
-"""Requests of a shorter time are taken as an hour's: seconds of a load are no base for a month."""
+"""A shorter time counts as an hour: some seconds of load cannot be extrapolated to a month."""
 _LISTED_PER_REQUEST: Final = 1000
 
 
 class BlobCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Distinct blobs that index entries name."""
+    """The distinct blobs that index entries refer to."""
 
     shared: int = 0
-    """Of writers and sinks."""
+    """The blobs of writers and sinks."""
     compacted: int = 0
     bytes: int = 0
-    """Those that belong to records, which is all but the headers."""
+    """The bytes of records, without the blobs' headers."""
     slices: int = 0
-    """Index entries: ranges of a blob, each read by a GET."""
+    """The number of index entries: each is a range of a blob that one GET reads."""
 
     @property
     def blobs(self) -> int:
@@ -46,15 +46,15 @@ class BlobCounts(msgspec.Struct, frozen=True, kw_only=True):
 class BillLine(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     quantity: float
-    """GiB stored, or requests since the first append that is kept."""
+    """The stored GiB, or the requests since the first append that is kept."""
     price: float
     per: str
     dollars_month: float
-    """In a month that goes on like the time between the first and the last append."""
+    """The price of a month with the same rates as between the first and the last append."""
 
 
 def check_prices(given: Mapping[str, float]) -> dict[str, float]:
-    """All prices, those given in place of the listed ones."""
+    """Return all prices, with the given ones in place of the list prices."""
     for name, price in given.items():
         if name not in PRICES:
             raise InvalidArgument(f"there is no price {name!r}: there are {', '.join(PRICES)}")
@@ -64,7 +64,7 @@ def check_prices(given: Mapping[str, float]) -> dict[str, float]:
 
 
 def estimate(counts: BlobCounts, *, gets: int, span_ms: int, prices: Mapping[str, float]) -> list[BillLine]:
-    """The bill of a log whose kept records were appended, and read by so many GETs, within `span_ms`."""
+    """Return the bill of a log whose kept records were appended, and read by `gets` requests, within `span_ms`."""
     stored_gib = counts.bytes / (1 << 30)
     requests = {
         "put": counts.blobs,

@@ -1,4 +1,4 @@
-"""Statistics as pictures: records per partition, bytes over time, skew and lag, one PNG each."""
+"""Draws statistics as PNG charts: records per partition, bytes over time, skew and lag."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from llog.errors import ConfigurationError
-from llog.spark.jobs.extras import optional_module
 from llog.spark.jobs.stats.stats import Stats
 from llog.spark.jobs.stats.timeline import Moment
+from llog.spark.jobs.tasks import optional_module
 
 _BARS_MAX: Final = 30
 _BARS_MIN: Final = 6
-"""There is room for so many, lest a single one fills the picture."""
+"""A chart has room for at least this many bars, so that a single bar does not fill it."""
 _TOPICS_MAX: Final = 8
 _STEPS_MAX: Final = 128
 _LABEL_MAX: Final = 32
@@ -25,9 +25,9 @@ _COLOURS: Final = (_BLUE, _ORANGE, "#2f9e6e", "#b83280", "#6b46c1", "#c5a614", "
 
 
 def draw(measured: Stats, directory: Path) -> list[Path]:
-    """Four files, of the same names at every run."""
+    """Draw four files, with the same names in every run, and return their paths."""
     optional_module("matplotlib", "lake", "--plot")
-    made = []
+    paths = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, figure in (
@@ -38,10 +38,10 @@ def draw(measured: Stats, directory: Path) -> list[Path]:
         ):
             path = directory / f"{name}.png"
             figure.savefig(path)
-            made.append(path)
+            paths.append(path)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written to: {error.strerror or error}") from error
-    return made
+    return paths
 
 
 def _records(measured: Stats) -> Any:
@@ -76,7 +76,7 @@ def _bytes(measured: Stats) -> Any:
     unit, factor = _unit(highest)
     times = [datetime.fromtimestamp(ms / 1000, UTC) for ms in every]
     bottom = [0.0] * len(times)
-    for place, (name, values) in enumerate(series.items()):
+    for number, (name, values) in enumerate(series.items()):
         heights = [value / factor for value in values]
         axes.bar(
             times,
@@ -84,7 +84,7 @@ def _bytes(measured: Stats) -> Any:
             bottom=bottom,
             width=width_ms / 86_400_000,
             align="edge",
-            color=_colour(place),
+            color=_colour(number),
             linewidth=0,
             label=_short(name),
         )
@@ -111,7 +111,7 @@ def _skew(measured: Stats) -> Any:
         (-0.2, _BLUE, "records", [each.record_skew or 0 for each in shown]),
         (0.2, _ORANGE, "bytes", [each.byte_skew or 0 for each in shown]),
     ):
-        drawn = axes.barh([place + shift for place in range(len(shown))], values, height=0.38, color=colour, label=name)
+        drawn = axes.barh([row + shift for row in range(len(shown))], values, height=0.38, color=colour, label=name)
         axes.bar_label(drawn, labels=[f"{value:.2f}" for value in values], padding=4, fontsize=8)
     axes.axvline(1, color=_GREY, linestyle="--", linewidth=1, label="even")
     axes.set_yticks(range(len(shown)), [_short(each.topic) for each in shown])
@@ -154,13 +154,13 @@ def _by_size(measured: Stats) -> list[str]:
     return [each.topic for each in sorted(measured.topics, key=lambda each: -each.bytes)]
 
 
-def _colour(place: int) -> str:
-    """A topic has the same in every chart."""
-    return _COLOURS[min(place, _TOPICS_MAX)]
+def _colour(number: int) -> str:
+    """Return the colour of a topic, which is the same in every chart."""
+    return _COLOURS[min(number, _TOPICS_MAX)]
 
 
 def _figure(height: float, columns: int = 1) -> Any:
-    """Without pyplot, whose figures are global and stay in memory."""
+    """Create a figure without pyplot, whose figures are global and stay in memory."""
     figure = optional_module("matplotlib.figure", "lake", "--plot").Figure(
         figsize=(9 if columns == 1 else 13, height), dpi=120, layout="constrained"
     )
@@ -172,10 +172,10 @@ def _figure(height: float, columns: int = 1) -> Any:
 
 
 def _bars(axes: Any, labels: Sequence[str], values: Sequence[float], colours: Sequence[str]) -> None:
-    places = range(len(labels))
-    drawn = axes.barh(places, values, height=0.7, color=colours)
+    rows = range(len(labels))
+    drawn = axes.barh(rows, values, height=0.7, color=colours)
     axes.bar_label(drawn, labels=[f"{value:,.0f}" for value in values], padding=4, fontsize=8)
-    axes.set_yticks(places, labels)
+    axes.set_yticks(rows, labels)
     axes.set_ylim(max(len(labels), _BARS_MIN) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlim(left=0, right=None if any(values) else 1)
@@ -232,5 +232,5 @@ def _label(topic: str, partition: int) -> str:
 
 
 def _short(name: str) -> str:
-    """Names of one family differ at their ends."""
+    """Return a long name without its middle: the names of related topics differ at their ends."""
     return name if len(name) <= _LABEL_MAX else f"{name[: _LABEL_MAX // 2]}…{name[-(_LABEL_MAX // 2 - 1) :]}"

@@ -1,7 +1,7 @@
-"""Statistics as a table that grows by a file with every run.
+"""Writes statistics to a table that grows by a file with every run.
 
-One row for each number: what it is of (`scope`: log, topic, partition, group, bill or time), whose (`topic`,
-`partition`, `consumer_group`, `at`), its name (`metric`) and `value`. So new numbers need no new columns, and a
+Each row is one number: its kind (`scope`: log, topic, partition, group, bill or time), what it belongs to (`topic`,
+`partition`, `consumer_group`, `at`), its name (`metric`) and its `value`. So new numbers need no new columns, and a
 directory of runs is one table.
 """
 
@@ -36,11 +36,11 @@ SCHEMA: Final = pa.schema(
 
 
 def write_parquet(measured: Stats, directory: Path) -> Path:
-    """The file of this run. It appears whole or not at all, and never replaces another."""
+    """Write the file of this run and return its path. It appears atomically and never replaces another."""
     at = pa.scalar(measured.measured_ms, _TIME).as_py()
     name = f"stats-{at:%Y%m%dT%H%M%S}{measured.measured_ms % 1000:03}Z-{uuid4().hex[:8]}.parquet"
     table = pa.Table.from_pylist(list(_rows(measured)), schema=SCHEMA)
-    # Query engines pass over names that begin with a dot.
+    # Query engines skip names that begin with a dot.
     hidden, final = directory / f".{name}", directory / name
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Statistics of a log: how much there is and comes, how evenly it is spread, who lags behind, what it would cost.
+"""Measures a log: its size and rates, the skew of its partitions, the lag of groups and compaction, and its S3 bill.
 
-All but the key counts is read off the metadata (and 32 bytes of a blob for each partition that begins compacted); keys
-are counted by Spark over the data source.
+Everything but the key counts comes from the metadata (and from 32 bytes of a blob for each partition that begins with a
+compacted one). Spark counts the keys through the data source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llog.base.units import format_size
 from llog.batch.format import HEADER_BYTES, peek
 from llog.config import Settings
 from llog.engines.object.compaction.plan import read_cursor
-from llog.engines.object.reader import Piece, Reader, pending_pieces
+from llog.engines.object.reader import EntrySpan, Reader, pending_spans, span_of
 from llog.errors import (
     BlobNotFound,
     ConfigurationError,
@@ -30,13 +30,12 @@ from llog.errors import (
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.log.catalog import OBJECT, Catalog
-from llog.log.keys import end_offset_of
 from llog.log.log import Log
-from llog.log.records import Control, IndexEntry, Kind, decode
+from llog.log.records import Control, IndexEntry, Kind
 from llog.model import TopicPartition
-from llog.spark.jobs.results import StepResult
 from llog.spark.jobs.stats.bill import BillLine, BlobCounts, check_prices, estimate
 from llog.spark.jobs.stats.timeline import Timeline
+from llog.spark.jobs.tasks import StepResult
 from llog.spark.process import run
 from llog.stores.meta import scan
 
@@ -58,11 +57,11 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     first_append_ms: int | None
     last_append_ms: int | None
     lag_records: int
-    """Not yet compacted."""
+    """The number of records that are not compacted yet."""
     lag_entries: int
     lag_bytes: int
     keys: int | None = None
-    """Distinct keys, approximately; None if they were not counted."""
+    """The approximate number of distinct keys; None if they were not counted."""
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +70,10 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     bytes: int
     records_per_hour: float | None
-    """Over the time from the first to the last append; None if that is no time."""
+    """The rate from the first to the last append; None if these are at the same time."""
     bytes_per_hour: float | None
     record_skew: float | None
-    """Largest partition by the mean one: 1 is even. None without records."""
+    """The size of the largest partition divided by the mean, which is 1 if all are equal. None without records."""
     byte_skew: float | None
     lag_records: int
     keys: int | None = None
@@ -90,7 +89,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Not one moment's: partitions are read one after the other while others write."""
+    """The statistics of a log. They are not a snapshot: partitions are read one after the other during writes."""
 
     measured_ms: int
     topics: list[TopicStats]
@@ -99,7 +98,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     blobs: BlobCounts
     bill: list[BillLine]
     timelines: dict[str, Timeline]
-    """By topic, all in the same steps."""
+    """The timeline of each topic, all in the same steps."""
 
     @property
     def records(self) -> int:
@@ -111,7 +110,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyCount(NamedTuple):
-    """`partition` is None for the whole topic: keys need not stay in one partition."""
+    """The distinct keys of a partition, or of a whole topic if `partition` is None: a key may be in several."""
 
     topic: str
     partition: int | None
@@ -119,9 +118,12 @@ class KeyCount(NamedTuple):
 
 
 def stats(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -> StepResult:
-    """The step `stats`. Options: `to` and `plot`, directories; `keys`, no to skip the data; `price.NAME`."""
+    """Run the step `stats`.
+
+    It takes the options `to` and `plot` (directories), `keys` (`no` skips reading the records) and `price.NAME`.
+    """
     started = time.monotonic()
-    count_keys = _step_options(options)
+    count_keys = _should_count_keys(options)
     prices = {name.removeprefix("price."): _price(name, text) for name, text in options.items() if "." in name}
     measured = run(settings, lambda log: gather(log, prices=prices))
     if count_keys:
@@ -145,17 +147,17 @@ def stats(spark: SparkSession, settings: Settings, options: Mapping[str, Any]) -
 
 
 async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, float] | None = None) -> Stats:
-    """The statistics of one topic, or of all of engine `object`, without key counts."""
+    """Return the statistics of one topic, or of all object topics, without key counts."""
     chosen = check_prices(prices or {})
     catalog = Catalog(log)
     topics = await catalog.topics(OBJECT) if topic is None else [await catalog.get(topic)]
     measured_ms = log.runtime.now_ms()
-    counting = _Counting()
+    totals = _LogTotals()
     partitions: list[PartitionStats] = []
     for each in topics:
         for first in range(0, each.partitions, _CONCURRENCY):
             tps = [TopicPartition(each.name, p) for p in range(first, min(first + _CONCURRENCY, each.partitions))]
-            found = await asyncio.gather(*(_partition(log, tp, counting) for tp in tps))
+            found = await asyncio.gather(*(_partition(log, tp, totals) for tp in tps))
             partitions += [one for one in found if one is not None]
     groups = GroupListing(Groups(log), OBJECT)
     lags = [
@@ -164,7 +166,7 @@ async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, flo
         for lag in await groups.lag(name)
         if topic is None or lag.topic == topic
     ]
-    blobs = counting.counts()
+    blobs = totals.counts()
     return Stats(
         measured_ms=measured_ms,
         topics=[_topic(each.name, [one for one in partitions if one.topic == each.name]) for each in topics],
@@ -172,12 +174,12 @@ async def gather(log: Log, topic: str | None = None, *, prices: Mapping[str, flo
         groups=lags,
         blobs=blobs,
         bill=estimate(blobs, gets=_gets(partitions, lags), span_ms=_span_ms(partitions), prices=chosen),
-        timelines=counting.timelines(),
+        timelines=totals.timelines(),
     )
 
 
 def count_distinct_keys(spark: SparkSession, settings: Settings, topics: Sequence[str]) -> list[KeyCount]:
-    """Distinct keys of each topic and partition, to about 5 %: reads all of it, once."""
+    """Return the number of distinct keys of each topic and partition, to about 5 %. Reads all records once."""
     if not topics:
         return []
     from pyspark.sql.functions import approx_count_distinct
@@ -193,7 +195,7 @@ def count_distinct_keys(spark: SparkSession, settings: Settings, topics: Sequenc
 
 
 def with_keys(measured: Stats, counted: Sequence[KeyCount]) -> Stats:
-    """Partitions without a record have no key."""
+    """Return the statistics with these key counts; partitions without records have no keys."""
     known = {(each.topic, each.partition): each.keys for each in counted}
     replace = msgspec.structs.replace
     return replace(
@@ -203,8 +205,8 @@ def with_keys(measured: Stats, counted: Sequence[KeyCount]) -> Stats:
     )
 
 
-class _Counting:
-    """What is counted over all partitions, whose blobs are shared."""
+class _LogTotals:
+    """The counts over all partitions, which share blobs."""
 
     def __init__(self) -> None:
         self._blobs: dict[Kind, set[str]] = {Kind.WAL: set(), Kind.COMPACTED: set()}
@@ -212,11 +214,11 @@ class _Counting:
         self._slices = 0
         self._timelines: dict[str, Timeline] = {}
 
-    def add(self, topic: str, pieces: Sequence[Piece], first_append_ms: int) -> None:
+    def add(self, topic: str, spans: Sequence[EntrySpan], first_append_ms: int) -> None:
         timeline = self._timelines.setdefault(topic, Timeline())
         before_ms = first_append_ms
-        for piece in pieces:
-            entry = piece.entry
+        for span in spans:
+            entry = span.entry
             self._blobs[entry.kind].add(entry.data_uri)
             self._bytes += entry.byte_length
             self._slices += 1
@@ -240,59 +242,59 @@ class _Counting:
         return self._timelines
 
 
-async def _partition(log: Log, tp: TopicPartition, counting: _Counting) -> PartitionStats | None:
-    """None if it was deleted meanwhile."""
+async def _partition(log: Log, tp: TopicPartition, totals: _LogTotals) -> PartitionStats | None:
+    """Return the statistics of a partition, or None if it was deleted meanwhile."""
     try:
         keys, control = await Reader(log).control(tp)
         cursor, _ = await read_cursor(log, tp, keys)
     except (TopicNotFound, PartitionNotInitialized):
         return None
-    pieces: list[Piece] = []
+    spans: list[EntrySpan] = []
     async for found in scan(log.meta, keys.index):
-        entry, end = decode(IndexEntry, found.value, found.key), end_offset_of(found.key)
-        _push(pieces, Piece(end - entry.msg_count + 1, end, entry), control)
-    for piece in pending_pieces(control):
-        if not pieces or piece.start_offset > pieces[-1].end_offset:
-            _push(pieces, piece, control)
-    first_ms = await _first_append_ms(log, pieces[0].entry) if pieces else None
+        _push(spans, span_of(found), control)
+    for span in pending_spans(control):
+        if not spans or span.start_offset > spans[-1].end_offset:
+            _push(spans, span, control)
+    first_ms = await _first_append_ms(log, spans[0].entry) if spans else None
     if first_ms is not None:
-        counting.add(tp.topic, pieces, first_ms)
-    waiting = [piece for piece in pieces if piece.entry.kind is Kind.WAL and piece.end_offset >= cursor]
+        totals.add(tp.topic, spans, first_ms)
+    waiting = [span for span in spans if span.entry.kind is Kind.WAL and span.end_offset >= cursor]
     return PartitionStats(
         topic=tp.topic,
         partition=tp.partition,
         log_start_offset=control.log_start_offset,
-        next_offset=control.sequence_counter,
-        records=control.sequence_counter - control.log_start_offset,
-        bytes=sum(piece.entry.byte_length for piece in pieces),
-        entries=len(pieces),
+        next_offset=control.next_offset,
+        records=control.next_offset - control.log_start_offset,
+        bytes=sum(span.entry.byte_length for span in spans),
+        entries=len(spans),
         first_append_ms=first_ms,
-        last_append_ms=control.max_append_ms if pieces else None,
-        lag_records=max(0, control.sequence_counter - max(cursor, control.log_start_offset)),
+        last_append_ms=control.max_append_ms if spans else None,
+        lag_records=max(0, control.next_offset - max(cursor, control.log_start_offset)),
         lag_entries=len(waiting),
-        lag_bytes=sum(piece.entry.byte_length for piece in waiting),
+        lag_bytes=sum(span.entry.byte_length for span in waiting),
     )
 
 
-def _push(pieces: list[Piece], piece: Piece, control: Control) -> None:
-    """Leaves out what is trimmed or came after the control record was read, and a zombie's entries inside a compacted
-    range.
+def _push(spans: list[EntrySpan], span: EntrySpan, control: Control) -> None:
+    """Add a span unless it is trimmed or newer than the control record.
+
+    Spans of a zombie inside a compacted range are removed.
     """
-    if control.log_start_offset <= piece.end_offset < control.sequence_counter:
-        while pieces and pieces[-1].start_offset >= piece.start_offset:
-            pieces.pop()
-        pieces.append(piece)
+    if control.log_start_offset <= span.end_offset < control.next_offset:
+        while spans and spans[-1].start_offset >= span.start_offset:
+            spans.pop()
+        spans.append(span)
 
 
 async def _first_append_ms(log: Log, entry: IndexEntry) -> int:
-    """A compacted entry has the time of its last append; its blob begins with that of the first."""
+    """Return the time of the first append in an entry. For a compacted entry, only its blob has it."""
     if entry.kind is Kind.WAL:
         return entry.append_ms
     try:
         start = await log.blobs.get_range(log.blob_name(entry.data_uri), entry.byte_offset, HEADER_BYTES)
         return peek(start).append_ms
     except (BlobNotFound, CorruptBatch):
-        return entry.append_ms  # statistics go on; `llog verify` is the place to hear of it
+        return entry.append_ms  # `llog verify` reports the damage
 
 
 def _topic(name: str, partitions: Sequence[PartitionStats]) -> TopicStats:
@@ -324,8 +326,8 @@ def _span_ms(partitions: Sequence[PartitionStats]) -> int:
     return max(0, max(last) - min(first)) if first and last else 0
 
 
-def _step_options(options: Mapping[str, Any]) -> bool:
-    """Whether keys are to be counted; refuses what is unknown."""
+def _should_count_keys(options: Mapping[str, Any]) -> bool:
+    """Return whether to count keys; raise `ConfigurationError` for an unknown option."""
     unknown = [name for name in options if name not in ("to", "plot", "keys") and not name.startswith("price.")]
     if unknown:
         raise ConfigurationError(f"the step stats has no option {unknown[0]!r}: it has to, plot, keys and price.NAME")

@@ -1,4 +1,4 @@
-"""How much was appended when, in a bounded number of equal steps however long the time."""
+"""Counts appends over time, in a bounded number of equal steps, however long the time is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ class Moment(NamedTuple):
 
 
 class Timeline:
-    """Steps of 1, 2, 4, … seconds from 1970 on: two timelines can always be brought to the same steps."""
+    """Records and bytes in steps of 1, 2, 4, … seconds since 1970: two timelines can always get the same steps."""
 
     def __init__(self, width_ms: int = _WIDTH_MS_MIN) -> None:
         self.width_ms = width_ms
         self._steps: dict[int, tuple[float, float]] = {}
 
     def add(self, first_ms: int, last_ms: int, records: float, size: float) -> None:
-        """Spreads what was appended between two times evenly: that is all that an index entry tells of a compacted
-        blob.
-        """
+        """Spread records evenly between two times, which is all that the index knows about a compacted blob."""
         first_ms = min(first_ms, last_ms)
         while last_ms // self.width_ms - first_ms // self.width_ms >= STEPS_MAX:
             self.widen(self.width_ms * 2)
@@ -46,7 +44,7 @@ class Timeline:
             self._steps[step // factor] = (known[0] + records, known[1] + size)
 
     def moments(self) -> list[Moment]:
-        """By time, quiet steps in between included."""
+        """Return all steps from the first to the last, including empty ones."""
         if not self._steps:
             return []
         return [

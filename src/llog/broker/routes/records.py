@@ -1,0 +1,268 @@
+"""Records: `POST /produce` and `POST /consume` for many partitions as JSON, and Arrow streams of one partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llog.broker.auto_creation import AutoCreatingProducer
+from llog.broker.batching import Part
+from llog.broker.fetcher import Fetch, Fetcher
+from llog.broker.http.answers import item_error, items_answer, json_answer
+from llog.broker.http.arrow import MEDIA_TYPE, decode_records, encode_records
+from llog.broker.http.bodies import Bodies
+from llog.broker.http.disconnects import unless_gone
+from llog.broker.http.forwarding import Forwarding, ItemAnswers
+from llog.broker.http.json_records import JsonRecord, columns_from_json, records_to_json
+from llog.broker.http.requests import (
+    ITEMS_MAX,
+    WAIT_MS_MAX,
+    FetchBytes,
+    Partition,
+    decode_body,
+    decode_query,
+    path_partition,
+)
+from llog.broker.http.routing import Route
+from llog.broker.metrics import Metrics
+from llog.engines.routing import EngineReader
+from llog.errors import InvalidArgument, LlogError
+from llog.log.engine import AppendResult
+from llog.model import TopicPartition, check_topic_name
+
+JSON_RECORD_OVERHEAD: Final = 80
+"""Bytes that a record counts for besides its own in JSON: about what its field names take."""
+ARROW_RECORD_OVERHEAD: Final = 24
+"""Bytes that a record counts for besides its own in Arrow: its offset, its time and where its bytes end."""
+_RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
+
+
+class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+    records: Annotated[list[str | JsonRecord], Meta(min_length=1)]
+
+
+class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic_partitions: Annotated[list[ProduceItem], Meta(min_length=1, max_length=ITEMS_MAX)]
+
+
+class ConsumeItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+    fetch_offset: Annotated[int, Meta(ge=1)]
+    partition_max_bytes: FetchBytes = 1 << 20
+
+
+class ConsumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic_partitions: Annotated[list[ConsumeItem], Meta(min_length=1, max_length=ITEMS_MAX)]
+    max_wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    min_bytes: FetchBytes = 1
+    max_bytes: FetchBytes = 4 << 20
+
+
+class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    offset: Annotated[int, Meta(ge=1)]
+    stop: Annotated[int, Meta(ge=1)] | None = None
+    max_bytes: FetchBytes = 4 << 20
+    max_wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+
+
+class TimeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    timestamp_ms: int
+
+
+R = TypeVar("R", ProduceRequest, ConsumeRequest)
+
+
+class RecordRoutes:
+    def __init__(
+        self,
+        producer: AutoCreatingProducer,
+        fetcher: Fetcher,
+        reader: EngineReader,
+        bodies: Bodies,
+        forwarding: Forwarding,
+        metrics: Metrics,
+    ) -> None:
+        self._producer = producer
+        self._fetcher = fetcher
+        self._reader = reader
+        self._bodies = bodies
+        self._forwarding = forwarding
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("write", "POST", "/produce", self._produce),
+            Route("write", "POST", _RECORDS, self._produce_arrow),
+            Route("read", "POST", "/consume", self._consume),
+            Route("read", "GET", _RECORDS, self._fetch_arrow, wait_ms=WAIT_MS_MAX),
+            Route("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset_for_time),
+        ]
+
+    # --- JSON, for many partitions
+
+    async def _produce(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            produce = decode_body(ProduceRequest, body)
+            body.clear()
+            answers = await self._append(produce.topic_partitions)
+            owned = self._forwarding.owned_items(request, answers)
+            parts = [
+                self._forwarding.ask_owner(owner, "/produce", _part(produce, indexes))
+                for owner, indexes in owned.items()
+            ]
+            return items_answer(_merge(answers, zip(owned.values(), await asyncio.gather(*parts), strict=True)))
+
+    async def _append(self, items: Sequence[ProduceItem]) -> ItemAnswers:
+        """Append on this broker; one answer per item, in their order. Partitions are appended to independently."""
+        parts = [_part_or_error(item) for item in items]
+        results = iter(await self._producer.append([part for part in parts if isinstance(part, Part)]))
+        outcomes = [next(results) if isinstance(part, Part) else part for part in parts]
+        return [self._append_answer(item, outcome) for item, outcome in zip(items, outcomes, strict=True)]
+
+    def _append_answer(self, item: ProduceItem, outcome: AppendResult | LlogError) -> dict[str, Any]:
+        answer: dict[str, Any] = {"topic": item.topic, "partition": item.partition}
+        if isinstance(outcome, LlogError):
+            self._metrics.errors[outcome.code] += 1
+            return answer | {"error": item_error(outcome)}
+        return answer | {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
+
+    async def _consume(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            consume = decode_body(ConsumeRequest, body)
+        answers = await self._fetch(consume)
+        owned = self._forwarding.owned_items(request, answers)
+        return items_answer(await self._consume_at_owners(request, consume, answers, owned) if owned else answers)
+
+    async def _fetch(self, consume: ConsumeRequest) -> ItemAnswers:
+        """Fetch on this broker; one answer per item, in their order.
+
+        Earlier items go first where `max_bytes` is not enough for all.
+        """
+        fetches = [
+            Fetch(
+                TopicPartition(item.topic, item.partition),
+                item.fetch_offset,
+                item.partition_max_bytes,
+                record_overhead=JSON_RECORD_OVERHEAD,
+            )
+            for item in consume.topic_partitions
+        ]
+        await self._fetcher.fetch(
+            fetches, max_bytes=consume.max_bytes, min_bytes=consume.min_bytes, max_wait_ms=consume.max_wait_ms
+        )
+        for fetch in fetches:
+            if fetch.error is not None:
+                self._metrics.errors[fetch.error.code] += 1
+        return [_fetch_answer(fetch) for fetch in fetches]
+
+    async def _consume_at_owners(
+        self, request: Request, consume: ConsumeRequest, answers: ItemAnswers, owned: dict[str, list[int]]
+    ) -> ItemAnswers:
+        """Return the answers, with those of the items that other brokers own replaced by theirs.
+
+        The first broker that has something, this one included, ends the wait of all.
+        """
+        shares: dict[str | None, list[int]] = dict(owned.items())
+        elsewhere = {index for indexes in owned.values() for index in indexes}
+        here = [index for index in range(len(answers)) if index not in elsewhere]
+        if here:
+            shares[None] = here
+        if any("error" in answers[index] or answers[index]["records"] for index in here):
+            consume = replace(consume, max_wait_ms=0)
+
+        def ask(owner: str | None, indexes: list[int], wait_ms: int) -> Coroutine[Any, Any, ItemAnswers]:
+            part = replace(_part(consume, indexes), max_wait_ms=wait_ms)
+            if owner is None:
+                return self._fetch(part)
+            return self._forwarding.ask_owner(owner, "/consume", part, wait_ms)
+
+        tasks = {
+            owner: asyncio.ensure_future(ask(owner, indexes, consume.max_wait_ms)) for owner, indexes in shares.items()
+        }
+        try:
+            await unless_gone(request, _wait_for_first(tasks.values()))
+            for owner, task in tasks.items():
+                if not task.done():
+                    task.cancel()
+                    tasks[owner] = asyncio.ensure_future(ask(owner, shares[owner], 0))
+            found = await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        return _merge(answers, zip(shares.values(), found, strict=True))
+
+    # --- Arrow, for one partition
+
+    async def _produce_arrow(self, request: Request) -> Response:
+        tp = path_partition(request)
+        async with self._bodies.read(request, MEDIA_TYPE) as body:
+            (result,) = await self._producer.append([Part(tp, decode_records(body))])
+        if isinstance(result, LlogError):
+            raise result
+        return json_answer({**tp._asdict(), "start_offset": result.start_offset, "end_offset": result.end_offset})
+
+    async def _fetch_arrow(self, request: Request) -> Response:
+        tp, query = path_partition(request), decode_query(FetchQuery, request.query_params)
+        accepted = request.headers.get("accept", "*/*")
+        if not any(kind in accepted for kind in (MEDIA_TYPE, "*/*", "application/*")):
+            raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {MEDIA_TYPE}")
+        fetch = Fetch(tp, query.offset, query.max_bytes, record_overhead=ARROW_RECORD_OVERHEAD, stop=query.stop)
+        await self._fetcher.fetch([fetch], max_bytes=query.max_bytes, min_bytes=1, max_wait_ms=query.max_wait_ms)
+        if fetch.error is not None:
+            raise fetch.error
+        headers = {
+            "llog-log-start-offset": str(fetch.log_start_offset),
+            "llog-next-offset": str(fetch.next_offset),
+            "llog-next-fetch-offset": str(fetch.position),
+            "llog-topic-directory": fetch.directory,
+        }
+        return Response(encode_records(fetch.batches), headers=headers, media_type=MEDIA_TYPE)
+
+    async def _offset_for_time(self, request: Request) -> Response:
+        query = decode_query(TimeQuery, request.query_params)
+        return json_answer({"offset": await self._reader.offset_for_time(path_partition(request), query.timestamp_ms)})
+
+
+def _part_or_error(item: ProduceItem) -> Part | LlogError:
+    try:
+        return Part(TopicPartition(check_topic_name(item.topic), item.partition), columns_from_json(item.records))
+    except LlogError as error:
+        return error
+
+
+def _fetch_answer(fetch: Fetch) -> dict[str, Any]:
+    answer: dict[str, Any] = {"topic": fetch.tp.topic, "partition": fetch.tp.partition}
+    if fetch.error is not None:
+        answer["error"] = item_error(fetch.error)
+    if fetch.next_offset is not None:
+        answer |= {"high_watermark": fetch.next_offset - 1, "log_start_offset": fetch.log_start_offset}
+    records = [record for batch in fetch.batches for record in records_to_json(batch)]
+    return answer | {"next_fetch_offset": fetch.position, "records": records}
+
+
+def _part(request: R, indexes: list[int]) -> R:
+    """Return the request with these of its items only."""
+    return replace(request, topic_partitions=[request.topic_partitions[index] for index in indexes])
+
+
+def _merge(answers: ItemAnswers, parts: Iterable[tuple[list[int], ItemAnswers]]) -> ItemAnswers:
+    """Return the answers with those at the indexes of each part replaced."""
+    answers = list(answers)
+    for indexes, part in parts:
+        for index, answer in zip(indexes, part, strict=True):
+            answers[index] = answer
+    return answers
+
+
+async def _wait_for_first(tasks: Iterable[asyncio.Future[ItemAnswers]]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,87 @@
+"""Topics: `POST /topics`, `GET /topics`, and `GET` and `DELETE /topics/{name}`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llog.broker.http.answers import json_answer
+from llog.broker.http.bodies import Bodies
+from llog.broker.http.requests import decode_body
+from llog.broker.http.routing import Route
+from llog.engines.routing import EngineReader
+from llog.engines.upkeep import release_deleted
+from llog.log.catalog import Catalog
+from llog.log.log import Log
+from llog.log.records import DELETE_RETENTION_MS, Cleanup, topic_fields
+from llog.model import PARTITIONS_MAX, TimestampType
+
+
+class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
+    retention_ms: Annotated[int, Meta(ge=0)] | None = None
+    retention_bytes: Annotated[int, Meta(ge=0)] | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE
+    engine: Literal["object", "disk", "rocksdb"] = "object"
+    cleanup: Cleanup = Cleanup.DELETE
+    delete_retention_ms: Annotated[int, Meta(ge=0)] = DELETE_RETENTION_MS
+
+
+class TopicRoutes:
+    def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, bodies: Bodies) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._reader = reader
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("write", "POST", "/topics", self._create),
+            Route("write", "DELETE", "/topics/{name}", self._delete),
+            Route("all", "GET", "/topics", self._list),
+            Route("all", "GET", "/topics/{name}", self._describe),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            wanted = decode_body(TopicRequest, body)
+        topic = await self._catalog.create(
+            wanted.name,
+            wanted.partitions,
+            retention_ms=wanted.retention_ms,
+            retention_bytes=wanted.retention_bytes,
+            timestamp_type=wanted.timestamp_type,
+            engine=wanted.engine,
+            cleanup=wanted.cleanup,
+            delete_retention_ms=wanted.delete_retention_ms,
+        )
+        return json_answer(topic_fields(topic), HTTPStatus.CREATED)
+
+    async def _delete(self, request: Request) -> Response:
+        await self._catalog.delete(request.path_params["name"])
+        await release_deleted(self._log)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _list(self, _: Request) -> Response:
+        return json_answer({"topics": [topic_fields(topic) for topic in await self._catalog.topics()]})
+
+    async def _describe(self, request: Request) -> Response:
+        topic = await self._catalog.get(request.path_params["name"])
+        bounds = enumerate(await self._reader.topic_bounds(topic))
+        fields = topic_fields(topic) | {"bounds": [{"partition": p, **found._asdict()} for p, found in bounds]}
+        ownership_name = self._catalog.engine(topic).ownership_name(topic)
+        if ownership_name is not None:
+            fields["owner"] = await self._owner(ownership_name)
+        return json_answer(fields)
+
+    async def _owner(self, key: str) -> dict[str, Any] | None:
+        """Return the process that owns what has this key; None if no process has taken it up."""
+        owners = self._log.owners
+        lease = None if owners is None else await owners.find(key)
+        return None if lease is None else {"address": lease.address, "host": lease.host, "pid": lease.process.pid}

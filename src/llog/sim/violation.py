@@ -1,7 +1,0 @@
-"""What a checker raises."""
-
-from __future__ import annotations
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
