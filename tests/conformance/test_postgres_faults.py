@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -211,11 +211,9 @@ async def test_a_commit_that_no_standby_has_is_not_acknowledged(open_store: Open
     server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()")
     try:
         async with open_connection(server) as other:
-            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             for call in (lambda: store.put("b", b""), reads.confirm):
-                writing = asyncio.ensure_future(call())
-                (row,) = await _until(other, waiting)
-                await other.execute("SELECT pg_cancel_backend($1)", row["pid"])
+                writing, pid = await _wait_for_standbys(other, call)
+                await other.execute("SELECT pg_cancel_backend($1)", pid)
                 with pytest.raises((OutcomeUnknown, StoreUnavailable), match="standbys may not have it"):
                     await writing
         assert await store.get("b") is not None
@@ -223,6 +221,23 @@ async def test_a_commit_that_no_standby_has_is_not_acknowledged(open_store: Open
         server.sql(
             "SET synchronous_commit = local; ALTER SYSTEM RESET synchronous_standby_names; SELECT pg_reload_conf()"
         )
+
+
+async def _wait_for_standbys(
+    connection: Any, call: Callable[[], Coroutine[Any, Any, object]]
+) -> tuple[asyncio.Future[object], int]:
+    """Repeat the call until it waits for a standby, and return it with the id of its process.
+
+    The processes of a server take up reloaded settings one after the other, some time after the reload.
+    """
+    async with asyncio.timeout(60):
+        while True:
+            writing = asyncio.ensure_future(call())
+            while not writing.done():
+                rows = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+                if rows:
+                    return writing, rows[0]["pid"]
+            await writing
 
 
 async def test_reads_of_a_server_that_was_restarted_since_are_not_confirmed(
