@@ -123,8 +123,10 @@ class OpenConnection(NamedTuple):
         return not self.client.is_closed()
 
     async def close(self) -> None:
+        # Not asyncpg's own timeout: before 0.32, it does not bound the wait for a request that was cancelled.
         with suppress(Exception):  # the connection is abandoned in any case
-            await self.client.close(timeout=CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.client.close()
 
 
 class Server:
