@@ -1,14 +1,13 @@
 """Metadata stores beside a bare client of the same server: conditional puts, commits, produces, a large flush.
 
 `python -m bench.stores [--stores memory,sqlite,postgres,oxia] [--seconds S] [--rounds N]`. A store that is not
-available is left out, with the reason. The store and the bare client take turns, and figures are medians of the rounds:
-only the ratios carry over to another machine.
+available is left out, with the reason. The store and the bare client take turns, on the event loop of the broker, and
+figures are medians of the rounds: only the ratios carry over to another machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 import time
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import uvloop
 
 from bench.blobs import bare as bare_blob
 from bench.broker import Client, Process, produce
@@ -315,9 +316,9 @@ def main() -> int:
             except (ServerError, ImportError) as error:
                 report.note(name, f"left out: {error}")
                 continue
-            asyncio.run(measure(report, name, candidate, directory, options))
+            uvloop.run(measure(report, name, candidate, directory, options))
             if name == "sqlite" and arguments.index_keys:
-                asyncio.run(measure_lookups(report, directory, (1_000, arguments.index_keys)))
+                uvloop.run(measure_lookups(report, directory, (1_000, arguments.index_keys)))
     report.print()
     return 1 if report.missed else 0
 
