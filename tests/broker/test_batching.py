@@ -46,7 +46,7 @@ async def test_requests_that_come_while_one_is_under_way_share_a_blob(served: Se
 
 
 async def test_a_full_batch_leaves_while_another_is_under_way_and_order_is_kept() -> None:
-    served = Served(batch_max_bytes=1000, batch_max_delay_ms=60_000)
+    served = Served(batch_max_bytes=1000)
     await served.produce("t", "first")
     served.blobs.gate.clear()
     calls = []
@@ -91,7 +91,7 @@ async def test_closing_appends_what_was_accepted_and_refuses_what_comes_after(se
 
 async def test_a_caller_that_goes_away_takes_neither_its_records_nor_those_of_others(served: Served) -> None:
     await served.produce("t", "first")
-    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
     calls = [
         asyncio.ensure_future(producer.append([Part(T, columns_of([Record(payload=text)]))]))
         for text in (b"gone", b"stays")
@@ -107,7 +107,7 @@ async def test_a_caller_that_goes_away_takes_neither_its_records_nor_those_of_ot
 
 async def test_a_failed_batch_fails_its_own_and_the_next_one_goes_on(served: Served) -> None:
     await served.produce("t", "first")
-    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
     served.blobs.broken = True
     with pytest.raises(StoreUnavailable):
         await producer.append([Part(T, columns_of([Record(payload=b"lost")]))])
@@ -119,7 +119,7 @@ async def test_a_failed_batch_fails_its_own_and_the_next_one_goes_on(served: Ser
 
 
 async def test_each_of_several_missing_topics_has_an_error_that_names_it(served: Served) -> None:
-    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60)
+    producer = BatchingProducer(Writer(served.log), Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
     columns = columns_of([Record(payload=b"x")])
     errors = await producer.append([Part(TopicPartition(name, 0), columns) for name in ("one", "two")])
     assert [type(error) for error in errors] == [TopicNotFound, TopicNotFound]

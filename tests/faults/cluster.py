@@ -22,6 +22,8 @@ LIMIT_S = 300
 """Nothing here takes nearly as long, unless it hangs."""
 SESSION_MS = 2000
 GRACE_MS = 1500
+BATCH_DELAY_MS = 20
+"""Much shorter than by default: more appends meet each fault."""
 _ROOT = Path(__file__).parents[2]
 _LLOG = (sys.executable, "-m", "llog.cli.main")
 
@@ -178,6 +180,7 @@ class Cluster:
             "LLOG_S3_SECRET_ACCESS_KEY": s3.secret_key,
             "LLOG_SESSION_TIMEOUT_MS": f"{SESSION_MS}ms",
             "LLOG_COLLECT_GRACE_MS": f"{GRACE_MS}ms",
+            "LLOG_BATCH_MAX_DELAY_MS": f"{BATCH_DELAY_MS}ms",
         }
         self.brokers: list[Broker] = []
         self.upkeep: list[Upkeep] = []

@@ -32,8 +32,9 @@ from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID
-from llog.log.log import Log
+from llog.log.log import Log, is_remote
 from llog.log.opening import writer_options
+from llog.log.records import Topic
 from llog.runtime import uuid7
 
 
@@ -51,12 +52,14 @@ class Broker:
         catalog, reader = Catalog(log), EngineReader(log)
         self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_max_bytes, self.metrics)
         appender = EngineAppender(log, writer_options(settings, on_commit=self._tail.keep_appended))
-        self._producer = BatchingProducer(
-            appender,
-            self.metrics,
-            max_bytes=settings.batch_max_bytes,
-            max_delay_s=settings.batch_max_delay_ms / 1000,
-        )
+        self._eager_producer = self._batching_producer(appender, is_eager=True)
+        self._patient_producer = self._batching_producer(appender, is_eager=False)
+        is_patient = settings.batch_max_delay_ms is not None or is_remote(log.blobs.uri)
+
+        def choose_producer(topic: Topic) -> BatchingProducer:
+            uses_blobs = not catalog.engine(topic).has_owner
+            return self._patient_producer if uses_blobs and is_patient else self._eager_producer
+
         self._arrivals = Arrivals(reader, self.metrics, self.stopping)
         bodies = Bodies(settings, self.metrics)
         self._forwarding = Forwarding(settings, bodies, self.metrics, self.stopping)
@@ -64,7 +67,7 @@ class Broker:
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
         self._resources = (
             RecordRoutes(
-                AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), self._producer, self.metrics),
+                AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics),
                 Fetcher(reader, catalog, self._tail, self.metrics, self._arrivals, self.stopping),
                 reader,
                 bodies,
@@ -105,12 +108,22 @@ class Broker:
         if self._ownership is not None:
             self._ownership.cancel()
             await asyncio.gather(self._ownership, return_exceptions=True)
-        await self._producer.close()
+        await asyncio.gather(self._eager_producer.close(), self._patient_producer.close())
         await self._arrivals.close()
         await self._tail.close()
         await self._keyed.close()
         await self._sql.close()
         await self._forwarding.close()
+
+    def _batching_producer(self, appender: EngineAppender, *, is_eager: bool) -> BatchingProducer:
+        settings = self._settings
+        return BatchingProducer(
+            appender,
+            self.metrics,
+            max_bytes=settings.batch_max_bytes,
+            max_delay_s=settings.batch_delay_ms / 1000,
+            is_eager=is_eager,
+        )
 
     async def _open_shared_tail(self, directory: Path) -> None:
         """Open the shared tail in a directory of this log's own: other logs have other records."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from llog.batch.columns import byte_size
@@ -28,10 +27,10 @@ class AutoCreation:
         self._policy = policy
         self._partitions_min = int(policy) if policy.isdecimal() else 1
 
-    async def create_missing(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, LlogError]:
+    async def create_missing(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, Topic | LlogError]:
         """Create the missing ones of these partitions, all of a topic in one step.
 
-        Returns the errors of the partitions that do not exist afterwards.
+        Returns the topic of each partition, or the error of one that does not exist afterwards.
         """
         by_topic: dict[str, set[int]] = {}
         for tp in tps:
@@ -40,15 +39,17 @@ class AutoCreation:
             topics = await self._catalog.find(sorted(by_topic))
         except LlogError as error:
             return dict.fromkeys(tps, error)
-        refused: dict[TopicPartition, LlogError] = {}
+        outcomes: dict[TopicPartition, Topic | LlogError] = {}
         for name, partitions in by_topic.items():
             try:
                 topic = await self._create_or_grow(name, topics[name], partitions)
-                errors = {number: self._missing(topic, number) for number in partitions if number >= topic.partitions}
             except LlogError as error:
-                errors = dict.fromkeys(partitions, error)
-            refused |= {TopicPartition(name, partition): error for partition, error in errors.items()}
-        return refused
+                outcomes |= {TopicPartition(name, number): error for number in partitions}
+                continue
+            for number in partitions:
+                exists = number < topic.partitions
+                outcomes[TopicPartition(name, number)] = topic if exists else self._missing(topic, number)
+        return outcomes
 
     async def _create_or_grow(self, name: str, found: Topic | LlogError, partitions: Collection[int]) -> Topic:
         """Return the topic with those of the partitions that a write may create. `found` is what the catalog has."""
@@ -90,14 +91,18 @@ class AutoCreation:
 
 
 class AutoCreatingProducer:
-    """Appends through a batching producer, after creating what is missing."""
+    """Appends through the batching producers that `choose_producer` names for topics, after creating what is
+    missing.
+    """
 
-    def __init__(self, creation: AutoCreation, producer: BatchingProducer, metrics: Metrics) -> None:
+    def __init__(
+        self, creation: AutoCreation, choose_producer: Callable[[Topic], BatchingProducer], metrics: Metrics
+    ) -> None:
         self._creation = creation
-        self._producer = producer
+        self._choose_producer = choose_producer
         self._metrics = metrics
-        self._existing: set[TopicPartition] = set()
-        """Partitions that existed when this broker last appended to them."""
+        self._producers: dict[TopicPartition, BatchingProducer] = {}
+        """The producers of the partitions that existed when this broker last appended to them."""
         self._creating = asyncio.Lock()
 
     async def append(self, parts: Sequence[Part]) -> list[Outcome]:
@@ -111,9 +116,10 @@ class AutoCreatingProducer:
         again = [
             index
             for index, part in enumerate(parts)
-            if isinstance(outcomes[index], PartitionNotInitialized) and part.tp in self._existing
+            if isinstance(outcomes[index], PartitionNotInitialized) and part.tp in self._producers
         ]
-        self._existing.difference_update(parts[index].tp for index in again)
+        for index in again:
+            self._producers.pop(parts[index].tp, None)
         for index, outcome in zip(again, await self._append([parts[index] for index in again]), strict=True):
             outcomes[index] = outcome
         for part, outcome in zip(parts, outcomes, strict=True):
@@ -123,25 +129,37 @@ class AutoCreatingProducer:
         return outcomes
 
     async def _append(self, parts: Sequence[Part]) -> list[Outcome]:
-        refused = await self._create_missing(part.tp for part in parts)
-        accepted = [part for part in parts if part.tp not in refused] if refused else parts
-        outcomes: Iterator[Outcome]
-        try:
-            outcomes = iter(await self._producer.append(accepted) if accepted else ())
-        except LlogError as error:
-            outcomes = repeat(error)
-        return [refused[part.tp] if part.tp in refused else next(outcomes) for part in parts]
+        producers = await self._find_producers({part.tp for part in parts})
+        indexes: dict[BatchingProducer, list[int]] = {}
+        outcomes: dict[int, Outcome] = {}
+        for index, part in enumerate(parts):
+            producer = producers[part.tp]
+            if isinstance(producer, LlogError):
+                outcomes[index] = producer
+            else:
+                indexes.setdefault(producer, []).append(index)
+        answers = [producer.append([parts[index] for index in own]) for producer, own in indexes.items()]
+        for own, answer in zip(indexes.values(), answers, strict=True):
+            try:
+                outcomes |= zip(own, await answer, strict=True)
+            except LlogError as error:
+                outcomes |= dict.fromkeys(own, error)
+        return [outcomes[index] for index in range(len(parts))]
 
-    async def _create_missing(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, LlogError]:
-        """Create the partitions that are missing; return the error of each that could not be created."""
-        unknown = set(tps) - self._existing
-        if not unknown:
-            return {}
-        async with self._creating:  # keeps the order of the requests
-            unknown -= self._existing
-            refused = await self._creation.create_missing(unknown)
-            self._existing |= unknown - refused.keys()
-        return refused
+    async def _find_producers(self, tps: set[TopicPartition]) -> dict[TopicPartition, BatchingProducer | LlogError]:
+        """Return the producer of each partition, or why it has none, after creating the partitions that are missing."""
+        known = self._producers.keys() & tps
+        found: dict[TopicPartition, BatchingProducer | LlogError] = {tp: self._producers[tp] for tp in known}
+        if len(found) < len(tps):
+            async with self._creating:  # keeps the order of the requests
+                missing = tps - self._producers.keys()
+                for tp, topic in (await self._creation.create_missing(missing)).items():
+                    if isinstance(topic, LlogError):
+                        found[tp] = topic
+                    else:
+                        self._producers[tp] = self._choose_producer(topic)
+                found |= {tp: self._producers[tp] for tp in tps - found.keys()}
+        return found
 
 
 def _limit(partitions: int) -> int:

@@ -1,9 +1,10 @@
 """Batching: many small requests become few blobs, since appends that come at the same time share one.
 
-When no batch is under way, an append leaves at once: a lone client waits for the stores and for nothing else. While a
-batch is under way, new requests accumulate and go out together in the next one: when the batch is done, when
-LLOG_BATCH_MAX_BYTES wait, or when the oldest request has waited for LLOG_BATCH_MAX_DELAY_MS, whichever comes first. So
-batches grow with the load. Several may be under way.
+Requests accumulate and go out together when LLOG_BATCH_MAX_BYTES wait, or when the oldest one has waited for
+LLOG_BATCH_MAX_DELAY_MS, whichever comes first: every blob in a bucket costs a PUT. Several batches may be under way.
+
+An eager producer also sends what waits as soon as no batch is under way: a lone client waits for the stores and for
+nothing else, and batches grow with the load. Local files and the engines that use no blobs are written that way.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class _Request(NamedTuple):
 
 
 class BatchingProducer:
-    """Appends through one appender. Records of one partition keep the order of the calls."""
+    """Appends through one appender. Records of one partition keep the order of the calls.
+
+    `is_eager` says whether requests leave at once while no batch is under way.
+    """
 
     def __init__(
         self,
@@ -54,12 +58,14 @@ class BatchingProducer:
         *,
         max_bytes: int,
         max_delay_s: float,
+        is_eager: bool,
         flushes_max: int = FLUSHES_MAX,
     ) -> None:
         self._appender = appender
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._max_delay_s = max_delay_s
+        self._is_eager = is_eager
         self._flushes_max = flushes_max
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
@@ -67,22 +73,25 @@ class BatchingProducer:
         self._timer: asyncio.Handle | None = None
         self._is_closing = False
 
-    async def append(self, parts: Sequence[Part]) -> list[Outcome]:
-        """Return the offsets of each part, once its records are durable, or its error. All parts leave in one batch.
+    def append(self, parts: Sequence[Part]) -> asyncio.Future[list[Outcome]]:
+        """Return the future of each part's offsets, once its records are durable, or error. All parts leave in one
+        batch.
 
-        Raises if nothing of that batch was appended. The records of a caller that goes away are appended all the same.
+        The future raises if nothing of that batch was appended. The records of a caller that goes away are appended all
+        the same.
         """
-        if self._is_closing:
-            raise StoreUnavailable("the broker is stopping: nothing was appended")
         loop = asyncio.get_running_loop()
         size = sum(byte_size(part.columns) + RECORD_OVERHEAD * part.columns.count for part in parts)
         request = _Request(parts, size, loop.time() + self._max_delay_s, loop.create_future())
+        if self._is_closing:
+            request.answer.set_exception(StoreUnavailable("the broker is stopping: nothing was appended"))
+            return request.answer
         self._waiting.append(request)
         self._waiting_bytes += size
         # Not at once: requests that are read in the same round of the event loop go together.
         if len(self._waiting) == 1 or self._waiting_bytes >= self._max_bytes:
             self._set_timer(loop.call_soon(self._flush))
-        return await request.answer
+        return request.answer
 
     async def close(self) -> None:
         """Flush what waits; return when all of it is answered. Later appends are refused. Idempotent."""
@@ -102,18 +111,19 @@ class BatchingProducer:
         while self._waiting and len(self._flushes) < self._flushes_max and self._is_due(loop.time()):
             task = loop.create_task(self._append(self._next_batch()))
             self._flushes.add(task)
-            self._metrics.flushes_in_flight = len(self._flushes)
+            self._metrics.flushes_in_flight += 1
             task.add_done_callback(self._end_flush)
         if self._waiting and len(self._flushes) < self._flushes_max:
             self._set_timer(loop.call_at(self._waiting[0].deadline, self._flush))
 
     def _is_due(self, now: float) -> bool:
         is_full = self._waiting_bytes >= self._max_bytes
-        return not self._flushes or is_full or self._is_closing or now >= self._waiting[0].deadline
+        may_leave_at_once = self._is_eager and not self._flushes
+        return may_leave_at_once or is_full or self._is_closing or now >= self._waiting[0].deadline
 
     def _end_flush(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
-        self._metrics.flushes_in_flight = len(self._flushes)
+        self._metrics.flushes_in_flight -= 1
         self._flush()
 
     def _next_batch(self) -> list[_Request]:

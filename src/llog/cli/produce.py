@@ -204,7 +204,7 @@ async def line_batches(files: Sequence[Path], settings: Settings) -> AsyncIterat
             yield lines
             lines, size, deadline = [], 0, None
         elif lines and deadline is None:
-            deadline = loop.time() + settings.batch_max_delay_ms / 1000
+            deadline = loop.time() + settings.batch_delay_ms / 1000
     if rest:
         lines.append(rest)
     if lines:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from llog.config.segments import SegmentSettings
+
+BATCH_DELAY_MS_DEFAULT: Final = 500
 
 
 class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
@@ -22,15 +24,20 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
         ),
     ] = 8 << 20
     batch_max_delay_ms: Annotated[
-        int,
+        int | None,
         Meta(
             description="How long the oldest record of a batching writer waits before the writer puts a blob. Raise "
-            "it for fewer and larger blobs; lower it for quicker acknowledgements.",
+            "it for fewer and larger blobs; lower it for quicker acknowledgements. Every blob in a bucket costs a PUT: "
+            "at 500ms a busy broker pays for 5 million in a month, about $26 at $5 for a million.",
             ge=0,
             le=60_000,
-            extra={"unit": "duration"},
+            extra={
+                "unit": "duration",
+                "default": "500ms if the blobs are in a bucket; with local files, records wait only for the batch "
+                "before theirs",
+            },
         ),
-    ] = 500
+    ] = None
     batch_max_buffer_bytes: Annotated[
         int,
         Meta(
@@ -191,3 +198,8 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 1 << 30
+
+    @property
+    def batch_delay_ms(self) -> int:
+        """LLOG_BATCH_MAX_DELAY_MS, or its default for blobs in a bucket."""
+        return BATCH_DELAY_MS_DEFAULT if self.batch_max_delay_ms is None else self.batch_max_delay_ms
