@@ -39,10 +39,10 @@ class HolderHistory:
         """Return the present moment, for a process that is about to ask."""
         return self._moment
 
-    def check_answer(self, who: str, asked: int, *, holds: bool) -> None:
-        if holds and self._holder != who and self._ended.get(who, 0) <= asked:
+    def check_answer(self, who: str, asked_at: int, *, holds: bool) -> None:
+        if holds and self._holder != who and self._ended.get(who, 0) <= asked_at:
             raise Violation(
                 f"{self._rule}: {who} was told that it holds, and did not since it asked: {self._holder} does"
             )
-        if not holds and self._holder == who and self._began[who] <= asked:
+        if not holds and self._holder == who and self._began[who] <= asked_at:
             raise Violation(f"{self._rule}: {who} was told that it does not hold, and did since before it asked")

@@ -81,16 +81,16 @@ async def owner(world: World, me: Process, log: Log) -> None:
 
 async def _take(world: World, me: Process, owners: Owners) -> bool:
     leases = world.history.leases
-    asked = leases.moment()
+    asked_at = leases.moment()
     try:
         await owners.take(_KEYED_LOG, "the keyed log")
     except LlogError as error:
         raise_unexpected(error, LogOwned, Contention)
         if isinstance(error, LogOwned):
-            leases.check_answer(me.name, asked, holds=False)
+            leases.check_answer(me.name, asked_at, holds=False)
             world.trace.count("refused owners")
         return False
-    leases.check_answer(me.name, asked, holds=True)
+    leases.check_answer(me.name, asked_at, holds=True)
     world.trace.count("owners")
     return True
 
@@ -113,9 +113,9 @@ async def _write(world: World, me: Process, owners: Owners, epoch: int) -> None:
 
 
 async def _confirm(world: World, me: Process, owners: Owners) -> bool:
-    asked = world.history.leases.moment()
+    asked_at = world.history.leases.moment()
     owns = await owners.confirm(_KEYED_LOG)
-    world.history.leases.check_answer(me.name, asked, holds=owns)
+    world.history.leases.check_answer(me.name, asked_at, holds=owns)
     return owns
 
 
@@ -127,10 +127,10 @@ async def tenant(world: World, me: Process, log: Log) -> None:
     owners = Owners(log.meta, me.runtime, directory_ids=directories)
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
-        asked = homes.moment()
+        asked_at = homes.moment()
         try:
             await owners.settle(ROCKSDB_OWNERSHIP, ROCKSDB_LABEL, directory, "LLOG_ROCKSDB_DIR")
-            homes.check_answer(str(await directories.find(directory)), asked, holds=True)
+            homes.check_answer(str(await directories.find(directory)), asked_at, holds=True)
             world.trace.count("tenants")
             if directories.lock(directory, me):
                 await owners.publish(ROCKSDB_OWNERSHIP)

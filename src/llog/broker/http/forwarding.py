@@ -141,9 +141,9 @@ class Forwarding:
                 self._metrics.errors[LogOwned.code] -= 1
         return owned
 
-    async def ask_owner(self, owner: str, path: str, asked: ItemsRequest, wait_ms: int = 0) -> ItemAnswers:
+    async def ask_owner(self, owner: str, path: str, items: ItemsRequest, wait_ms: int = 0) -> ItemAnswers:
         """Return the owner's answers to these items. If it cannot be asked, each item is answered with the error."""
-        content = msgspec.json.encode(asked)
+        content = msgspec.json.encode(items)
         try:
             with self._bodies.held(len(content)):
                 response = await self._send("POST", owner, path, [("content-type", JSON)], content, wait_ms)
@@ -152,17 +152,17 @@ class Forwarding:
                 finally:
                     await response.aclose()
             answers: ItemAnswers = body.get("topic_partitions") or [
-                {"error": {"code": body["code"], "detail": body["detail"]}} for _ in asked.topic_partitions
+                {"error": {"code": body["code"], "detail": body["detail"]}} for _ in items.topic_partitions
             ]
-            if len(answers) == len(asked.topic_partitions):
-                return [_item_name(item) | answer for item, answer in zip(asked.topic_partitions, answers, strict=True)]
+            if len(answers) == len(items.topic_partitions):
+                return [_item_name(item) | answer for item, answer in zip(items.topic_partitions, answers, strict=True)]
             error: LlogError = _unexpected_answer(owner)
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
             error = _unexpected_answer(owner)
         except LlogError as failure:
             error = failure
         self._metrics.errors[error.code] += 1
-        return [_item_name(item) | {"error": item_error(error)} for item in asked.topic_partitions]
+        return [_item_name(item) | {"error": item_error(error)} for item in items.topic_partitions]
 
     async def close(self) -> None:
         if self._http is not None:

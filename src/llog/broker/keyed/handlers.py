@@ -80,9 +80,9 @@ class KeyedHandlers:
                 await_durable = decode_parameters(AppendQuery, request).await_durable
                 keys, values = columns_of(decode_keyed_records(body))
             else:
-                asked = decode_body(AppendRequest, body)
-                await_durable = asked.await_durable
-                keys, values = columns_of(keyed_pairs_from_json(asked.records))
+                command = decode_body(AppendRequest, body)
+                await_durable = command.await_durable
+                keys, values = columns_of(keyed_pairs_from_json(command.records))
             records = pa.RecordBatch.from_arrays([keys, values], ["key", "value"])
             first = await self._held.write(lambda log: log.append(records, await_durable))
         self._metrics.keyed_appends += 1
@@ -98,8 +98,8 @@ class KeyedHandlers:
         return json_answer({"sealed": await self._held.write(lambda log: log.seal_segment(user_meta))})
 
     async def scan(self, request: Request) -> Response:
-        asked, arrow = decode_parameters(ScanQuery, request), wants_arrow(request)
-        page = await self._held.read(lambda log: scan_page(log, asked))
+        query, arrow = decode_parameters(ScanQuery, request), wants_arrow(request)
+        page = await self._held.read(lambda log: scan_page(log, query))
         self._metrics.keyed_scans += 1
         self._metrics.keyed_scanned_records += sum(batch.num_rows for batch in page.batches)
         if arrow:
@@ -112,22 +112,22 @@ class KeyedHandlers:
         )
 
     async def count(self, request: Request) -> Response:
-        asked = decode_parameters(CountQuery, request)
-        wanted = SeqRange(asked.start, asked.end)
+        query = decode_parameters(CountQuery, request)
+        wanted = SeqRange(query.start, query.end)
         return json_answer(
-            {"count": await self._held.read(lambda log: log.count(asked.key, wanted, asked.approximate))}
+            {"count": await self._held.read(lambda log: log.count(query.key, wanted, query.approximate))}
         )
 
     async def list_keys(self, request: Request) -> Response:
-        asked, arrow = decode_parameters(KeysQuery, request), wants_arrow(request)
-        keys, more = await self._held.read(lambda log: keys_page(log, asked))
+        query, arrow = decode_parameters(KeysQuery, request), wants_arrow(request)
+        keys, more = await self._held.read(lambda log: keys_page(log, query))
         if arrow:
             return _arrow(KEYS_SCHEMA, [pa.RecordBatch.from_arrays([keys], schema=KEYS_SCHEMA)])
         return json_answer({"keys": [bytes_to_json(key) for key in keys.to_pylist()], "more": more})
 
     async def list_segments(self, request: Request) -> Response:
-        asked, arrow = decode_parameters(SegmentsQuery, request), wants_arrow(request)
-        wanted = SeqRange(asked.start, asked.end), TimeRange(asked.start_time_ms, asked.end_time_ms)
+        query, arrow = decode_parameters(SegmentsQuery, request), wants_arrow(request)
+        wanted = SeqRange(query.start, query.end), TimeRange(query.start_time_ms, query.end_time_ms)
 
         async def find_segments(log: KeyedLogReader) -> list[Segment]:
             # A writer has its segments in memory: this reads the store, which shows whether it still is the writer.
@@ -141,15 +141,15 @@ class KeyedHandlers:
         return json_answer({"segments": [segment_to_json(each) for each in found]})
 
     async def tail(self, request: Request) -> Response:
-        asked = decode_parameters(TailQuery, request)
+        query = decode_parameters(TailQuery, request)
         last = request.headers.get("last-event-id", "")
         if last:
             seen = decode_query(LastEvent, {"last_event_id": last})
-            asked = msgspec.structs.replace(asked, after=seen.last_event_id)
+            query = msgspec.structs.replace(query, after=seen.last_event_id)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":  # it would wait for the end of an endless answer
             return Response(headers=headers, media_type=_EVENTS)
-        return StreamingResponse(await self._tails.follow(asked), headers=headers, media_type=_EVENTS)
+        return StreamingResponse(await self._tails.follow(query), headers=headers, media_type=_EVENTS)
 
 
 def _arrow(schema: pa.Schema, batches: list[pa.RecordBatch], token: str | None = None) -> Response:

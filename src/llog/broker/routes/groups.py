@@ -140,8 +140,8 @@ class GroupRoutes:
 
     async def _consume(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(GroupConsumeRequest, body)
-        options = self._dispatcher.name_member(_consume_options(asked))
+            command = decode_body(GroupConsumeRequest, body)
+        options = self._dispatcher.name_member(_consume_options(command))
         found = await unless_gone(request, self._dispatcher.consume(options))
         self._metrics.consumed_records += found.num_rows
         self._metrics.consumed_bytes += sum(_byte_size(found.column(name)) for name in ("key", "payload"))
@@ -155,65 +155,65 @@ class GroupRoutes:
 
     async def _ack(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(AckRequest, body)
-        acked = await self._dispatcher.ack(asked.topic, asked.group_id, _upto(asked), asked.member)
+            command = decode_body(AckRequest, body)
+        acked = await self._dispatcher.ack(command.topic, command.group_id, _upto(command), command.member)
         found: dict[str, Any] = {"committed": committed_offsets(acked)}
-        if warnings := ack_warnings(asked.topic, acked):
+        if warnings := ack_warnings(command.topic, acked):
             held = {partition: each.held for partition, each in sorted(acked.items()) if each.held}
             found |= {"held_by_others": held, "warnings": warnings}
         return json_answer(found)
 
     async def _release(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(ReleaseRequest, body)
+            command = decode_body(ReleaseRequest, body)
         released = await self._dispatcher.release(
-            asked.topic,
-            asked.group_id,
-            asked.partition_id,
-            asked.offset,
-            member=asked.member,
-            delay_ms=asked.delay_ms,
+            command.topic,
+            command.group_id,
+            command.partition_id,
+            command.offset,
+            member=command.member,
+            delay_ms=command.delay_ms,
         )
         return json_answer({"released": released})
 
     async def _heartbeat(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(HeartbeatRequest, body)
+            command = decode_body(HeartbeatRequest, body)
         partitions = await self._dispatcher.heartbeat(
-            asked.topic, asked.group_id, asked.member, visibility_ms=asked.visibility_ms
+            command.topic, command.group_id, command.member, visibility_ms=command.visibility_ms
         )
         return json_answer({"partitions": partitions})
 
     async def _leave(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(LeaveRequest, body)
-        await self._dispatcher.leave(asked.topic, asked.group_id, asked.member)
+            command = decode_body(LeaveRequest, body)
+        await self._dispatcher.leave(command.topic, command.group_id, command.member)
         return json_answer({})
 
     async def _list(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(ListGroupsRequest, body)
-        names = await self._listing.names() if asked.group_id is None else [asked.group_id]
+            command = decode_body(ListGroupsRequest, body)
+        names = await self._listing.names() if command.group_id is None else [command.group_id]
         found = {name: await self._listing.describe(name) for name in names}
-        if asked.group_id is not None and not found[asked.group_id]:
-            await self._listing.check_exists(asked.group_id)
+        if command.group_id is not None and not found[command.group_id]:
+            await self._listing.check_exists(command.group_id)
         missing = await self._listing.unreachable()
         groups = {name: [msgspec.structs.asdict(share) for share in shares] for name, shares in found.items()}
         return json_answer({"groups": groups, "missing": None if missing is None else str(missing)})
 
     async def _reset(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(ResetGroupRequest, body)
-        start = _start(asked.to)
+            command = decode_body(ResetGroupRequest, body)
+        start = _start(command.to)
         assert start is not None
-        moved = await self._dispatcher.reset(asked.group_id, asked.topic, start, asked.partition_id)
+        moved = await self._dispatcher.reset(command.group_id, command.topic, start, command.partition_id)
         return json_answer({"offsets": {str(partition): offset for partition, offset in sorted(moved.items())}})
 
     async def _delete(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
-            asked = decode_body(DeleteGroupRequest, body)
+            command = decode_body(DeleteGroupRequest, body)
         return json_answer(
-            {"deleted": await self._listing.delete_completely(asked.group_id, asked.topic, force=asked.force)}
+            {"deleted": await self._listing.delete_completely(command.group_id, command.topic, force=command.force)}
         )
 
 
@@ -254,20 +254,20 @@ def _messages_to_json(table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def _consume_options(asked: GroupConsumeRequest) -> ConsumeOptions:
+def _consume_options(command: GroupConsumeRequest) -> ConsumeOptions:
     return ConsumeOptions(
-        topic=asked.topic,
-        group=asked.group_id,
-        member=asked.member,
-        partition=asked.partition_id,
-        start=_start(asked.start),
-        limit=asked.limit,
-        wait_ms=asked.wait_ms,
-        visibility_ms=asked.visibility_ms,
-        max_attempts=asked.max_attempts,
-        dead_letter=asked.dead_letter,
-        mode=asked.mode,
-        max_bytes=asked.max_bytes,
+        topic=command.topic,
+        group=command.group_id,
+        member=command.member,
+        partition=command.partition_id,
+        start=_start(command.start),
+        limit=command.limit,
+        wait_ms=command.wait_ms,
+        visibility_ms=command.visibility_ms,
+        max_attempts=command.max_attempts,
+        dead_letter=command.dead_letter,
+        mode=command.mode,
+        max_bytes=command.max_bytes,
     )
 
 
@@ -289,14 +289,14 @@ def _start(start: str | StartAt | None) -> Start | None:
             raise InvalidArgument('start has exactly one of "Offset", "After" and "Timestamp"')
 
 
-def _upto(asked: AckRequest) -> dict[int | None, int]:
-    if asked.upto is not None and asked.upto_offset is None and asked.partition_id is None:
-        named: dict[int | None, int] = {each.partition_id: each.offset for each in asked.upto}
-        if len(named) < len(asked.upto):
+def _upto(command: AckRequest) -> dict[int | None, int]:
+    if command.upto is not None and command.upto_offset is None and command.partition_id is None:
+        named: dict[int | None, int] = {each.partition_id: each.offset for each in command.upto}
+        if len(named) < len(command.upto):
             raise InvalidArgument("upto names a partition twice: once is enough")
         return named
-    if asked.upto is None and asked.upto_offset is not None:
-        return {asked.partition_id: asked.upto_offset}
+    if command.upto is None and command.upto_offset is not None:
+        return {command.partition_id: command.upto_offset}
     raise InvalidArgument(
         'an ack has either "upto_offset" (and "partition_id") or "upto", a list with both for each partition'
     )

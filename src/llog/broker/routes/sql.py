@@ -146,17 +146,17 @@ class SqlRoutes:
 
     async def _execute(self, request: Request) -> Response:
         self._check_role()
-        asked = await self._read_request(request)
-        params = params_in(asked.params)
+        command = await self._read_request(request)
+        params = params_in(command.params)
 
         async def run(session: DatabaseSession) -> list[Result]:
-            if asked.rows is not None:
-                given = asked.rows
+            if command.rows is not None:
+                given = command.rows
                 rows = await _run_off_loop(len(given) * _ROW_BYTES, lambda: [list(params_in(row)) for row in given])
-                return [await session.execute_many(asked.sql, rows)]
-            return await session.execute(asked.sql, params)
+                return [await session.execute_many(command.sql, rows)]
+            return await session.execute(command.sql, params)
 
-        return await self._answer_results(request, asked.member, run)
+        return await self._answer_results(request, command.member, run)
 
     async def _insert(self, request: Request) -> Response:
         self._check_role()
@@ -195,10 +195,10 @@ class SqlRoutes:
             )
         async with self._bodies.read(request, kind) as body:
             if kind == JSON:
-                asked = decode_body(SqlRequest, body)
-                if asked.rows is not None and asked.params:
+                command = decode_body(SqlRequest, body)
+                if command.rows is not None and command.params:
                     raise InvalidArgument("the body has params and rows: rows are the parameters, one run for each")
-                return asked
+                return command
             try:
                 return SqlRequest(sql=body.decode())
             except UnicodeDecodeError as error:
