@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench import spark_compaction, spark_kafka, spark_planning
 from bench.logs import BenchLog, compact_all, fill
 from bench.report import Report, rate
+from bench.turns import in_turns
 from llog.spark.session import spark_session
 
 PARTITIONS = 8
@@ -85,21 +85,22 @@ def measure_reads(report: Report, directory: Path, size: int) -> None:
                 "llog": partial(drain, partial(load_frame, spark, log)),
                 "parquet": partial(drain, partial(spark.read.parquet, parquet)),
                 "stream": partial(stream_seconds, spark, log, batch_records),
-            }
+            },
+            ROUNDS,
         )
-        batch = seconds["llog"]
+        batch = seconds.median("llog")
         report.ratio(
             f"batch read, {reading.name}",
             rate(size, batch),
-            f"Parquet {rate(size, seconds['parquet'])}",
-            seconds["parquet"] / batch,
+            f"Parquet {rate(size, seconds.median('parquet'))}",
+            seconds.ratio("parquet", "llog"),
             reading.of_parquet,
         )
         report.ratio(
             f"AvailableNow, {reading.name}",
-            rate(size, seconds["stream"]),
+            rate(size, seconds.median("stream")),
             f"batch read {rate(size, batch)}",
-            batch / seconds["stream"],
+            seconds.ratio("llog", "stream"),
             STREAM_OF_BATCH,
         )
     spark.stop()
@@ -137,17 +138,6 @@ def stream_seconds(spark: SparkSession, log: BenchLog, batch_records: int) -> fl
         )
         query.awaitTermination()
         return sum(float(progress["durationMs"].get("addBatch", 0)) for progress in query.recentProgress) / 1000
-
-
-def in_turns(reads: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Return the median of several runs of each read, in turns."""
-    for read in reads.values():
-        read()
-    taken: dict[str, list[float]] = {name: [] for name in reads}
-    for _ in range(ROUNDS):
-        for name, read in reads.items():
-            taken[name].append(read())
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
 if __name__ == "__main__":

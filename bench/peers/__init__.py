@@ -1,0 +1,1 @@
+"""Other logs that can be had from registries, started beside llog for comparison, each on free loopback ports."""
