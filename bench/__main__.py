@@ -12,7 +12,10 @@ BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "topics", "broker
 
 def summary(name: str) -> str:
     """Return the first line of the bench's docstring, without importing the bench."""
-    module = ast.parse(Path(__file__).with_name(f"{name}.py").read_text())
+    here = Path(__file__).parent
+    module = ast.parse(
+        next(path for path in (here / f"{name}.py", here / name / "__main__.py") if path.exists()).read_text()
+    )
     return (ast.get_docstring(module) or "").partition("\n")[0]
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from bench.blobs import bare as bare_blob
-from bench.broker import Client, Process, produce
+from bench.broker.process import Client, Process, produce
 from bench.logs import records
 from bench.report import Report
 from bench.stores_bare import VALUE, Bare, BareOxia, BarePostgres, BareSqlite, Pace, measure_pace
@@ -224,9 +224,9 @@ async def measure_produce(
 ) -> None:
     """Measure one client of one broker, beside the least work of a produce: a synced file and a bare commit."""
     try:
-        client = await Client.connect(process)
-        body = produce(0, RECORD.decode())
-        await client.ask("POST", "/produce", body)
+        client = Client(process)
+        request = produce(0, [RECORD.decode()])
+        client.ask(request)
         mine, theirs = Rounds(), []
         for turn in range(options.rounds):
             puts = [bare_blob(directory / f"put-{turn}-{number}", RECORD) * 1000 for number in range(50)]
@@ -234,7 +234,7 @@ async def measure_produce(
             theirs.append(statistics.median(puts) + statistics.median(swaps.latencies_ms))
 
             async def ask(_: int) -> None:
-                await client.ask("POST", "/produce", body)
+                client.ask(request)
 
             mine.add(await measure_pace(ask, 1, options.seconds))
         client.close()
