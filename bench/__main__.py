@@ -12,11 +12,10 @@ BENCHES = ("blobs", "stores", "partition", "segment", "keyed", "topics", "broker
 
 def summary(name: str) -> str:
     """Return the first line of the bench's docstring, without importing the bench."""
-    here = Path(__file__).parent
-    module = ast.parse(
-        next(path for path in (here / f"{name}.py", here / name / "__main__.py") if path.exists()).read_text()
-    )
-    return (ast.get_docstring(module) or "").partition("\n")[0]
+    folder = Path(__file__).parent
+    module, package = folder / f"{name}.py", folder / name / "__main__.py"
+    parsed = ast.parse((module if module.exists() else package).read_text())
+    return (ast.get_docstring(parsed) or "").partition("\n")[0]
 
 
 def run(name: str, options: list[str]) -> int:

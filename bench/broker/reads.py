@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import statistics
 import sys
 import time
 from pathlib import Path
+
+import uvloop
 
 from bench.blobs import bare as write_synced
 from bench.broker.appends import ARROW_REQUEST_BYTES, append_arrow
@@ -117,7 +118,7 @@ def measure_relay(subject: Subject) -> None:
         turn = len(parts["write"])
         files = [subject.directory / f"relay-{turn}-{number}" for number in range(50)]
         parts["write"].append(statistics.median(map(_write_value, files)))
-        swaps = asyncio.run(subject.bare.pace(1, subject.seconds / 2, commits=False))
+        swaps = uvloop.run(subject.bare.pace(1, subject.seconds / 2, commits=False))
         parts["swap"].append(p50_ms(swaps))
         trips = run_load(subject.process.address, [empty_exchange()], subject.seconds / 2)
         parts["round trip"].append(p50_ms(trips))
