@@ -187,9 +187,12 @@ def _wait_for_leader(address: Address, exchange: Exchange) -> None:
                 connection.sendall(exchange.request)
                 buffer = bytearray()
                 while not exchange.take(buffer):
-                    buffer += connection.recv(1 << 16)
+                    received = connection.recv(1 << 16)
+                    if not received:
+                        raise RuntimeError("Kafka closed the connection of the first append")
+                    buffer += received
             return
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if time.monotonic() > deadline:
                 raise UnobtainableError(str(error)) from error
             time.sleep(0.1)
