@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,17 @@ def main() -> int:
         has_bounds=(arguments.meta, arguments.blobs) == ("sqlite", "files"),
     )
     report.note("load when it began", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    # A run that is ended early deletes its files, too, and reports what it has measured.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _run(report, arguments)
+    finally:
+        report.note("load when it ended", f"{os.getloadavg()[0]:.1f}")
+        report.print()
+    return 1 if report.missed else 0
+
+
+def _run(report: Report, arguments: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="llog-bench-", dir=arguments.directory) as temporary,
         ExitStack() as stack,
@@ -71,9 +83,6 @@ def main() -> int:
                         measure(plan(process))
                     memory_most = max(memory_most, process.memory_bytes("VmHWM"))
     report.note("memory of a broker, at most", f"{memory_most / 1e6:,.0f} MB")
-    report.note("load when it ended", f"{os.getloadavg()[0]:.1f}")
-    report.print()
-    return 1 if report.missed else 0
 
 
 def _parse_arguments() -> argparse.Namespace:
