@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from llog.engines.object.blob_headers import BlobHeaders
+from llog.engines.object.blob_reads import BlobReads
 from llog.engines.object.description import PartitionDescription, describe_partition
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
@@ -34,6 +35,9 @@ class ObjectEngine:
     compacts_keys: Final = False
     keeps_groups: Final = False
     allows_background_upkeep: Final = True
+
+    def __init__(self) -> None:
+        self._blob_reads: BlobReads | None = None
 
     async def create(self, log: Log, topic: Topic) -> Topic:
         await self.add_partitions(log, topic, range(topic.partitions))
@@ -64,7 +68,10 @@ class ObjectEngine:
         return True
 
     def reader(self, log: Log) -> Reader:
-        return Reader(log)
+        """Return a reader that shares its GETs with all other readers of the log."""
+        if self._blob_reads is None or self._blob_reads.blobs is not log.blobs:
+            self._blob_reads = BlobReads(log.blobs)
+        return Reader(log, self._blob_reads)
 
     def appender(self, log: Log, options: WriterOptions) -> Writer:
         return Writer(log, options)

@@ -2,7 +2,8 @@
 
 A point read costs one get of the control record, one `ceiling` in the index and one ranged GET. A read that wants more
 continues with pages of the index: it fetches the blobs of a page side by side, each with one GET for all that the page
-wants of it. Nothing is cached, so a reader notices trims and deletions at once.
+wants of it. Reads that are under way together share their GETs (`blob_reads.py`). Nothing is cached, so a reader
+notices trims and deletions at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from llog.batch.columns import Columns, append_times, effective_timestamps, slic
 from llog.batch.encodings import decoder
 from llog.batch.format import ENCODING
 from llog.batch.multi_batch import positions
+from llog.engines.object.blob_reads import BlobRead, BlobReads
 from llog.engines.object.control_record import decode_control
 from llog.engines.object.partition_keys import keys_in
 from llog.engines.reading import apply_timestamp_type, iter_from, read_offset
@@ -45,6 +47,8 @@ _PAGE_ENTRIES_FIRST = 8
 _PAGE_ENTRIES_MAX = 128
 _GETS_MAX = 16
 """Blobs of a page that are fetched at the same time."""
+_GET_BYTES_MIN = 4 << 20
+"""Bytes of a large blob that are worth a GET, for a read that may return as many."""
 _CONFIRMED_ERRORS = (OffsetOutOfRange, InconsistentReadState)
 """Errors that a stale read may cause: each is raised only after a second, confirmed look."""
 
@@ -66,12 +70,29 @@ class _Partition(NamedTuple):
     control: Control
 
 
+class _Wanted(NamedTuple):
+    """What a read wants now: the records from `offset` on and below `end`, about `max_bytes` of them."""
+
+    offset: int
+    end: int
+    max_bytes: int
+
+
+class _Found(NamedTuple):
+    """Batches that follow one another, and the number of bytes that were read for them."""
+
+    batches: list[Batch]
+    size: int
+
+
 class Reader:
     """Reads any partition of a log, from any process, while others write."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, blob_reads: BlobReads | None = None) -> None:
+        """Readers with the same `blob_reads` share their GETs."""
         self._log = log
         self._catalog = Catalog(log)
+        self._blob_reads = blob_reads or BlobReads(log.blobs)
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         return (await self.view(tp)).bounds
@@ -99,11 +120,14 @@ class Reader:
         No batch begins at `stop` or above; the last batch may reach beyond `stop`. Timestamps are of the topic's type.
         Stops before the first unreadable record; the next read raises.
         """
-        return await read_confirming_errors(
-            self._log.meta, lambda: self._read(tp, offset, max_bytes, stop), *_CONFIRMED_ERRORS
-        )
+        with self._blob_reads.begin() as blobs:
+            return await read_confirming_errors(
+                self._log.meta, lambda: self._read(blobs, tp, offset, max_bytes, stop), *_CONFIRMED_ERRORS
+            )
 
-    async def _read(self, tp: TopicPartition, offset: int, max_bytes: int, stop: int | None) -> list[Batch]:
+    async def _read(
+        self, blobs: BlobRead, tp: TopicPartition, offset: int, max_bytes: int, stop: int | None
+    ) -> list[Batch]:
         partition = await self._look_up(tp)
         next_offset = partition.control.next_offset
         _check_offset(tp, offset, partition.control, end_allowed=True)
@@ -111,19 +135,21 @@ class Reader:
         batches: list[Batch] = []
         size, page = 0, _PAGE_ENTRIES_FIRST
         while offset < end and (not batches or size < max_bytes):
-            found: list[Batch] = []
+            wanted = _Wanted(offset, end, max_bytes - size)
             try:
+                found = await self._read_page(blobs, partition, wanted, page) if batches else _Found([], 0)
+                if found is None:
+                    break
                 if batches:
-                    found, length = await self._read_page(partition, offset, end, max_bytes - size, page)
                     page = min(4 * page, _PAGE_ENTRIES_MAX)
-                if not found:
-                    found, length = await self._read_at(partition, offset, max_bytes - size)
+                if not found.batches:
+                    found = await self._read_at(blobs, partition, wanted)
             except LlogError:
                 if not batches:
                     raise
                 break
-            batches += [apply_timestamp_type(partition.topic, batch) for batch in found if batch.start_offset < end]
-            offset, size = found[-1].end_offset + 1, size + length
+            batches += [apply_timestamp_type(partition.topic, each) for each in found.batches]
+            offset, size = found.batches[-1].end_offset + 1, size + found.size
         return batches
 
     async def read_offset(self, tp: TopicPartition, offset: int) -> Record:
@@ -165,8 +191,9 @@ class Reader:
                 high, found = max(span.start_offset, control.log_start_offset), span
         if found is None:
             return control.next_offset
-        batches, _ = await self._read_at(partition, high, found.entry.byte_length)
-        return _first_offset_at(batches, timestamp_ms, by)
+        wanted = _Wanted(high, control.next_offset, found.entry.byte_length)
+        with self._blob_reads.begin() as blobs:
+            return _first_offset_at((await self._read_at(blobs, partition, wanted)).batches, timestamp_ms, by)
 
     async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
         """Wait up to `timeout` seconds for a record at `past_offset`, appended by any process; return whether it
@@ -209,72 +236,79 @@ class Reader:
         keys = keys_in(topic, tp.partition)
         return _Partition(tp, topic, keys, decode_control(tp, await self._log.meta.get(keys.control)))
 
-    async def _read_at(self, partition: _Partition, offset: int, max_bytes: int) -> tuple[list[Batch], int]:
-        """Return the batches from `offset` on in the span that covers it, and the number of bytes read.
-
-        Reads up to about `max_bytes` in one request.
-        """
+    async def _read_at(self, blobs: BlobRead, partition: _Partition, wanted: _Wanted) -> _Found:
+        """Return the wanted batches of the span that covers their first offset, by one request."""
         missing: dict[str, None] = {}
+        offset = wanted.offset
         for attempt in range(_RESOLVE_ATTEMPTS):
             if attempt:
                 partition = await self._look_up(partition.tp)
                 _check_offset(partition.tp, offset, partition.control, end_allowed=False)
             async for span in self._covering(partition, offset):
-                parts = _parts_from(span, offset, max_bytes)
+                parts = _wanted_parts(span, wanted)
                 try:
-                    found = await self._fetch(parts)
+                    data = await self._fetch(blobs, parts)
                 except BlobNotFound:
                     missing[span.entry.data_uri] = None
                     # The blob was compacted and collected since the lookup, or a stalled writer left the entry: then a
                     # higher entry covers the offset.
                     continue
-                return _decode_parts(partition.tp, parts, found, offset), sum(map(len, found))
+                return _Found(_decode_parts(partition.tp, parts, data, offset), sum(map(len, data)))
         named = f"blob {', '.join(missing)} is missing" if missing else "no index entry covers it"
         raise InconsistentReadState(
             f"offset {offset} of {partition.tp} cannot be read: {named}. `llog verify` shows all damage"
         )
 
     async def _read_page(
-        self, partition: _Partition, offset: int, end: int, max_bytes: int, entries_max: int
-    ) -> tuple[list[Batch], int]:
-        """Return the batches from `offset` on of the next index entries, up to about `max_bytes`, and their bytes.
+        self, blobs: BlobRead, partition: _Partition, wanted: _Wanted, entries_max: int
+    ) -> _Found | None:
+        """Return the wanted batches of the next index entries; None if so few are wanted that they are better read
+        later, together with those that follow.
 
-        Stops before the first batch that cannot be read. Returns none if that is the batch at `offset`: `_read_at`
-        looks for another entry that covers it.
+        Stops before the first batch that cannot be read. Finds none if that is the first one: `_read_at` looks for
+        another entry that covers it.
         """
         keys = partition.keys
-        rows = await self._log.meta.range(keys.entry(offset), prefix_end(keys.index), entries_max)
+        rows = await self._log.meta.range(keys.entry(wanted.offset), prefix_end(keys.index), entries_max)
         spans = chain(map(span_of, rows), pending_spans(partition.control) if len(rows) < entries_max else ())
-        parts = _consecutive_parts(spans, offset, end, max_bytes)
-        blobs = [list(same) for _, same in groupby(parts, lambda part: part.entry.data_uri)]
-        fetched = await gather_bounded(self._fetch_or_error, blobs, _GETS_MAX)
+        parts = _consecutive_parts(spans, wanted)
+        if parts is None:
+            return None
+        same_blob = [list(same) for _, same in groupby(parts, lambda part: part.entry.data_uri)]
+        fetched = await gather_bounded(lambda same: self._fetch_or_error(blobs, same), same_blob, _GETS_MAX)
         batches: list[Batch] = []
-        size = 0
-        for same, found in zip(blobs, fetched, strict=True):
-            if isinstance(found, LlogError):
+        offset, size = wanted.offset, 0
+        for same, data in zip(same_blob, fetched, strict=True):
+            if isinstance(data, LlogError):
                 break
             try:
-                batches += _decode_parts(partition.tp, same, found, offset)
+                batches += _decode_parts(partition.tp, same, data, offset)
             except LlogError:
                 break
-            size += sum(map(len, found))
+            size += sum(map(len, data))
             offset = batches[-1].end_offset + 1
             if offset <= same[-1].end_offset:
                 break
-        return batches, size
+        return _Found(batches, size)
 
-    async def _fetch(self, parts: Sequence[EntrySpan]) -> list[Buffer]:
-        """Return the bytes of parts of one blob; only those of the first part if the blob is too short for the rest."""
+    async def _fetch(self, blobs: BlobRead, parts: Sequence[EntrySpan]) -> list[Buffer]:
+        """Return the bytes of parts of one blob: all of them, or as many as the blob has; raise if it lacks the
+        first.
+        """
         blob = self._log.blob_name(parts[0].entry.data_uri)
-        ranges = [(part.entry.byte_offset, part.entry.byte_length) for part in parts]
-        try:
-            return list(await self._log.blobs.get_ranges(blob, ranges))
-        except CorruptBatch:
-            return list(await self._log.blobs.get_ranges(blob, ranges[:1]))
+        found = await blobs.get_ranges(blob, [(part.entry.byte_offset, part.entry.byte_length) for part in parts])
+        data: list[Buffer] = []
+        for each in found:
+            if isinstance(each, LlogError):
+                if not data:
+                    raise each
+                break
+            data.append(each)
+        return data
 
-    async def _fetch_or_error(self, parts: Sequence[EntrySpan]) -> list[Buffer] | LlogError:
+    async def _fetch_or_error(self, blobs: BlobRead, parts: Sequence[EntrySpan]) -> list[Buffer] | LlogError:
         try:
-            return await self._fetch(parts)
+            return await self._fetch(blobs, parts)
         except LlogError as error:
             return error
 
@@ -355,35 +389,42 @@ def parts_of(span: EntrySpan) -> list[EntrySpan]:
     return spans
 
 
-def _parts_from(span: EntrySpan, offset: int, max_bytes: int) -> list[EntrySpan]:
-    """Return the span's parts from the one that covers `offset` on, at least one, up to `max_bytes`."""
-    parts: list[EntrySpan] = []
-    size = 0
-    for part in parts_of(span):
-        if part.end_offset < offset:
-            continue
-        if parts and size + part.entry.byte_length > max_bytes:
-            break
-        parts.append(part)
+def _wanted_parts(span: EntrySpan, wanted: _Wanted) -> list[EntrySpan]:
+    """Return the span's parts from the one that covers the first wanted offset on: at least one.
+
+    Takes the rest along if it would be a small GET, unless little is wanted anyway.
+    """
+    parts = [part for part in parts_of(span) if part.end_offset >= wanted.offset and part.start_offset < wanted.end]
+    size, rest = 0, _byte_size(parts)
+    for number, part in enumerate(parts, 1):
         size += part.entry.byte_length
+        rest -= part.entry.byte_length
+        if size >= wanted.max_bytes and (rest >= _GET_BYTES_MIN or wanted.max_bytes < _GET_BYTES_MIN):
+            return parts[:number]
     return parts
 
 
-def _consecutive_parts(spans: Iterable[EntrySpan], offset: int, end: int, max_bytes: int) -> list[EntrySpan]:
-    """Return the parts that follow one another from `offset` on, up to `end` and about `max_bytes`.
+def _consecutive_parts(spans: Iterable[EntrySpan], wanted: _Wanted) -> list[EntrySpan] | None:
+    """Return the wanted parts, which follow one another; None if a small piece of one span is all that is wanted.
 
     The spans come by rising end: of several that cover an offset, the first counts.
     """
     parts: list[EntrySpan] = []
     for span in spans:
-        if span.start_offset <= offset <= span.end_offset:
-            for part in _parts_from(span, offset, max_bytes):
-                parts.append(part)
-                max_bytes -= part.entry.byte_length
-                offset = part.end_offset + 1
-            if offset >= end or max_bytes <= 0:
+        if span.start_offset <= wanted.offset <= span.end_offset:
+            found = _wanted_parts(span, wanted)
+            size, following = _byte_size(found), found[-1].end_offset + 1
+            if following <= span.end_offset and following < wanted.end and size < _GET_BYTES_MIN:
+                return parts or None
+            parts += found
+            wanted = _Wanted(following, wanted.end, wanted.max_bytes - size)
+            if following >= wanted.end or wanted.max_bytes <= 0:
                 break
     return parts
+
+
+def _byte_size(parts: Sequence[EntrySpan]) -> int:
+    return sum(part.entry.byte_length for part in parts)
 
 
 def _decode_parts(tp: TopicPartition, parts: Sequence[EntrySpan], found: Sequence[Buffer], offset: int) -> list[Batch]:

@@ -19,6 +19,7 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from llog.errors import BlobNotFound, ConfigurationError, InvalidArgument, OutcomeUnknown, StoreUnavailable
+from llog.stores.blob_ranges import coalesce, part_of
 from llog.stores.blob_rules import (
     NAME_BYTES_MAX,
     PAGE,
@@ -34,7 +35,7 @@ from llog.stores.blobs import BlobInfo, Buffer
 from llog.stores.counting import OperationCounts, measure
 from llog.stores.object.failures import FAILURES, Failure
 from llog.stores.object.listing import Page, list_in_order
-from llog.stores.object.requests import BucketLocation, Limits, coalesce
+from llog.stores.object.requests import BucketLocation, Limits
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Views = list[memoryview]  # in the class below, `list` is a method
 
-COALESCE_GAP_BYTES = 256 * 1024
 REQUIRED_SECONDS = 10.0
 """How often puts check that the required blob still exists."""
 _S3_CREDENTIALS = (
@@ -212,13 +212,13 @@ class ObjectBlobStore:
             check_range(name, offset, length)
         if any(length == 0 for _, length in ranges):
             await self._check_ranges(name, ranges)
-        coalesced = coalesce(ranges, COALESCE_GAP_BYTES)
+        coalesced = coalesce(ranges)
         fetched = await asyncio.gather(*(self._fetch(name, each.start, each.end, ranges) for each in coalesced))
         results: list[Buffer] = [b""] * len(ranges)
         for each, data in zip(coalesced, fetched, strict=True):
             for index in each.members:
                 offset, length = ranges[index]
-                results[index] = data[offset - each.start : offset - each.start + length]
+                results[index] = part_of(data, offset - each.start, length)
         return results
 
     async def head(self, name: str) -> BlobInfo | None:

@@ -1,8 +1,7 @@
-"""What every request to an object store needs: where the bucket is, limits, and near ranges joined into one request."""
+"""What every request to an object store needs: where the bucket is, and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -74,25 +73,3 @@ class Limits(NamedTuple):
                 "base": 2,
             },
         }
-
-
-class CoalescedRange(NamedTuple):
-    """Neighbouring ranges that one request fetches. `members` are their positions among the requested ranges."""
-
-    start: int
-    end: int
-    members: list[int]
-
-
-def coalesce(ranges: Sequence[tuple[int, int]], gap: int) -> list[CoalescedRange]:
-    """Join (offset, length) ranges that are at most `gap` bytes apart. Empty ranges are left out."""
-    coalesced: list[CoalescedRange] = []
-    for index in sorted((i for i, (_, length) in enumerate(ranges) if length), key=lambda i: ranges[i]):
-        offset, length = ranges[index]
-        if coalesced and offset <= coalesced[-1].end + gap:
-            last = coalesced[-1]
-            last.members.append(index)
-            coalesced[-1] = last._replace(end=max(last.end, offset + length))
-        else:
-            coalesced.append(CoalescedRange(offset, offset + length, [index]))
-    return coalesced

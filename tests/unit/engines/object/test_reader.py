@@ -9,11 +9,13 @@ import pytest
 
 from llog.batch.columns import columns_of, records_of, stamp
 from llog.batch.shared import pack
-from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.blob_reads import BlobReads
+from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
 from llog.engines.object.reader import Reader
 from llog.engines.object.retention import trim
 from llog.engines.object.snapshot import take_snapshot
 from llog.engines.object.writer import UploadedGroup, index_puts
+from llog.engines.routing import EngineReader
 from llog.errors import (
     CorruptBatch,
     InconsistentReadState,
@@ -27,7 +29,7 @@ from llog.log.producers import Producer
 from llog.log.records import Kind
 from llog.model import Record, TimestampType, TopicPartition
 from llog.runtime import uuid7
-from tests.unit.world import START_MS, TP, Faults, Stall, World
+from tests.unit.world import START_MS, TP, Faults, Interleaved, Stall, World
 
 
 async def appended(world: World, count: int, records: int = 1) -> list[str]:
@@ -151,6 +153,114 @@ async def test_one_get_brings_all_that_a_page_of_the_index_wants_of_a_blob(world
     batches = await world.reader.read(TP, 1)
     assert [batch.start_offset for batch in batches] == list(range(1, 23))
     assert world.blobs.counts.count == {"get": 4}, "the first append, two pages of the uploaded blob, the last append"
+
+
+async def appended_together(world: World, count: int) -> list[TopicPartition]:
+    """Append `count` times to 8 partitions at once, and return them."""
+    await world.catalog.create("many", 8)
+    for number in range(count):
+        groups = [
+            AppendGroup(topic="many", partition=partition, records=[Record(payload=f"{number}.{partition}".encode())])
+            for partition in range(8)
+        ]
+        assert all(isinstance(result, AppendResult) for result in await world.writer.append(groups))
+    return [TopicPartition("many", partition) for partition in range(8)]
+
+
+async def read_values(reader: Reader, tp: TopicPartition) -> list[str]:
+    return [value.decode() for batch in await reader.read(tp, 1) for value in batch.columns.values.to_pylist()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+@pytest.mark.parametrize("seed", range(3))
+async def test_partitions_that_are_read_together_get_each_blob_once(world: World, count: int, seed: int) -> None:
+    tps = await appended_together(world, count)
+    faults = Interleaved(seed)
+    log = world.process(faults)
+    reader = Reader(log, BlobReads(log.blobs, lookup_wait_s=1000))
+    found = await asyncio.gather(*(read_values(reader, tp) for tp in tps))
+    assert found == [[f"{number}.{tp.partition}" for number in range(count)] for tp in tps]
+    assert Counter(operation for operation, _ in faults.calls)["get blob"] == count
+
+
+async def test_all_readers_of_a_log_share_their_gets(world: World) -> None:
+    tps = await appended_together(world, 1)
+    world.blobs.counts.count.clear()
+    await asyncio.gather(*(EngineReader(world.log).read(tp, 1) for tp in tps))
+    assert world.blobs.counts.count == {"get": 1}
+
+
+async def test_two_equal_reads_are_one_get(world: World) -> None:
+    await appended(world, 3)
+    world.blobs.counts.count.clear()
+    found = await asyncio.gather(*(world.reader.read_offset(TP, 2) for _ in range(2)))
+    assert [record.payload for record in found] == [b"a1.0"] * 2
+    assert world.blobs.counts.count == {"get": 1}
+
+
+async def test_damage_in_a_shared_blob_concerns_the_partition_that_has_it(world: World) -> None:
+    tps = await appended_together(world, 1)
+    control = await world.control(tps[7])
+    assert control.pending is not None
+    uri = control.pending.entries[0].data_uri
+    data, put_ms = world.blob_server.blobs[uri]
+    world.blob_server.blobs[uri] = (data[:-9], put_ms)
+    found = await asyncio.gather(*(read_values(world.reader, tp) for tp in tps), return_exceptions=True)
+    assert found[:7] == [[f"0.{partition}"] for partition in range(7)]
+    assert isinstance(found[7], CorruptBatch)
+
+
+async def test_everybody_looks_again_if_a_shared_blob_vanishes_under_them(world: World) -> None:
+    tps = await appended_together(world, 4)
+    stall = Stall(lambda operation, key: operation == "get blob")
+    reader = Reader(world.process(stall))
+    tasks = [asyncio.create_task(read_values(reader, tp)) for tp in tps]
+    await stall.stalled.wait()
+    wal = list(world.blob_server.names)
+    for tp in tps:
+        await Compactor(world.log).compact_once(tp, force=True)
+    await world.blobs.delete_many(wal)
+    stall.go.set()
+    assert await asyncio.gather(*tasks) == [[f"{number}.{tp.partition}" for number in range(4)] for tp in tps]
+
+
+@pytest.mark.parametrize("run_bytes", [5 << 20, 9 << 20, 64 << 20])
+@pytest.mark.parametrize("record_bytes", [100_000, 900_000, 3 << 20])
+@pytest.mark.parametrize("max_bytes", [4 << 20, 8 << 20])
+async def test_a_reader_that_catches_up_gets_large_pieces_of_compacted_blobs(
+    world: World, run_bytes: int, record_bytes: int, max_bytes: int
+) -> None:
+    payloads = [world.runtime.random().randbytes(record_bytes) for _ in range((45 << 20) // record_bytes)]
+    for payload in payloads:
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=payload)])])
+    compactor = Compactor(world.log, CompactorOptions(max_bytes=run_bytes))
+    while (await compactor.compact_once(TP, force=True)).end_offset is not None:
+        pass
+    world.blobs.counts.count.clear()
+    world.blobs.counts.bytes.clear()
+    offset, (_, end) = 1, await world.reader.bounds(TP)
+    found: list[bytes] = []
+    while offset < end:
+        batches = await world.reader.read(TP, offset, max_bytes)
+        found += [value for batch in batches for value in batch.columns.values.to_pylist()]
+        offset = batches[-1].end_offset + 1
+    assert found == payloads
+    fetched = world.blobs.counts.bytes["get"]
+    assert fetched < 1.01 * sum(map(len, payloads))
+    # A compacted blob may be smaller than this: then it is one GET.
+    blobs = len(await world.index())
+    assert world.blobs.counts.count["get"] <= max(blobs, fetched // (4 << 20))
+
+
+async def test_a_read_fetches_nothing_beyond_its_end(world: World) -> None:
+    payloads = [world.runtime.random().randbytes(1 << 20) for _ in range(12)]
+    for payload in payloads:
+        await world.writer.append([AppendGroup(topic=TP.topic, partition=0, records=[Record(payload=payload)])])
+    await Compactor(world.log).compact_once(TP, force=True)
+    world.blobs.counts.bytes.clear()
+    found = [value async for batch in world.reader.iter_from(TP, 1, 3) for value in batch.columns.values.to_pylist()]
+    assert found == payloads[:2]
+    assert world.blobs.counts.bytes["get"] <= 4.1 * (1 << 20)
 
 
 @pytest.mark.parametrize("damage", ["blob", "entry"])

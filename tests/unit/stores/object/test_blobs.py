@@ -20,8 +20,9 @@ from llog.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from llog.stores.blob_ranges import coalesce
 from llog.stores.object.blobs import ObjectBlobStore
-from llog.stores.object.requests import Limits, coalesce
+from llog.stores.object.requests import Limits
 
 KEY, SECRET, TOKEN = "AKIDEXAMPLE", "hush-hush-secret", "hush-hush-token"
 FAST = Limits(attempts=3, backoff_s=0.01, timeout_s=2.0, retry_s=5.0)

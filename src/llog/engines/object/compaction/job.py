@@ -37,6 +37,7 @@ from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, CompactionState, IndexEntry, Kind, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import stamp_of, uuid7
+from llog.stores.blob_ranges import get_each
 from llog.stores.blobs import Buffer
 from llog.stores.meta import ABSENT, MetaEntry, read_confirmed
 
@@ -178,16 +179,9 @@ async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done 
 
 
 async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Slice]:
-    """Read the ranges of one blob; return one slice or error for each. A blob that is too short for one range may hold
-    the others.
-    """
+    """Read the ranges of one blob; return one slice or error for each."""
     try:
-        blob = log.blob_name(data_uri)
-        return await log.blobs.get_ranges(blob, ranges)
-    except CorruptBatch as error:
-        if len(ranges) == 1:
-            return [error]
-        return [(await _get_ranges(log, data_uri, [one]))[0] for one in ranges]
+        return await get_each(log.blobs, log.blob_name(data_uri), ranges)
     except LlogError as error:
         return [error] * len(ranges)
 
