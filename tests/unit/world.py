@@ -260,6 +260,9 @@ class FaultyBlobs:
     async def delete_many(self, names: Sequence[str]) -> None:
         return await self.faults.around("delete blobs", names[0], lambda: self.inner.delete_many(names))
 
+    async def remove_unfinished_puts(self, before_ms: int) -> int:
+        return await self.inner.remove_unfinished_puts(before_ms)
+
     def require(self, name: str) -> None:
         self.inner.require(name)
 

@@ -65,6 +65,13 @@ class BlobStore(Protocol):
         """Delete these blobs. A blob that does not exist is no error."""
         ...
 
+    async def remove_unfinished_puts(self, before_ms: int) -> int:
+        """Remove what puts of killed processes have left behind before this time, and return the number of pieces.
+
+        A put that began before and is still under way raises `StoreUnavailable`.
+        """
+        ...
+
     def require(self, name: str) -> None:
         """Have every later put raise `StoreUnavailable` if this blob, which exists now, has disappeared.
 

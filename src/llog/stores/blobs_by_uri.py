@@ -57,6 +57,9 @@ class BlobsByUri:
     async def delete_many(self, names: Sequence[str]) -> None:
         _refuse("delete blobs")
 
+    async def remove_unfinished_puts(self, before_ms: int) -> int:
+        _refuse("remove unfinished puts")
+
     def require(self, name: str) -> None:
         """Nothing to check: this store puts no blobs."""
 

@@ -1,8 +1,9 @@
 """The collector: deletes blobs that nothing names and nothing can come to name.
 
 1. Finish interrupted deletions of topics, and sweep leftover index entries.
-2. List the blobs whose stamp and whose age in the store are below the threshold T, or so far ahead that a wrong clock
-   stamped them. A first mark strikes off the blobs that something names; it saves work and decides nothing.
+2. Remove what killed puts have left in the blob store. List the blobs whose stamp and whose age in the store are below
+   the threshold T, or so far ahead that a wrong clock stamped them. A first mark strikes off the blobs that something
+   names; it saves work and decides nothing.
 3. Only after the listing, enumerate the partitions and sinks, and raise their floors to T and their ceilings by CAS. A
    writer that stalled before its commit now loses its CAS, sees its blob below the floor, and uploads it again. Blobs
    stamped above T stay, unless they are also above all ceilings (`clocks.py`).
@@ -50,6 +51,8 @@ from llog.stores.meta import MetaEntry, Reads, prefix_end, scan
 
 GRACE_MS = 3_600_000
 SINK_OPEN_MS = 86_400_000
+UNFINISHED_MS = 86_400_000
+"""How old an unfinished put must be before its bytes are removed: longer than any put takes."""
 _DELETE_PAGE = 1000
 _GAPS_NAMED = 3
 _INDEX_PAGE = 5000
@@ -127,7 +130,7 @@ class Collector:
         await Catalog(self._log).finish_deletions()
         for keys in await list_partitions(self._log):
             await sweep_partition(self._log, keys)
-        run = await collection_window(self._log, self._options.grace_ms)
+        run = await begin_collection(self._log, self._options.grace_ms)
         self._waiting.begin_run()
         listing = Listing(self._options.grace_ms)
         waiting = deleted = deleted_bytes = spared = kept = 0
@@ -164,6 +167,13 @@ class Collector:
         for name in [name for name in names if may_be_named(name, bounds)]:
             del names[name]
         await strike_off(self._log, enumerated, names, gaps)
+
+
+async def begin_collection(log: Log, grace_ms: int) -> Window:
+    """Return the window of a new run, after removing what killed puts have left in the blob store."""
+    run = await collection_window(log, grace_ms)
+    await log.blobs.remove_unfinished_puts(run.now_ms - UNFINISHED_MS)
+    return run
 
 
 def is_candidate(info: BlobInfo, run: Window) -> bool:

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from llog.base.units import format_size
 from llog.config import Settings
-from llog.engines.object import clocks
 from llog.engines.object.clocks import Window
 from llog.engines.object.collection_tasks import (
     enumerate_partitions,
@@ -33,6 +32,7 @@ from llog.engines.object.collector import (
     CommittableStamps,
     StampRange,
     Waiting,
+    begin_collection,
     gap_warning,
     is_candidate,
     list_partitions,
@@ -271,7 +271,7 @@ def _sums(deleted: DataFrame) -> tuple[int, int]:
 
 
 async def _window(grace_ms: int, log: Log) -> Window:
-    return await clocks.collection_window(log, grace_ms)
+    return await begin_collection(log, grace_ms)
 
 
 # --- on executors

@@ -120,19 +120,14 @@ class FileBlobStore:
                 chunk = paths[start : start + PAGE]
                 await self._run(_OTHER_POOL, lambda chunk=chunk: _delete(chunk))  # type: ignore[misc]
 
+    async def remove_unfinished_puts(self, before_ms: int) -> int:
+        return await self._run(_OTHER_POOL, lambda: _remove_temporary_files(self.root, before_ms * 1_000_000))
+
     def require(self, name: str) -> None:
         self._required = check_name(name)
 
     async def check(self) -> None:
         await self._run(_OTHER_POOL, self._check)
-
-    async def remove_temporary_files(self, older_than_ms: int, now_ms: int) -> int:
-        """Remove temporary files of crashed puts that are older than `older_than_ms`, and return their number.
-
-        An age of a day is safe, since no put takes a day.
-        """
-        before_ns = (now_ms - older_than_ms) * 1_000_000
-        return await self._run(_OTHER_POOL, lambda: _remove_temporary_files(self.root, before_ns))
 
     async def close(self) -> None:
         """Wait until all calls under way have ended, and end the threads."""

@@ -258,6 +258,10 @@ class ObjectBlobStore:
                     # Some stores stop at the first name that does not exist.
                     await asyncio.gather(*(self._delete_one(name) for name in chunk))
 
+    async def remove_unfinished_puts(self, before_ms: int) -> int:
+        """Return 0: a put is one request, which leaves nothing behind."""
+        return 0
+
     def require(self, name: str) -> None:
         self._required = check_name(name)
         self._required_seen_at = time.monotonic()

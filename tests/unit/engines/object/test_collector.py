@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -33,8 +35,9 @@ from llog.log.log import tie_together
 from llog.log.pins import alive_pins, pin, release
 from llog.log.records import IndexEntry, Kind, Sink, decode, encode
 from llog.model import Record, TopicPartition
-from llog.runtime import uuid7
+from llog.runtime import SystemRuntime, uuid7
 from llog.stores.blobs import BlobInfo
+from llog.stores.files.blobs import FileBlobStore
 from tests.unit.world import START_MS, TP, Stall, World
 
 HOUR = 3_600_000
@@ -63,6 +66,16 @@ async def compacted(world: World, *, tp: TopicPartition = TP) -> None:
 
 
 # --- what goes, and what stays
+
+
+async def test_a_collection_removes_what_killed_puts_have_left_in_the_store(world: World, tmp_path: Path) -> None:
+    log = world.log._replace(blobs=FileBlobStore(tmp_path), runtime=SystemRuntime())
+    for name, age_ms in ((".tmp-killed", DAY + HOUR), (".tmp-under-way", HOUR)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, ns=(0, (log.runtime.now_ms() - age_ms) * 1_000_000))
+    await Collector(log).collect_once()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".tmp-under-way"]
+    await log.blobs.close()
 
 
 async def test_blobs_go_once_compaction_has_replaced_them_and_the_grace_is_over(world: World) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,8 +224,27 @@ async def test_temporary_files_are_never_listed_and_only_old_ones_are_cleaned(tm
         (tmp_path / name).touch()
         os.utime(tmp_path / name, ns=(0, (now_ms - age_ms) * 1_000_000))
     assert [info.name async for page in store.list("") for info in page] == ["d/blob"]
-    assert await store.remove_temporary_files(day_ms, now_ms) == 1
+    assert await store.remove_unfinished_puts(now_ms - day_ms) == 1
     assert files(tmp_path) == ["d/.tmp-new", "d/blob"]
+    await store.close()
+
+
+async def test_a_put_whose_temporary_file_was_removed_did_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileBlobStore(tmp_path)
+    shipped = blobs_file._write
+
+    def write_and_lose(descriptor: int, views: list[memoryview]) -> None:
+        shipped(descriptor, views)
+        assert blobs_file._remove_temporary_files(tmp_path, sys.maxsize) == 1
+
+    monkeypatch.setattr(blobs_file, "_write", write_and_lose)
+    with pytest.raises(StoreUnavailable):
+        await store.put("d/blob", [b"x"])
+    monkeypatch.undo()
+    assert files(tmp_path) == []
+    await store.put("d/blob", [b"x"])
     await store.close()
 
 
