@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from llog.batch.columns import columns_of, stamp
 from llog.broker.auto_creation import AutoCreatingProducer
 from llog.broker.http.arrow import MEDIA_TYPE, SCHEMA, decode_records, encode_records
+from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.retention import trim
 from llog.errors import InvalidArgument, LogOwned
 from llog.log.engine import Batch
@@ -71,6 +73,24 @@ async def test_what_was_sent_as_arrow_comes_back_as_arrow_and_as_json(served: Se
     records = (await served.consume("t", 1))["records"]
     assert records[0]["headers"] == [["h", "x"], ["n", None]]
     assert records[2]["payload"] is None
+
+
+async def test_a_client_that_catches_up_gets_large_pieces_of_compacted_blobs(served: Served) -> None:
+    values = [os.urandom(300_000) for _ in range(100)]
+    for first in range(0, 100, 5):
+        await _post(served, _stream(pa.table({"value": pa.array(values[first : first + 5], pa.binary())})))
+    assert (await Compactor(served.log).compact_once(TopicPartition("t", 0), force=True)).records == 100
+    served.blobs.counts.count.clear()
+    served.blobs.counts.bytes.clear()
+    other = Served(beside=served)
+    found: list[bytes] = []
+    while len(found) < 100:
+        found += (await _get(other, len(found) + 1))[0]["value"].to_pylist()
+    assert found == values
+    fetched = served.blobs.counts.bytes["get"]
+    assert fetched < 1.01 * sum(map(len, values))
+    assert fetched / served.blobs.counts.count["get"] >= 4 << 20
+    await other.close()
 
 
 async def test_an_answer_can_be_sent_on_as_it_is(served: Served) -> None:

@@ -43,6 +43,30 @@ async def test_pages_within_a_limit_hand_out_every_record_once(served: Served, l
     await other.close()
 
 
+async def test_a_cold_consume_of_partitions_in_one_blob_is_one_get(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 8})
+    items = [{"topic": "t", "partition": p, "records": [f"{p}"]} for p in range(8)]
+    await served.client.post("/produce", json={"topic_partitions": items})
+    assert len(served.blobs.puts) == 1
+    other = Served(beside=served)
+    wanted = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in range(8)]
+    # Room for all of them: the fetcher reads no partition for which the answer may have no room.
+    response = await other.client.post("/consume", json={"topic_partitions": wanted, "max_bytes": 8 << 20})
+    found = [each["records"][0]["payload"] for each in response.json()["topic_partitions"]]
+    assert found == [f"{p}" for p in range(8)]
+    assert served.blobs.reads == 1
+    await other.close()
+
+
+async def test_requests_that_come_together_share_a_get(served: Served) -> None:
+    await served.produce("t", "a")
+    other = Served(beside=served)
+    found = await asyncio.gather(*(other.consume("t", 1) for _ in range(5)))
+    assert [each["records"][0]["payload"] for each in found] == ["a"] * 5
+    assert served.blobs.reads == 1
+    await other.close()
+
+
 async def test_a_record_larger_than_every_limit_comes_alone(served: Served) -> None:
     await served.produce("t", "small", "x" * 10_000, "small")
     records, _ = await _paged(served, partition_max_bytes=1000, max_bytes=1000)

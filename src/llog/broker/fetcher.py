@@ -24,6 +24,8 @@ from llog.model import TimestampType, TopicPartition
 _CONCURRENCY: Final = 8
 _SHARES: Final = 8
 """Reads ask for this part of the room in the answer, where records count for more than they take in the log."""
+_READ_BYTES: Final = 4 << 20
+"""Up to this size, reads ask for all that has room: in one GET where the log is compacted. The tail keeps the rest."""
 _TOPICS_MAX: Final = 10_000
 
 
@@ -198,6 +200,8 @@ class Fetcher:
             if topic.timestamp_type is TimestampType.APPEND:
                 columns = columns._replace(timestamps=None)
             return [(start, columns)]
+        if is_cached and self._tail.is_on:
+            max_bytes = max(max_bytes, min(max_bytes * _SHARES, _READ_BYTES))
         stop = self._tail.next_start(key, fetch.position, fetch.end)
         batches = await self._reader.read(fetch.tp, fetch.position, max_bytes, stop=stop)
         if await self._catalog.directory(fetch.tp) != fetch.directory:

@@ -160,19 +160,44 @@ async def reader(world: World, me: Process, log: Log) -> None:
         try:
             bounds = await client.bounds(tp)
             offset = draw.randint(bounds.log_start_offset, bounds.next_offset)
-            what = draw.randrange(4)
+            what = draw.randrange(8)
             if what == 0:
                 await client.wait(tp, offset, 1.0)
+            elif what >= 4:
+                await _read_together(world, me, client)
             elif what == 1:
                 await client.offset_for_time(tp, me.runtime.now_ms() - draw.randrange(100_000))
             elif what == 2 and offset < bounds.next_offset:
                 record = await client.read_offset(tp, offset)
                 world.history.read(*tp, offset, [record.payload])
             else:
-                for batch in await client.read(tp, offset, max_bytes=draw.choice((1, 1000, 1 << 20))):
-                    world.history.read(*tp, batch.start_offset, batch.columns.values.to_pylist())
+                await _read(world, client, tp, offset, draw.choice((1, 1000, 1 << 20)))
         except LlogError as error:
             raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
+
+
+async def _read_together(world: World, me: Process, client: Reader) -> None:
+    """Read several partitions at once, some of them twice, so that reads share GETs; sometimes cancel one of them."""
+    draw = me.runtime.random()
+    asked = []
+    for tp in PARTITIONS:
+        start, following = await client.bounds(tp)
+        # Near the end, where the partitions still share blobs.
+        asked += [(tp, draw.randint(max(start, following - 2), following))] * draw.randint(1, 2)
+    reads = [asyncio.ensure_future(_read(world, client, tp, offset, 1000)) for tp, offset in asked]
+    if draw.random() < 0.3:
+        await me.runtime.sleep(world.plan.faults.delay * 4 * draw.random())
+        draw.choice(reads).cancel()
+    for outcome in await asyncio.gather(*reads, return_exceptions=True):
+        if isinstance(outcome, LlogError):
+            raise_unexpected(outcome, *_TOPIC_GONE, OffsetOutOfRange)
+        elif isinstance(outcome, Exception):
+            raise outcome
+
+
+async def _read(world: World, client: Reader, tp: TopicPartition, offset: int, max_bytes: int) -> None:
+    for batch in await client.read(tp, offset, max_bytes):
+        world.history.read(*tp, batch.start_offset, batch.columns.values.to_pylist())
 
 
 async def snapshot(world: World, me: Process, log: Log) -> None:

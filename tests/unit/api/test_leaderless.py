@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from llog.api import portal
 from llog.errors import ConfigurationError, InvalidArgument, LogOwned, WrongEngine
 from llog.log.engine import AppendResult
 from llog.log.producers import Producer
+from llog.stores.blobs import Buffer
+from llog.stores.files.blobs import FileBlobStore
 
 EXAMPLE = """
 from llog import LeaderlessLogCompactor, LeaderlessLogReader, LeaderlessLogWriter, SharedAppendGroup
@@ -157,6 +160,28 @@ def test_compaction_joins_appends_and_changes_no_record(settings: Settings) -> N
             result = compactor.compact_once("t", 0, force=True)
         assert (result.start_offset, result.end_offset, result.entries) == (1, 5, 5)
         assert [record.payload for record in reader.iter_from("t", 0, 1)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_iterating_over_compacted_records_reads_large_pieces(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[int] = []
+    shipped = FileBlobStore.get_ranges
+
+    async def get_ranges(store: FileBlobStore, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        fetched.append(sum(length for _, length in ranges))
+        return await shipped(store, name, ranges)
+
+    payloads = [os.urandom(900_000) for _ in range(30)]
+    with LeaderlessLogWriter(settings) as writer, LeaderlessLogReader(settings) as reader:
+        writer.create_topic("t")
+        for payload in payloads:
+            writer.append_shared([_group(payload)])
+        with LeaderlessLogCompactor(settings) as compactor:
+            assert compactor.compact_once("t", 0, force=True).records == 30
+        monkeypatch.setattr(FileBlobStore, "get_ranges", get_ranges)
+        assert [record.payload for record in reader.iter_from("t", 0, 1)] == payloads
+    assert sum(fetched) / len(fetched) >= 4 << 20
 
 
 def test_a_range_that_begins_outside_the_bounds_is_refused(settings: Settings) -> None:

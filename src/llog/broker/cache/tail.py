@@ -128,6 +128,11 @@ class Tail:
         if batches and batches[-1][0] + batches[-1][1].count < next_offset:
             self._pages[key] = pages
 
+    @property
+    def is_on(self) -> bool:
+        """Whether batches are kept in memory."""
+        return self._max_bytes > 0
+
     def share(self, shared: SharedTail) -> None:
         """Use the shared tail, too, from now on."""
         self._shared = shared

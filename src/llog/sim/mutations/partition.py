@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from llog.batch.shared import Body
-from llog.engines.object import collector, sink, writer
+from llog.engines.object import blob_reads, collector, sink, writer
 from llog.engines.object.clocks import Window
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
@@ -18,13 +18,14 @@ from llog.engines.object.compaction.plan import Breadcrumb
 from llog.engines.object.gaps import Gaps
 from llog.engines.object.repair import index as repair
 from llog.engines.object.repair.candidates import Candidate, fills
-from llog.errors import VersionMismatch
+from llog.errors import LlogError, VersionMismatch
 from llog.log.engine import AppendResult
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Manifest, Pending, decode, encode
 from llog.sim.mutations.patch import Change, Mutation, Patch
 from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks, snapshots
+from llog.stores.blobs import Buffer
 from llog.stores.meta import MetaEntry, Put, scan
 
 
@@ -220,6 +221,16 @@ def publish_ones_own_attempt_although_the_record_names_another(patch: Patch) -> 
     patch.setattr(sink, "_apply", own)
 
 
+def hand_a_read_the_range_of_its_neighbour(patch: Patch) -> None:
+    shipped = blob_reads._Range.part
+
+    def part(wanted: blob_reads._Range, offset: int, length: int) -> Buffer | LlogError:
+        neighbour = wanted.neighbours[0]
+        return shipped(neighbour, neighbour.start, neighbour.end - neighbour.start)
+
+    patch.setattr(blob_reads._Range, "part", part)
+
+
 PARTITION_MUTATIONS: Final = (
     Mutation(skip_the_index_entry_of_the_append_before, "I1"),
     Mutation(put_the_index_entry_unconditionally, "I1|I5|I6"),
@@ -240,5 +251,6 @@ PARTITION_MUTATIONS: Final = (
     Mutation(acknowledge_a_lost_commit_because_a_neighbour_won, "I1|I3"),
     Mutation(take_a_request_for_done_because_one_of_its_commits_was, "I3"),
     Mutation(give_all_groups_of_a_call_one_sequence, "I3"),
+    Mutation(hand_a_read_the_range_of_its_neighbour, "I1"),
     Mutation(publish_ones_own_attempt_although_the_record_names_another, "S1|I6"),
 )

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from llog.engines.object.blob_reads import GETS_MAX, BlobReads
 from llog.errors import BlobNotFound, CorruptBatch, InvalidArgument, LlogError, StoreUnavailable
 from llog.stores.blob_ranges import GAP_BYTES_MAX, JOINED_BYTES_MAX
 from llog.stores.blobs import Buffer
+from llog.stores.files import blobs as blobs_file
+from llog.stores.files.blobs import FileBlobStore
 from llog.stores.memory.blobs import MemoryBlobStore
-from llog.stores.object.requests import Limits
+from llog.stores.object.blobs import ObjectBlobStore
+from llog.stores.object.requests import BucketLocation, Limits
 from tests.unit.world import Crash, Faults, FaultyBlobs, Interleaved, LostAnswers, Stall
 
 DATA = bytes(range(256)) * 8
@@ -213,8 +221,58 @@ async def test_gets_are_bounded_by_number_and_by_bytes() -> None:
         assert faults.now == 0
 
 
-def test_reads_leave_the_store_requests_for_those_who_append() -> None:
-    assert Limits().others > GETS_MAX
+async def many_reads(reads: BlobReads) -> list[asyncio.Task[list[Buffer | LlogError]]]:
+    """Begin more reads than any store makes at the same time."""
+    far = GAP_BYTES_MAX + 4096
+    await reads.blobs.put("far", [bytes(200 * far)])
+    tasks = [asyncio.create_task(reads.get_ranges("far", [(number * far, 8)])) for number in range(200)]
+    await settle()
+    return tasks
+
+
+async def test_a_put_to_a_bucket_does_not_wait_for_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryStore()
+    store = ObjectBlobStore(BucketLocation("s3", "bucket", "", None, "none"), lambda *_: bucket, Limits())
+    await store.put("mark", [b"x"])
+    store.require("mark")
+    go, under_way = asyncio.Event(), 0
+    shipped = obstore.get_range_async
+
+    async def wait_and_get(*args: Any, **named: Any) -> Any:
+        nonlocal under_way
+        under_way += 1
+        await go.wait()
+        return await shipped(*args, **named)
+
+    monkeypatch.setattr(obstore, "get_range_async", wait_and_get)
+    tasks = await many_reads(BlobReads(store))
+    assert under_way == GETS_MAX
+    monkeypatch.setattr(store, "_required_seen_at", -1e9)
+    await store.put("new", [b"x"])  # it looks for the mark first, with a request that is not a put
+    assert under_way == GETS_MAX
+    go.set()
+    assert await asyncio.gather(*tasks) == [[bytes(8)]] * 200
+    await store.close()
+
+
+async def test_a_put_to_a_directory_does_not_wait_for_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileBlobStore(tmp_path)
+    go = threading.Event()
+    shipped = blobs_file._read_range
+
+    def wait_and_read(*args: Any) -> Buffer:
+        assert go.wait(600)
+        return shipped(*args)
+
+    monkeypatch.setattr(blobs_file, "_read_range", wait_and_read)
+    tasks = await many_reads(BlobReads(store))
+    try:
+        await store.put("new", [b"x"])
+        assert not any(task.done() for task in tasks)
+    finally:
+        go.set()
+    assert await asyncio.gather(*tasks) == [[bytes(8)]] * 200
+    await store.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
