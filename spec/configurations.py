@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spec.partition_model import PartitionShape
+from spec.producer_model import ProducerShape
 from spec.search import Configuration
 from spec.sink_model import BOTH, EACH, EMPTY, SECOND, SinkShape
 
@@ -19,6 +20,11 @@ SMALL: Final[tuple[Configuration, ...]] = (
     PartitionShape(compactors=1, collectors=1, damages=1, written=3),
     PartitionShape(writers=1, appends=2, collectors=1, pauses=1),
     PartitionShape(compactors=1, collectors=1, trims=1, pauses=1, written=2),
+    ProducerShape(sequences=3, losses=1),
+    ProducerShape(producers=2, sequences=1, losses=1, clears=1),
+    ProducerShape(clears=2, losses=1),
+    ProducerShape(clears=1, upkeeps=1),
+    ProducerShape(clears=1, pauses=1),
     SinkShape((BOTH, BOTH), losses=1),
     SinkShape((BOTH,), runs=2, collections=1, pauses=1),
     SinkShape((BOTH, EMPTY), batches=2),
@@ -43,6 +49,11 @@ LARGER: Final[tuple[Configuration, ...]] = (
     PartitionShape(compactors=2, collectors=1, trims=1, damages=1, written=2),
     PartitionShape(writers=1, compactors=1, collectors=1, pauses=1, written=1),
     PartitionShape(writers=1, collectors=1, collections=2, jumps=1, repairs=1, pauses=1),
+    ProducerShape(brokers=3, groups=1, clears=1, losses=1),
+    ProducerShape(sequences=3, groups=3, clears=1, losses=1),
+    ProducerShape(producers=2, clears=1),
+    ProducerShape(clears=1, upkeeps=2, pauses=1),
+    ProducerShape(upkeeps=1, losses=1, pauses=1),
     SinkShape((BOTH, BOTH, SECOND), losses=1),
     SinkShape((EACH, SECOND), collections=1),
     SinkShape((BOTH, SECOND), compactions=True, collections=1),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from spec.partition_model import PartitionShape
+from spec.producer_model import ProducerShape
 from spec.search import Configuration
 from spec.sink_model import BOTH, SECOND, SinkShape
 
@@ -64,6 +65,25 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "reader-no-fallthrough": Mutation(
         "a reader whose blob is gone gives up instead of trying the next entry",
         PartitionShape(writers=2, compactors=1, collectors=1, written=2),
+    ),
+    "mutable-producer-key": Mutation(
+        "a producer's state is under one key, which later states replace", ProducerShape(clears=1)
+    ),
+    "pending-dropped-without-keys": Mutation(
+        "`pending` is cleared before the states that it names have keys", ProducerShape(brokers=1, clears=1, losses=1)
+    ),
+    "keys-read-apart": Mutation(
+        "the keys may be read from another server than the control record",
+        ProducerShape(brokers=2, clears=1, pauses=1),
+    ),
+    "judged-by-older-states": Mutation(
+        "after a lost CAS, parts are judged by the states that were read before it", ProducerShape(losses=1)
+    ),
+    "unknown-appended": Mutation(
+        "a part of a producer that is not known is appended, whatever its sequence", ProducerShape(brokers=1)
+    ),
+    "expiry-passes-pending": Mutation(
+        "producers of the newest append are expired", ProducerShape(brokers=2, upkeeps=1, losses=1)
     ),
     "sink-own-attempt": Mutation("a driver publishes its own attempt although the record names another", _RESTARTED),
     "sink-batch-goes-back": Mutation(
