@@ -258,6 +258,7 @@ class RecordRemoved(LlogError):
     """
 
     code = "record_removed"
+    http_status = HTTPStatus.GONE
     exit_code = EXIT_BAD_INPUT
     dbapi_exception = "DataError"
 
@@ -279,15 +280,40 @@ class OutOfOrderSequence(LlogError):
     """
 
     code = "out_of_order_sequence"
+    http_status = HTTPStatus.CONFLICT
 
 
 class UnknownProducer(LlogError):
-    """The partition has forgotten this producer, so that llog cannot find out whether its append happened.
+    """The partition does not know this producer, or has forgotten it, so that llog cannot find out whether its append
+    happened.
 
     Check the records, then begin again under a new producer id.
     """
 
     code = "unknown_producer"
+    http_status = HTTPStatus.CONFLICT
+
+
+class ProducerFenced(LlogError):
+    """A producer sent an epoch below the highest that the partition has seen of it. Nothing was appended.
+
+    Another process has taken over under a higher epoch: stop this one, or give it an epoch of its own.
+    """
+
+    code = "producer_fenced"
+    http_status = HTTPStatus.CONFLICT
+
+
+class IdempotenceUnsupported(LlogError):
+    """The topic's engine does not keep the states of producers that number their records. Nothing was appended.
+
+    Send the records without a producer id, or to a topic of engine `object`.
+    """
+
+    code = "idempotence_unsupported"
+    http_status = HTTPStatus.BAD_REQUEST
+    exit_code = EXIT_BAD_INPUT
+    dbapi_exception = "NotSupportedError"
 
 
 class PartlyAppended(LlogError):

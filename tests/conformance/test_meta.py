@@ -650,6 +650,7 @@ async def test_every_call_after_close_is_refused_and_closing_again_is_no_error(a
         lambda: store.delete("a"),
         lambda: store.delete_range("a", "b"),
         lambda: store.floor("a"),
+        lambda: store.floor_many(["a/partitions/0/a"]),
         lambda: store.ceiling("a"),
         lambda: store.range("a", "b", 1),
         lambda: store.keys("a", "b", 1),
@@ -812,3 +813,36 @@ async def test_get_many_gives_each_key_its_entry_or_none(store: MetaStore) -> No
     assert [None if entry is None else entry.value for entry in found[-4:]] == [b"2", None, b"0", b"2"]
     with pytest.raises(InvalidArgument):
         await store.get_many(["fine", "x" * (KEY_BYTES_MAX + 1)])
+
+
+async def test_floor_many_gives_each_key_of_many_partitions_what_floor_gives(store: MetaStore) -> None:
+    assert await store.floor_many([]) == []
+    prefixes = [f"t/partitions/{partition:010}/" for partition in range(40)]
+    await store.put_many([Put(f"{prefix}p/{number:03}", b"%d" % number) for prefix in prefixes for number in (1, 5)])
+    await store.put_many([Put(f"{prefix}meta", b"m") for prefix in prefixes])
+    keys = [f"{prefix}{rest}" for prefix in prefixes for rest in ("meta", "p/009", "p/005", "p/004", "p/001", "meta")]
+    found = await store.floor_many(keys)
+    assert found == [await store.floor(key) for key in keys]
+    values = [None if entry is None else entry.value for entry in found]
+    assert values == [b"m", b"5", b"5", b"1", b"1", b"m"] * 40
+
+
+async def test_floor_many_answers_a_partition_in_the_order_of_its_keys(store: MetaStore) -> None:
+    """Whoever reads a counter first and then what the counter counts never misses what was counted."""
+    prefix = "t/partitions/0000000000/"
+    await store.put(prefix + "counter", b"0")
+    is_over = False
+
+    async def write() -> None:
+        nonlocal is_over
+        for number in range(1, 101):
+            await store.put_many([Put(f"{prefix}p/{number:03}", b""), Put(prefix + "counter", b"%d" % number)])
+        is_over = True
+
+    writing = asyncio.create_task(write())
+    while not is_over:
+        counter, newest = await store.floor_many([prefix + "counter", prefix + "p/999"])
+        assert counter is not None and newest is not None
+        assert int(counter.value) <= (int(newest.key[-3:]) if "/p/" in newest.key else 0)
+        await asyncio.sleep(0)
+    await writing

@@ -160,6 +160,9 @@ class FaultyMeta:
     async def floor(self, key: str) -> MetaEntry | None:
         return await self.faults.around("floor", key, lambda: self.inner.floor(key))
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        return await self.faults.around("floor_many", keys[-1], lambda: self.inner.floor_many(keys))
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         return await self.faults.around("ceiling", key, lambda: self.inner.ceiling(key))
 
@@ -210,6 +213,9 @@ class StaleMeta(FaultyMeta):
 
     async def get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
         return [await self.get(key) for key in keys]
+
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        return [await self._answering(key).floor(key) for key in keys]
 
     async def ceiling(self, key: str) -> MetaEntry | None:
         return await self._answering(key).ceiling(key)

@@ -7,6 +7,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `topics/{topic}` | `Topic`: the catalog entry | admin | from the first creation on; deleting leaves a tombstone |
 | `{dir}/partitions/{p:010}/meta/control` | `Control` | writers, fencing, retention, collector (CAS) | from initialisation on |
 | `{dir}/partitions/{p:010}/index/{end:020}` | `IndexEntry` | writers, compactors | while the offsets are kept |
+| `{dir}/partitions/{p:010}/producers/{digest}/{end:020}` | `StoredProducer`: the state of a producer of records after its append that ends there; the highest counts | writers, compactors, retention (ABSENT only) | until the producer's next one, or its expiry |
 | `{dir}/partitions/{p:010}/meta/compaction-cursor` | `CompactionCursor`: first offset not yet compacted | compactors (CAS) | from initialisation on |
 | `{dir}/partitions/{p:010}/meta/compaction` | `Compaction`: breadcrumb of a running compaction | compactors | while one runs |
 | `{dir}/partitions/{p:010}/meta/compactor-claim` | `CompactorClaim`, ephemeral: who compacts now | compactors | while they do |
@@ -82,12 +83,23 @@ class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
     def entry(self, end_offset: int) -> str:
         return f"{self.prefix}index/{end_offset:020}"
 
+    @property
+    def producers(self) -> str:
+        return self.prefix + "producers/"
+
+    def producer(self, digest: str, end_offset: int) -> str:
+        return f"{self.prefix}producers/{digest}/{end_offset:020}"
+
+    def newest_producer(self, digest: str) -> str:
+        """Return the bound below which the highest key of this producer lies."""
+        return f"{self.prefix}producers/{digest}/{'9' * 20}"
+
     def compacted(self, uuid: str) -> str:
         return f"{ROOT}{self.directory}/partitions/{self.partition}/data/compacted/{uuid}"
 
 
 def end_offset_of(key: str) -> int:
-    """Return the end offset in an index key."""
+    """Return the end offset in an index key, or in the key of a producer's state."""
     return int(key[-20:])
 
 

@@ -16,6 +16,7 @@ from llog.batch.multi_batch import BatchPart
 from llog.batch.shared import Body
 from llog.errors import InconsistentReadState
 from llog.log.producers import ProducerState
+from llog.log.record_producers import StoredProducer
 from llog.model import TimestampType
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -73,11 +74,13 @@ def entry_of(
     )
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The newest append. The next writer, or a compactor, puts its index entries."""
+class Pending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The newest append. The next writer, or a compactor, puts its index entries and the states of its producers."""
 
     start_offset: int
     entries: tuple[IndexEntry, ...]
+    producers: tuple[StoredProducer, ...] = ()
+    """The producers of records whose parts are in the append, each with its state after it."""
 
     @property
     def end_offset(self) -> int:
@@ -103,6 +106,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     max_timestamp_ms: int = 0
     producers: dict[str, ProducerState] = {}
     evicted_through: int = 0
+    producers_expired_through: int = 0
+    """The states of producers of records that end at or below this offset are forgotten."""
     writers: dict[str, ProducerState] = {}
     writers_evicted_through: int = 0
 

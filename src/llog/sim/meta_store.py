@@ -100,10 +100,21 @@ class SimMetaStore:
 
     async def floor(self, key: str) -> MetaEntry | None:
         async def read(client: MemoryMetaStore, shard: int) -> MetaEntry | None:
-            found = await client.range("", key + "\x00", _ALL)
-            return next((entry for entry in reversed(found) if shard_of(entry.key) == shard), None)
+            return _floor_in(await client.range("", key + "\x00", _ALL), shard)
 
         return max(await self._nearest(f"floor {key}", key, read), key=lambda entry: entry.key, default=None)
+
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        found: dict[str, MetaEntry | None] = {}
+
+        async def ask(shard: int, wanted: list[str]) -> None:
+            async def read(client: MemoryMetaStore) -> list[MetaEntry | None]:
+                return [_floor_in(await client.range("", key + "\x00", _ALL), shard) for key in wanted]
+
+            found.update(zip(wanted, await self._read(shard, f"floor_many {', '.join(wanted)}", read), strict=True))
+
+        await asyncio.gather(*(ask(shard, wanted) for shard, wanted in _group_by(keys, shard_of).items()))
+        return [found[key] for key in keys]
 
     async def ceiling(self, key: str) -> MetaEntry | None:
         async def read(client: MemoryMetaStore, shard: int) -> MetaEntry | None:
@@ -209,6 +220,11 @@ class _SimWatch:
     async def confirm(self) -> None:
         store = self._store
         await store._network.call(store._who, "confirm watch", self._watch.confirm, write=False)
+
+
+def _floor_in(found: Sequence[MetaEntry], shard: int) -> MetaEntry | None:
+    """Return the highest of these entries that is on the shard."""
+    return next((entry for entry in reversed(found) if shard_of(entry.key) == shard), None)
 
 
 def _is_of_one_partition(start: str, end: str) -> bool:

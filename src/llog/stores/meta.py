@@ -156,6 +156,14 @@ class MetaStore(Protocol):
         """
         ...
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        """Return what `floor` returns for each key, in the order of the keys, in few round trips.
+
+        Each key belongs to a partition. One server answers the keys of one partition, in their order: a later entry is
+        at least as new as an earlier one, even if the server answers from an old state.
+        """
+        ...
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         """Return the entry with the lowest key >= `key`, or None; look at its prefix, as with `floor`."""
         ...

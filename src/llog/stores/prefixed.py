@@ -43,6 +43,9 @@ class PrefixedMetaStore:
     async def floor(self, key: str) -> MetaEntry | None:
         return self._strip(await self._store.floor(self._prefix + key))
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        return [self._strip(entry) for entry in await self._store.floor_many([self._prefix + key for key in keys])]
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         return self._strip(await self._store.ceiling(self._prefix + key))
 

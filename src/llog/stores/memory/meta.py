@@ -13,7 +13,17 @@ from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
-from llog.stores.meta import ABSENT, FreshReads, MetaEntry, Put, check_bounds, check_puts, check_size, version_mismatch
+from llog.stores.meta import (
+    ABSENT,
+    FreshReads,
+    MetaEntry,
+    Put,
+    check_bounds,
+    check_puts,
+    check_size,
+    entries_size,
+    version_mismatch,
+)
 
 _INSERTS_MAX: Final = 100
 """New keys that are inserted one by one; with more, all keys are sorted."""
@@ -112,6 +122,10 @@ class MemoryMeta:
         del self._entries[key]
         self._holders.pop(key, None)
         self._notify(key)
+
+    def _floor(self, key: str) -> MetaEntry | None:
+        position = bisect_right(self._keys, key)
+        return self._entries[self._keys[position - 1]] if position > 0 else None
 
     def _slice(self, start: str, end: str) -> tuple[int, int]:
         return bisect_left(self._keys, start), bisect_left(self._keys, end)
@@ -212,11 +226,17 @@ class MemoryMetaStore:
     async def floor(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         self._check_open()
-        keys = self._server._keys
-        position = bisect_right(keys, key)
-        entry = self._server._entries[keys[position - 1]] if position > 0 else None
+        entry = self._server._floor(key)
         self._count("floor", 0 if entry is None else len(entry.value))
         return entry
+
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        for key in keys:
+            check_bounds(key)
+        self._check_open()
+        entries = [self._server._floor(key) for key in keys]
+        self._count("floor_many", entries_size(entries))
+        return entries
 
     async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)

@@ -120,6 +120,12 @@ class OxiaMetaStore:
             self.counts, "floor", self._nearest(key, proto.KeyComparisonType.FLOOR, max), entry_size
         )
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        for key in keys:
+            check_bounds(key)
+        found = self._get_many(keys, proto.KeyComparisonType.FLOOR)
+        return await measure_answer(self.counts, "floor_many", found, entries_size)
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         return await measure_answer(
@@ -224,7 +230,9 @@ class OxiaMetaStore:
         (answer,) = await clients.of_key(key).lookups.submit([request])
         return entry_of(answer, stored)
 
-    async def _get_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+    async def _get_many(
+        self, keys: Sequence[str], comparison: Any = proto.KeyComparisonType.EQUAL
+    ) -> list[MetaEntry | None]:
         clients = await self._ready_clients()
         indexes_by_client: dict[ShardClient, list[int]] = {}
         for index, key in enumerate(keys):
@@ -233,7 +241,12 @@ class OxiaMetaStore:
         entries: list[MetaEntry | None] = [None] * len(keys)
         answers_by_client = await asyncio.gather(
             *(
-                client.lookups.submit([proto.GetRequest(key=stored[index], include_value=True) for index in indexes])
+                client.lookups.submit(
+                    [
+                        proto.GetRequest(key=stored[index], include_value=True, comparison_type=comparison)
+                        for index in indexes
+                    ]
+                )
                 for client, indexes in indexes_by_client.items()
             )
         )

@@ -70,6 +70,11 @@ class Reader:
         columns = "SELECT key, value, version FROM"
         self._lookup = f"{columns} {entries} WHERE key = ANY($1) AND {live}"
         self._floor = f"{columns} {entries} WHERE key <= $1 AND {live} ORDER BY key DESC LIMIT 1"
+        self._floors = (
+            "SELECT found.key, found.value, found.version FROM unnest($1::bytea[]) WITH ORDINALITY AS wanted(bound, number) "
+            f"LEFT JOIN LATERAL ({columns} {entries} WHERE key <= bound AND {live} ORDER BY key DESC LIMIT 1) AS found "
+            "ON true ORDER BY number"
+        )
         self._ceiling = f"{columns} {entries} WHERE key >= $1 AND {live} ORDER BY key LIMIT 1"
         self._range = f"{columns} {entries} WHERE key >= $1 AND key < $2 AND {live} ORDER BY key LIMIT $3"
         self._keys = f"SELECT key FROM {entries} WHERE key >= $1 AND key < $2 AND {live} ORDER BY key LIMIT $3"
@@ -103,6 +108,10 @@ class Reader:
     async def floor(self, key: str) -> MetaEntry | None:
         rows = await self._fetch(self._floor, key.encode())
         return entry_of(rows[0]) if rows else None
+
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        rows = await self._fetch(self._floors, [key.encode() for key in keys])  # one query: one server, one snapshot
+        return [None if row[0] is None else entry_of(row) for row in rows]
 
     async def ceiling(self, key: str) -> MetaEntry | None:
         rows = await self._fetch(self._ceiling, key.encode())

@@ -103,6 +103,13 @@ class PostgresMetaStore:
         check_bounds(key)
         return await measure_answer(self.counts, "floor", self._process_state().reader.floor(key), entry_size)
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        for key in keys:
+            check_bounds(key)
+        return await measure_answer(
+            self.counts, "floor_many", self._process_state().reader.floor_many(keys), entries_size
+        )
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         return await measure_answer(self.counts, "ceiling", self._process_state().reader.ceiling(key), entry_size)

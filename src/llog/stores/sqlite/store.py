@@ -115,6 +115,16 @@ class SqliteMetaStore:
         check_bounds(key)
         return await self._lookup("floor", _FLOOR, key)
 
+    async def floor_many(self, keys: Sequence[str]) -> list[MetaEntry | None]:
+        for key in keys:
+            check_bounds(key)
+        found: list[MetaEntry | None] = []
+        for number, key in enumerate(keys, 1):
+            found.append(await self._lookup("floor_many", _FLOOR, key))
+            if number % SLICE_ROWS == 0:
+                await asyncio.sleep(0)
+        return found
+
     async def ceiling(self, key: str) -> MetaEntry | None:
         check_bounds(key)
         return await self._lookup("ceiling", _CEILING, key)
