@@ -842,7 +842,8 @@ async def test_floor_many_answers_a_partition_in_the_order_of_its_keys(store: Me
     writing = asyncio.create_task(write())
     while not is_over:
         counter, newest = await store.floor_many([prefix + "counter", prefix + "p/999"])
-        assert counter is not None and newest is not None
+        assert counter is not None
+        assert newest is not None
         assert int(counter.value) <= (int(newest.key[-3:]) if "/p/" in newest.key else 0)
         await asyncio.sleep(0)
     await writing

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llog.batch.columns import Columns, byte_size, columns_of
-from llog.errors import InvalidArgument, RecordTooLarge
+from llog.errors import IdempotenceUnsupported, InvalidArgument, RecordTooLarge
 from llog.log.engine import AppendGroup
-from llog.log.producers import check_producer
+from llog.log.producers import Producer, check_producer
+from llog.log.record_producers import RecordProducer, check_record_producer
 from llog.log.records import Cleanup, Topic
 
 
@@ -17,6 +18,18 @@ def check_keys(topic: Topic, columns: Columns) -> None:
         raise InvalidArgument(
             f"topic {topic.name!r} keeps the newest record of each key (cleanup compact): give every record a key"
         )
+
+
+def producer_of_appends(topic: Topic, producer: Producer | RecordProducer | None) -> Producer | None:
+    """Return the producer of a group for an engine that knows only producers that number their appends; raise
+    `IdempotenceUnsupported` for one that numbers its records.
+    """
+    if isinstance(producer, RecordProducer):
+        raise IdempotenceUnsupported(
+            f"topic {topic.name!r} is of engine {topic.engine!r}, which does not keep the states of producers such as "
+            f"{producer.id[:40]!r}: send the records without a producer id, or to a topic of engine 'object'"
+        )
+    return producer
 
 
 def checked_columns(groups: Sequence[AppendGroup], append_bytes_max: int) -> list[Columns]:
@@ -30,7 +43,9 @@ def checked_columns(groups: Sequence[AppendGroup], append_bytes_max: int) -> lis
         part = group.records if isinstance(group.records, Columns) else columns_of(group.records)
         if part.count == 0:
             raise InvalidArgument(f"the group for {group.topic}/{group.partition} has no records")
-        if group.producer is not None:
+        if isinstance(group.producer, RecordProducer):
+            check_record_producer(group.producer, part.count)
+        elif group.producer is not None:
             check_producer(group.producer)
         columns.append(part)
     size = sum(byte_size(part) for part in columns)

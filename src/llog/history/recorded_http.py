@@ -11,6 +11,7 @@ from llog.base.decoders import json_decoder
 from llog.broker.http.json_records import JsonRecord, columns_from_json
 from llog.history.recorder import HistoryRecorder, OpenOperation
 from llog.log.engine import Batch
+from llog.log.record_producers import RecordProducer
 from llog.model import TopicPartition
 
 Item = Mapping[str, Any]
@@ -108,6 +109,7 @@ class _OperationStarter:
             self._recorder.append(
                 _partition(item),
                 columns_from_json(msgspec.convert(item["records"], list[str | JsonRecord])),
+                _producer(item),
                 via=self._via,
             )
             for item in items
@@ -206,6 +208,12 @@ def _batches(tp: TopicPartition, records: Sequence[_RecordOut]) -> list[Batch]:
 def _record_raised(under_way: Sequence[OpenOperation], error: BaseException) -> None:
     for operation in under_way:
         operation.lost(type(error).__name__)
+
+
+def _producer(item: Item) -> RecordProducer | None:
+    if item.get("producer_id") is None:
+        return None
+    return RecordProducer(id=item["producer_id"], epoch=item.get("producer_epoch", 0), sequence=item["sequence"])
 
 
 def _partition(item: Item) -> TopicPartition:

@@ -21,6 +21,7 @@ from llog.errors import InvalidArgument, LlogError, OffsetOutOfRange, OutcomeUnk
 from llog.history.lines import FORMAT, Append, Begin, Bounds, End, Outcome, Process, ProducerKey, Read, Trim, hashes_of
 from llog.log.engine import Batch
 from llog.log.producers import Producer
+from llog.log.record_producers import RecordProducer
 from llog.model import Record, TopicPartition
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -62,13 +63,17 @@ class HistoryRecorder:
         self,
         tp: TopicPartition,
         records: Sequence[Record] | Columns,
-        producer: Producer | ProducerKey | None = None,
+        producer: Producer | RecordProducer | ProducerKey | None = None,
         *,
         via: str = "",
     ) -> OpenOperation:
         """Record that these records are about to be appended together."""
         if isinstance(producer, Producer):
             producer = ProducerKey(id=producer.id, sequence=producer.sequence)
+        elif isinstance(producer, RecordProducer):
+            producer = ProducerKey(
+                id=f"{producer.kind}/{producer.id}", epoch=producer.epoch, sequence=producer.sequence
+            )
         hashes = hashes_of(records)
         return self._begin(
             lambda op, now: Append(

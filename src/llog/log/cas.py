@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from llog.errors import Contention, OutcomeUnknown, VersionMismatch
 from llog.log.records import decode, encode
 from llog.runtime import Runtime
+from llog.stores.meta import Put
 
 if TYPE_CHECKING:
     from llog.log.log import Log
@@ -55,13 +56,20 @@ class Change(NamedTuple, Generic[R]):
 
 
 async def update(
-    log: Log, key: str, kind: type[R], decide: Callable[[R], R], *, confirm: bool = False
+    log: Log,
+    key: str,
+    kind: type[R],
+    decide: Callable[[R], R],
+    *,
+    puts_before: Callable[[R, R], Sequence[Put]] | None = None,
+    confirm: bool = False,
 ) -> Change[R] | None:
     """Replace the record under `key` with what `decide` makes of it; return None if the key does not exist.
 
     `decide` may be called many times, and again on its own result if the answer to a write was lost. It returns its
-    argument to change nothing, and may raise. With `confirm`, raises `StaleReads` if nothing was changed on the
-    strength of a stale read.
+    argument to change nothing, and may raise. `puts_before` returns, of the record before and after, the puts to the
+    same partition that are there whenever the change is. With `confirm`, raises `StaleReads` if nothing was changed on
+    the strength of a stale read.
     """
     backoff = Backoff(log.runtime, key)
     while True:
@@ -76,8 +84,17 @@ async def update(
                 await reads.confirm()
             return Change(old, old)
         try:
-            await log.meta.put(key, encode(new), expected=found.version)
+            await _put_after(log, puts_before(old, new) if puts_before else (), Put(key, encode(new), found.version))
         except (VersionMismatch, OutcomeUnknown) as error:
             await backoff.wait(error)
             continue
         return Change(old, new)
+
+
+async def _put_after(log: Log, before: Sequence[Put], put: Put) -> None:
+    if not before:
+        await log.meta.put(put.key, put.value, expected=put.expected)
+        return
+    *_, result = await log.meta.put_many([*before, put])
+    if isinstance(result, VersionMismatch):
+        raise result

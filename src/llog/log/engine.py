@@ -17,6 +17,7 @@ from llog.batch.format import Codec
 from llog.errors import LlogError, WrongEngine
 from llog.log.findings import VerifyReport
 from llog.log.producers import Producer
+from llog.log.record_producers import RecordProducer
 from llog.log.records import Topic
 from llog.model import Record, TimestampType, TopicPartition
 
@@ -61,7 +62,7 @@ class AppendGroup(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     records: Sequence[Record] | Columns
-    producer: Producer | None = None
+    producer: Producer | RecordProducer | None = None
 
 
 class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):

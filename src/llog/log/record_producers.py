@@ -32,8 +32,8 @@ class ProducerKind(StrEnum):
     KAFKA = "kafka"
 
 
-class ProducerKey(NamedTuple):
-    """The name of a producer's state in a partition."""
+class ProducerName(NamedTuple):
+    """Names a producer in a partition: its id, and the door through which it comes."""
 
     kind: str
     id: str
@@ -52,8 +52,8 @@ class RecordProducer(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
 
     @property
-    def key(self) -> ProducerKey:
-        return ProducerKey(self.kind.value, self.id)
+    def name(self) -> ProducerName:
+        return ProducerName(self.kind.value, self.id)
 
 
 class RememberedRecords(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,8 +90,8 @@ class StoredProducer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     state: RecordProducerState
 
     @property
-    def key(self) -> ProducerKey:
-        return ProducerKey(self.kind, self.id)
+    def name(self) -> ProducerName:
+        return ProducerName(self.kind, self.id)
 
 
 def check_record_producer(producer: RecordProducer, records: int) -> None:
@@ -145,8 +145,8 @@ def find_repeated_records(
     if first == newest + 1:
         return None
     raise OutOfOrderSequence(
-        f"producer {producer.id} sent sequences {first} to {last} to {what}, after its sequence {newest}: it remembers "
-        f"appends from sequence {state.last[0].first_sequence} on, to be repeated as they were, and {newest + 1} is next"
+        f"producer {producer.id} sent sequences {first} to {last} to {what}, after its sequence {newest}: its next is "
+        f"{newest + 1}, and it may repeat its last appends, from {state.last[0].first_sequence} on, as they were"
     )
 
 

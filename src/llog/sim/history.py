@@ -18,9 +18,11 @@ from llog.batch.encodings import decoder
 from llog.engines.object.reader import pending_spans
 from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
 from llog.log.records import CompactionCursor, Control, IndexEntry, Kind, LogState, Sink, Topic, decode
+from llog.model import TopicPartition
 from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
 from llog.sim.holder_history import HolderHistory
+from llog.sim.numbered_history import NUMBERED, NumberedHistory
 from llog.sim.outbox import SimOutbox
 from llog.sim.outcome import Violation
 from llog.sim.stores import WatchedMeta
@@ -68,6 +70,7 @@ class History:
         """sink → batch → number of the record → the attempt that appended it."""
         self._outbox = outbox
         self._acknowledged: dict[str, dict[int, bytes]] = {}
+        self.numbered = NumberedHistory()
         self._span_cache: dict[tuple[str, bytes], BlobSpan] = {}
 
     # --- changes at the servers
@@ -149,6 +152,11 @@ class History:
         raise Violation(
             f"I1: a reader of {topic}/{partition} got {payloads[:3]!r} … at offset {start}, not what was committed"
         )
+
+    def is_forgotten(self, tp: TopicPartition, end_offset: int) -> bool:
+        """Return whether the partition may have forgotten a producer whose last append ends at this offset."""
+        controls = [self._control(prefix) for prefix in self._incarnations(*tp)[:1]]
+        return any(control is not None and end_offset <= control.producers_expired_through for control in controls)
 
     # --- at rest
 
@@ -273,6 +281,7 @@ class History:
             raise Violation(f"I2: next offset or log start of {prefix} went back")
         if new.log_start_offset > new.next_offset:
             raise Violation(f"I2: the log start of {prefix} passed its next offset")
+        self.numbered.check_expiry(prefix, old, new)
         if new.next_offset > old.next_offset:
             if old.log_state is not LogState.OPEN:
                 raise Violation(f"I4: {prefix} is {old.log_state}, but took an append")
@@ -290,7 +299,10 @@ class History:
         appeared = self._payloads_seen.setdefault(prefix, set())
         for entry in new.pending.entries:
             for payload in self._payloads(prefix, entry):
-                if payload in appeared:
+                offset = len(self.truth[prefix]) + 1
+                if payload.startswith(NUMBERED):
+                    self.numbered.commit(prefix, payload, offset, new.producers_expired_through)
+                elif payload in appeared:
                     raise Violation(f"I8: {payload!r} was appended to {prefix} a second time")
                 appeared.add(payload)
                 self.truth[prefix].append(payload)

@@ -49,6 +49,7 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between two jumps of one clock, or of all at once, ahead and soon back."""
     old_every: float = 1e9
     """Mean seconds between two wake-ups of servers that answer from the state in which they were paused."""
+    producer_expiry_ms: int = 86_400_000
     old_readers: str = ""
     """The prefix of the roles whose reads these servers may answer."""
 
@@ -87,6 +88,42 @@ def with_owners(plan: SimPlan, source: random.Random) -> SimPlan:
     if source.random() > 1 / 6:
         return plan
     return msgspec.structs.replace(plan, roles=plan.roles | {"owner": source.choice((2, 3)), "tenant": 2})
+
+
+def with_brokers(plan: SimPlan, source: random.Random) -> SimPlan:
+    """Return the plan; in one seed of three, with brokers whose clients number their records. `source` is separate, as
+    with clocks.
+    """
+    if source.random() > 1 / 3:
+        return plan
+    expiry_ms = source.choice((5_000, 30_000, 86_400_000))
+    return msgspec.structs.replace(
+        plan, roles=plan.roles | {"broker": source.choice((1, 2, 3))}, producer_expiry_ms=expiry_ms
+    )
+
+
+def retried_producers(plan: SimPlan) -> SimPlan:
+    """Brokers that stall and lose answers while their clients retry through others, and everything that drops
+    `pending`.
+    """
+    return _only(
+        plan,
+        {"broker": 4, "compactor": 1, "retainer": 1, "collector": 1},
+        Faults(unavailable=0.02, lost_answer=0.08, late_effect=0.02, throttled=0.1, delay=0.1, throttle_delay=10.0),
+        partitions=1,
+        trim_every=1.0,
+        compact_every=1.0,
+        idle_ms=0,
+        retention_ms=5_000,
+        stall_every=2.0,
+        collect_every=5.0,
+    )
+
+
+def old_brokers(plan: SimPlan) -> SimPlan:
+    """As `retried_producers`, with reads of the brokers that are often answered from an old state."""
+    plan = retried_producers(plan)
+    return msgspec.structs.replace(plan, old_every=0.3, old_readers="broker")
 
 
 def slow_commits(plan: SimPlan) -> SimPlan:
@@ -235,6 +272,7 @@ _FOCUSES: Final = (
     snapshots,
     lossy_groups,
     _assigned_group,
+    retried_producers,
 )
 
 
@@ -272,6 +310,7 @@ def _draw_mixture(source: random.Random) -> SimPlan:
             "assignee": some(2, 3, 0.5) if sharing else 0,
             "operator": some(1, 1, 0.5) if sharing else 0,
             "outbox": some(1, 2, 0.4),
+            "broker": 0,
         },
         partitions=3,
         faults=Faults(

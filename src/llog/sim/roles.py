@@ -282,7 +282,11 @@ async def retainer(world: World, me: Process, log: Log) -> None:
 
 async def collector(world: World, me: Process, log: Log) -> None:
     draw = me.runtime.random()
-    options = CollectorOptions(grace_ms=world.plan.grace_ms, sink_open_ms=world.plan.sink_open_ms)
+    options = CollectorOptions(
+        grace_ms=world.plan.grace_ms,
+        sink_open_ms=world.plan.sink_open_ms,
+        producer_expiry_ms=world.plan.producer_expiry_ms,
+    )
     client = Collector(log, options)
     while True:
         await me.runtime.sleep(draw.expovariate(1 / world.plan.collect_every))

@@ -21,14 +21,14 @@ from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID, PartitionKeys
 from llog.log.log import Log, check_format, tie_together
 from llog.model import TopicPartition
-from llog.sim import consumers, outbox, owners, roles, spread
+from llog.sim import brokers, consumers, outbox, owners, roles, spread
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
 from llog.sim.meta_store import SHARDS, OldState, SimMetaStore
 from llog.sim.outbox import SimOutbox
 from llog.sim.outcome import Outcome, Trace, Violation
-from llog.sim.plan import STEPS, SimPlan, draw_plan, with_clock_jumps, with_old_servers, with_owners
+from llog.sim.plan import STEPS, SimPlan, draw_plan, with_brokers, with_clock_jumps, with_old_servers, with_owners
 from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
@@ -56,6 +56,7 @@ ROLES: Final[dict[str, Role]] = {
     "timekeeper": roles.timekeeper,
     "owner": owners.owner,
     "tenant": owners.tenant,
+    "broker": brokers.broker,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
@@ -107,6 +108,7 @@ class World:
         drawn = with_clock_jumps(draw_plan(self._source), self._jump_source)
         drawn = with_old_servers(drawn, self._old_source)
         drawn = with_owners(drawn, random.Random(f"owners of seed {seed}"))
+        drawn = with_brokers(drawn, random.Random(f"brokers of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
@@ -125,6 +127,7 @@ class World:
         self.in_flight: dict[str, InFlight] = {}
         self.sequences: dict[tuple[str, TopicPartition], tuple[int, int]] = {}
         self.published = -1
+        self.clients = brokers.Clients()
 
     def is_newest(self, process: Process) -> bool:
         """Return whether no successor of this process has been started."""
@@ -369,6 +372,10 @@ class World:
             task = self.loop.spawn(self._run_process(process, lambda: driver(self, process, log)), process)
             await asyncio.wait([task])
             self._check_findings()
+        process, log = self._process("broker-0")
+        task = self.loop.spawn(self._run_process(process, partial(brokers.finish, self, process, log)), process)
+        await asyncio.wait([task])
+        self._check_findings()
         process, log = self._process("drainer", 0)
         await outbox.drain(self, process, log)
         await consumers.drain(self, process, log)

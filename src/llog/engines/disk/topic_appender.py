@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from llog.batch.columns import Columns
-from llog.engines.checks import check_keys, checked_columns
+from llog.engines.checks import check_keys, checked_columns, producer_of_appends
 from llog.engines.disk.log.log import SegmentLog
 from llog.engines.disk.segment_pool import SegmentPool
 from llog.engines.disk.topics import DiskPartition, DiskTopics
@@ -65,7 +65,8 @@ class DiskAppender:
             return error
         try:
             check_keys(partition.topic, columns)
-            start, end, repeated = await writer.append(columns, group.producer)
+            producer = producer_of_appends(partition.topic, group.producer)
+            start, end, repeated = await writer.append(columns, producer)
         except LlogError as error:
             if self._topics.is_gone(partition):
                 return PartitionNotInitialized(f"partition {tp} was deleted")

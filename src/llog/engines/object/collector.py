@@ -36,6 +36,7 @@ import msgspec
 from llog.engines.object.clocks import Window, collection_window, raise_bounds
 from llog.engines.object.gaps import Gap, GapFinder, Gaps, subtract_trimmed
 from llog.engines.object.partition_keys import find_keys
+from llog.engines.object.producer_upkeep import tend_producers
 from llog.engines.object.reader import pending_spans
 from llog.errors import VersionMismatch
 from llog.log.cas import update
@@ -43,6 +44,7 @@ from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.pins import alive_pins
+from llog.log.record_producers import PRODUCER_EXPIRY_MS
 from llog.log.records import Compaction, Control, IndexEntry, Kind, LogState, Sink, decode
 from llog.model import TopicPartition
 from llog.runtime import stamp_of
@@ -66,6 +68,10 @@ class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long a blob is left alone after its upload. Keep it longer than an append takes, or appends upload twice."""
     sink_open_ms: int = SINK_OPEN_MS
     """How long a sink's batch may take from its first upload to its commit."""
+    producer_expiry_ms: int = PRODUCER_EXPIRY_MS
+    """How much later than a producer's last append the partition's newest append has to be before its state is
+    forgotten.
+    """
     chunk_names: int = 200_000
     waiting_max: int = 100_000
 
@@ -129,7 +135,7 @@ class Collector:
     async def collect_once(self) -> CollectionResult:
         await Catalog(self._log).finish_deletions()
         for keys in await list_partitions(self._log):
-            await sweep_partition(self._log, keys)
+            await sweep_partition(self._log, keys, self._options.producer_expiry_ms)
         run = await begin_collection(self._log, self._options.grace_ms)
         self._waiting.begin_run()
         listing = Listing(self._options.grace_ms)
@@ -417,15 +423,17 @@ async def sweep(log: Log, tp: TopicPartition) -> int:
     return await sweep_partition(log, await find_keys(log, tp))
 
 
-async def sweep_partition(log: Log, keys: PartitionKeys) -> int:
+async def sweep_partition(log: Log, keys: PartitionKeys, producer_expiry_ms: int = PRODUCER_EXPIRY_MS) -> int:
     """Delete index entries that end below the log start, and WAL entries that lie completely inside a COMPACTED one;
-    return their number.
+    return their number. Delete the states of producers that are not needed, too.
     """
     found = await log.meta.get(keys.control)
     if found is None:
         return 0
     # The log start never goes back: entries below the one read here are never needed again.
-    log_start = decode(Control, found.value, found.key).log_start_offset
+    control = decode(Control, found.value, found.key)
+    log_start = control.log_start_offset
+    await tend_producers(log, keys, control, producer_expiry_ms)
     swept = 0
     async for found in _entries(log, keys.index, keys.entry(log_start)):
         swept += await _delete_if_unchanged(log, found)

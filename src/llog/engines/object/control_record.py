@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from llog.engines.object.pending import puts_before_change
 from llog.errors import PartitionNotInitialized
 from llog.log.cas import Change, update
 from llog.log.keys import PartitionKeys
@@ -33,13 +35,23 @@ def decode_control(tp: TopicPartition, found: MetaEntry | None) -> Control:
 async def update_control(
     log: Log, tp: TopicPartition, keys: PartitionKeys, decide: Callable[[Control], Control], *, confirm: bool = False
 ) -> Change[Control]:
-    """Replace the control record as `cas.update` does; raise `PartitionNotInitialized` as `read_control` does."""
-    change = await update(
-        log, keys.control, Control, lambda control: decide(_check_not_deleted(tp, control)), confirm=confirm
-    )
+    """Replace the control record as `change_control` does; raise `PartitionNotInitialized` as `read_control` does."""
+    change = await change_control(log, keys, lambda control: decide(_check_not_deleted(tp, control)), confirm=confirm)
     if change is None:
         raise _missing(tp)
     return change
+
+
+async def change_control(
+    log: Log, keys: PartitionKeys, decide: Callable[[Control], Control], *, confirm: bool = False
+) -> Change[Control] | None:
+    """Replace the control record, deleted or not, as `cas.update` does.
+
+    A change that drops `pending` first puts what has to be there (`engines/object/pending.py`).
+    """
+    return await update(
+        log, keys.control, Control, decide, puts_before=partial(puts_before_change, keys), confirm=confirm
+    )
 
 
 def _missing(tp: TopicPartition) -> PartitionNotInitialized:

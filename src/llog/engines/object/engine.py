@@ -12,12 +12,12 @@ import msgspec
 
 from llog.engines.object.blob_headers import BlobHeaders
 from llog.engines.object.blob_reads import BlobReads
+from llog.engines.object.control_record import change_control
 from llog.engines.object.description import PartitionDescription, describe_partition
 from llog.engines.object.reader import Reader
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.errors import InvalidArgument
-from llog.log.cas import update
 from llog.log.engine import Check, CleanResult, Verifier, WriterOptions
 from llog.log.findings import VerifyReport
 from llog.log.keys import PartitionKeys
@@ -61,6 +61,7 @@ class ObjectEngine:
             keys = PartitionKeys(topic.directory, partition)
             await _close_partition(log, keys)
             await log.meta.delete_range(keys.index, prefix_end(keys.index))
+            await log.meta.delete_range(keys.producers, prefix_end(keys.producers))
             for key in (keys.compaction, keys.cursor):
                 await log.meta.delete(key)
 
@@ -124,4 +125,4 @@ async def _close_partition(log: Log, keys: PartitionKeys) -> None:
             return control
         return msgspec.structs.replace(control, log_state=LogState.DELETED, pending=None)
 
-    await update(log, keys.control, Control, close)
+    await change_control(log, keys, close)

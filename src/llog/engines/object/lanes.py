@@ -15,7 +15,7 @@ from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Control, decode, encode
 from llog.model import TopicPartition
-from llog.stores.meta import Put
+from llog.stores.meta import MetaEntry, Put
 
 _RAISES_MAX: Final = 5
 """The attempts to raise a ceiling; after them, blobs are stamped no higher than the ceiling."""
@@ -24,7 +24,7 @@ _RAISES_MAX: Final = 5
 class Lane:
     """The state of one partition, as far as a writer knows it."""
 
-    __slots__ = ("keys", "known", "last", "tp")
+    __slots__ = ("generation", "keys", "known", "last", "tp")
 
     def __init__(self, tp: TopicPartition, keys: PartitionKeys) -> None:
         self.tp = tp
@@ -33,9 +33,13 @@ class Lane:
         """The control record and its version; None if the record is known to have changed."""
         self.last = Control()
         """The control record that was known last, which may be outdated."""
+        self.generation = 0
+        """The number of control records that this writer did not put itself, but read."""
 
     def know(self, control: Control, version: int) -> None:
-        self.known, self.last = (control, version), control
+        """Know the control record that this writer has put, unless a later one is known already."""
+        if self.known is None or self.known[1] <= version:
+            self.known, self.last = (control, version), control
 
 
 class Lanes:
@@ -63,15 +67,26 @@ class Lanes:
             return {lane.tp: error for lane in lanes}
         errors: dict[TopicPartition, LlogError] = {}
         for lane, found in zip(lanes, entries, strict=True):
-            if found is None:
-                self.forget(lane)
-                errors[lane.tp] = PartitionNotInitialized(f"partition {lane.tp} has no control record")
-            elif lane.known is None or lane.known[1] < found.version:  # An append may have advanced it meanwhile.
-                try:
-                    lane.know(decode(Control, found.value, found.key), found.version)
-                except InconsistentReadState as error:
-                    errors[lane.tp] = error
+            problem = self.take(lane, found)
+            if problem is not None:
+                errors[lane.tp] = problem
         return errors
+
+    def take(self, lane: Lane, found: MetaEntry | None) -> LlogError | None:
+        """Let the lane know the control record that was read, unless it knows a later one; return the error if it
+        cannot.
+        """
+        if found is None:
+            self.forget(lane)
+            return PartitionNotInitialized(f"partition {lane.tp} has no control record")
+        if lane.known is None or lane.known[1] < found.version:  # An append may have advanced it meanwhile.
+            try:
+                control = decode(Control, found.value, found.key)
+            except InconsistentReadState as error:
+                return error
+            lane.know(control, found.version)
+            lane.generation += 1
+        return None
 
     def forget(self, lane: Lane) -> None:
         """Look the topic up again at the next append: it may have been created again, with other keys."""

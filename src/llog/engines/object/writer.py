@@ -3,10 +3,14 @@
 1. Know the control records, from the last append or by one read of the unknown ones, so that the blob's stamp is
    between the collector's floors and ceilings.
 2. Put the shared blob.
-3. Send one `put_many` that holds for each partition, in this order, the index entries of the append that `pending`
-   names, and a CAS on the control record that advances the next offset and names this append as pending. The CAS is the
-   partition's commit point.
+3. Send one `put_many` that holds for each partition, in this order, the index entries and the producers' states of the
+   append that `pending` names, and a CAS on the control record that advances the next offset and names this append as
+   pending. The CAS is the partition's commit point.
 4. Read, judge and retry the partitions that lost their CAS together; all partitions if the answer was lost.
+
+The groups of one call for one partition share an append, which may hold parts of many producers of records
+(`append_parts.py`). Their states (`producer_states.py`) must be exact for the control record that the CAS replaces. If
+a judgement leaves a part out, the others are packed and put again without it.
 
 Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs
 upload at the same time, and their commits to one partition keep the order of the calls.
@@ -22,9 +26,12 @@ import msgspec
 from llog.batch.columns import Buffer, Columns, stamp
 from llog.batch.shared import Body, body_parts, pack
 from llog.engines.checks import checked_columns
+from llog.engines.object.append_parts import AppendParts, Judgement, Part, join_groups
 from llog.engines.object.clocks import clamp_to_ceiling, may_commit, stamp_within
 from llog.engines.object.commit_order import CommitOrder, CommitTurn, end_turns, wait_for_turn
 from llog.engines.object.lanes import Lane, Lanes
+from llog.engines.object.pending import pending_puts
+from llog.engines.object.producer_states import ProducerStates
 from llog.engines.object.retention import retain, trim
 from llog.errors import (
     Contention,
@@ -37,9 +44,10 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.log.engine import AppendGroup, AppendResult, RetentionResult, WriterOptions
-from llog.log.keys import WAL, PartitionKeys
+from llog.log.keys import WAL
 from llog.log.log import Log
 from llog.log.producers import Producer, RememberedAppend, find_appended, find_repeated, remember
+from llog.log.record_producers import ProducerName, RecordProducerState
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
 from llog.model import TopicPartition
 from llog.runtime import uuid7
@@ -66,6 +74,7 @@ class Writer:
         self._options = options or WriterOptions()
         self._name = uuid7(log.runtime.now_ms(), log.runtime.random())
         self._lanes = Lanes(log)
+        self._states = ProducerStates(log, self._lanes)
         self._commit_order = CommitOrder()
         self._sequence = 0
         self.attempts = 0
@@ -76,22 +85,26 @@ class Writer:
 
         Raises only if nothing at all was appended (an invalid argument, or the blob could not be put).
         """
-        columns = checked_columns(groups, self._options.append_bytes_max)
-        tps = [TopicPartition(group.topic, group.partition) for group in groups]
+        joined = join_groups(groups, checked_columns(groups, self._options.append_bytes_max))
+        tps = [parts.tp for parts in joined]
         # Before the first await: calls that have yet to learn their lanes must not overtake each other.
         turns = self._commit_order.take_turns(tps)
         try:
             lanes = await self._lanes.find(tps)
             appends = [
-                _Append(lane, turn, self._next_sequence(), group.producer, part)
-                for lane, turn, group, part in zip(lanes, turns, groups, columns, strict=True)
+                _Append(lane, turn, self._next_sequence(), parts.producer, None, parts)
+                for lane, turn, parts in zip(lanes, turns, joined, strict=True)
                 if isinstance(lane, Lane)
             ]
             if not appends:
                 raise next(lane for lane in lanes if isinstance(lane, LlogError))
+            await self._drop_repeated(appends)
             now = await self._lanes.present_ms({append.lane: None for append in appends})
-            await self._upload(appends, now)
-            return await self._commit_in_order(lanes, turns, appends)
+            uploaded = [append for append in appends if append.outcome is None]
+            if uploaded:
+                await self._upload(uploaded, now)
+            outcomes = await self._commit_in_order(lanes, turns, appends)
+            return _in_order_of_groups(joined, outcomes)
         finally:
             end_turns(turns)
 
@@ -107,7 +120,7 @@ class Writer:
             appends = []
             for lane, turn, upload in zip(lanes, turns, uploads, strict=True):
                 if isinstance(lane, Lane):
-                    appends.append(_Append(lane, turn, self._next_sequence(), upload.producer, None))
+                    appends.append(_Append(lane, turn, self._next_sequence(), upload.producer, None, None))
                     appends[-1].sources = upload.sources
             return await self._commit_in_order(lanes, turns, appends)
         finally:
@@ -160,10 +173,11 @@ class Writer:
         """Settle all appends: first those that may commit at once, then those that lost their CAS or wait for their
         turn.
         """
-        left = list(appends)
+        end_turns(append.turn for append in appends if append.outcome is not None)
+        left = [append for append in appends if append.outcome is None]
         while left:
             ready = [append for append in left if append.turn.has_come]
-            known = [append for append in ready if append.lane.known is not None]
+            known = [append for append in ready if append.lane.known is not None and self._knows_states(append)]
             if known:
                 await self._attempt(known)
             elif ready:
@@ -184,7 +198,12 @@ class Writer:
         except LlogError as error:
             self._fail(appends, error)
             return
-        errors = await self._lanes.learn([append.lane for append in appends])
+        numbered = {append.lane: append.parts.producers_left() for append in appends if append.parts is not None}
+        numbered = {lane: producers for lane, producers in numbered.items() if producers}
+        for lane in numbered:
+            lane.known = None
+        errors = await self._lanes.learn([append.lane for append in appends if append.lane not in numbered])
+        errors |= await self._states.learn(numbered)
         for append in appends:
             append.look = reads
             if append.lane.tp in errors:
@@ -196,11 +215,19 @@ class Writer:
         Leaves unsettled the appends that lost their CAS or may have, that only an old control record refuses, and that
         did not fit into the request.
         """
-        going, refused = [], []
+        going: list[_Append] = []
+        refused: list[tuple[_Append, Reads, Part | None, LlogError]] = []
         for append in appends:
             assert append.lane.known is not None
             append.control, append.version = append.lane.known
             verdict = self._verdict(append, append.control)
+            if verdict is None and append.is_numbered:
+                unfit = self._judge_parts(append)
+                if append.look is None and unfit:
+                    append.lane.known = None
+                refused += [(append, append.look, part, error) for part, error in unfit if append.look is not None]
+                if unfit or append.outcome is not None:
+                    continue
             if verdict is None:
                 append.since = append.since or append.control.next_offset
                 going.append(append)
@@ -208,7 +235,7 @@ class Writer:
             if isinstance(verdict, LlogError):
                 append.lane.known = None
                 if append.look is not None:
-                    refused.append((append, append.look, verdict))
+                    refused.append((append, append.look, None, verdict))
                 continue
             append.outcome = verdict
         await self._refuse(refused)
@@ -220,7 +247,7 @@ class Writer:
         size = 0
         for append in going:
             append.changed, append.appended = self._advance(append)
-            entries = index_puts(append.lane.keys, append.control.pending)
+            entries = pending_puts(append.lane.keys, append.control.pending)
             commit = Put(append.lane.keys.control, encode(append.changed), append.version)
             size += len(commit.value)
             for entry in entries:
@@ -246,16 +273,55 @@ class Writer:
         else:
             self._settle(tried, [results[place] for place in places])
 
-    async def _refuse(self, refused: Sequence[tuple[_Append, Reads, LlogError]]) -> None:
-        """Refuse these appends, unless the read of their control records was stale."""
-        for look in {look: None for _, look, _ in refused}:
-            together = [append for append, own, _ in refused if own is look]
+    async def _refuse(self, refused: Sequence[tuple[_Append, Reads, Part | None, LlogError]]) -> None:
+        """Refuse these appends, or one part of each, unless the read of their control records was stale."""
+        for look in {look: None for _, look, _, _ in refused}:
+            together = list({append: None for append, own, _, _ in refused if own is look})
             try:
                 await look.confirm()
             except LlogError as error:
                 self._fail(together, error)
-        for append, _, verdict in refused:
-            append.outcome = append.outcome or verdict
+        for append, _, part, verdict in refused:
+            if part is None or append.outcome is not None:
+                append.outcome = append.outcome or verdict
+            else:
+                append.refuse(part, verdict)
+
+    async def _drop_repeated(self, appends: Sequence[_Append]) -> None:
+        """Settle the parts that the partitions remember, and pack the others for the first upload.
+
+        What a partition remembers was appended, even if an old state shows it. Everything else is judged at the commit.
+        """
+        numbered = [append for append in appends if append.is_numbered]
+        unknown = [append for append in numbered if not self._knows_states(append)]
+        # Errors are left to the commit, which reads again.
+        await self._states.learn({append.lane: append.parts.producers_left() for append in unknown if append.parts})
+        for append in appends:
+            assert append.parts is not None
+            states = self._states.find(append.lane, append.parts.producers_left()) if append.is_numbered else None
+            if states is not None:
+                append.settle_repeated(append.parts.judge(states))
+            if append.outcome is None:
+                append.columns = append.parts.pack(append.parts.left)
+
+    def _knows_states(self, append: _Append) -> bool:
+        if append.parts is None or not append.is_numbered:
+            return True
+        return self._states.find(append.lane, append.parts.producers_left()) is not None
+
+    def _judge_parts(self, append: _Append) -> list[tuple[Part, LlogError]]:
+        """Settle the repeated parts, choose those of the batch, and return those that are to be refused."""
+        assert append.parts is not None
+        states = self._states.find(append.lane, append.parts.producers_left())
+        assert states is not None
+        judgement = append.parts.judge(states)
+        append.settle_repeated(judgement)
+        if not judgement.refused and append.outcome is None and append.parts.packed != judgement.accepted:
+            append.attempted[append.sequence] = append.parts.packed
+            append.sequence = self._next_sequence()
+            append.columns, append.sources = append.parts.pack(judgement.accepted), ()
+        append.states = states
+        return judgement.refused
 
     def _settle(self, tried: Sequence[_Append], results: Sequence[int | VersionMismatch]) -> None:
         """Acknowledge each append that won its own CAS."""
@@ -264,10 +330,17 @@ class Writer:
                 self._lose(append)
             else:
                 append.lane.know(append.changed, result)
-                append.outcome = _result(append.lane, append.appended)
+                self._keep_states(append, result)
+                append.succeed(_result(append.lane, append.appended))
                 if self._options.on_commit is not None and append.batch:
                     keys = append.lane.keys
                     self._options.on_commit(keys.directory, keys.partition, append.appended.start_offset, append.batch)
+
+    def _keep_states(self, append: _Append, version: int) -> None:
+        """Keep the states after a commit, if they are still those of the lane's known control record."""
+        pending, known = append.changed.pending, append.lane.known
+        if append.states and pending is not None and known is not None and known[1] == version:
+            self._states.keep(append.lane, append.states | {each.name: each.state for each in pending.producers})
 
     def _lose(self, append: _Append, error: OutcomeUnknown | None = None) -> None:
         append.lane.known = None
@@ -299,9 +372,9 @@ class Writer:
     def _verdict(self, append: _Append, control: Control) -> AppendResult | LlogError | None:
         """Return the outcome of this append according to the control record; None if it may proceed."""
         lane, producer = append.lane, append.producer
-        mine = find_appended(control.writers, self._name, append.sequence)
+        mine = self._find_mine(append, control)
         if mine is not None:
-            return _result(lane, mine)
+            return mine
         if append.is_doubtful and self._name not in control.writers and control.writers_evicted_through >= append.since:
             return OutcomeUnknown(
                 f"the append to {lane.tp} may have happened: the partition no longer remembers this writer"
@@ -318,11 +391,31 @@ class Writer:
                 # The producer may mean the topic that was created again under the name.
         if repeated is not None:
             return _result(lane, repeated, repeated=True)
+        if append.parts is not None and append.is_numbered and control.log_state is not LogState.OPEN:
+            states = self._states.find(lane, append.parts.producers_left())
+            append.settle_repeated(append.parts.judge(states or {}))
+            if append.outcome is not None:
+                return append.outcome
         if control.log_state is LogState.FENCED:
             return PartitionFenced(f"partition {lane.tp} is fenced: it accepts no appends until it is unfenced")
         if control.log_state is LogState.DELETED:
             self._lanes.forget(lane)
             return PartitionNotInitialized(f"partition {lane.tp} was deleted")
+        return None
+
+    def _find_mine(self, append: _Append, control: Control) -> AppendResult | None:
+        """Return the result of an attempt of this append that the partition remembers; None if parts of the append are
+        left to be judged after it.
+        """
+        mine = find_appended(control.writers, self._name, append.sequence)
+        if mine is not None and not append.is_numbered:
+            return _result(append.lane, mine)
+        for sequence, packed in ((append.sequence, None), *append.attempted.items()):
+            mine = find_appended(control.writers, self._name, sequence)
+            if mine is not None:
+                append.succeed(_result(append.lane, mine), packed)
+                if isinstance(append.outcome, AppendResult):
+                    return append.outcome
         return None
 
     async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
@@ -370,10 +463,11 @@ class Writer:
         if append.producer is not None:
             named = RememberedAppend(append.producer.sequence, start, end)
             producers, evicted = remember(producers, evicted, append.producer.id, named, now_ms)
+        stored = append.parts.stored_producers(append.states, start, max_append) if append.parts else ()
         changed = msgspec.structs.replace(
             control,
             next_offset=end + 1,
-            pending=Pending(start_offset=start, entries=tuple(entries)),
+            pending=Pending(start_offset=start, entries=tuple(entries), producers=stored),
             max_append_ms=max_append,
             max_timestamp_ms=max_timestamp,
             producers=producers,
@@ -397,6 +491,12 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     producer: Producer | None
     columns: Columns | None
     """The records, to be put again if their blob may be gone; None if the caller keeps their blobs."""
+    parts: AppendParts | None
+    """The groups of the call that the append consists of; None if the caller keeps their blobs."""
+    states: dict[ProducerName, RecordProducerState | None] = {}
+    """The states of the producers of records by which the parts were judged last."""
+    attempted: dict[int, list[Part]] = {}
+    """Other parts that were packed before, by the sequence of their attempts."""
     sources: Sequence[tuple[str, Body]] = ()
     """Each body of the records with its blob."""
     batch: Sequence[Buffer] = ()
@@ -428,22 +528,48 @@ class _Append(msgspec.Struct, eq=False, gc=False):
         assert self.outcome is not None
         return self.outcome
 
+    @property
+    def is_numbered(self) -> bool:
+        return self.parts is not None and self.parts.is_numbered
+
     def may_commit(self) -> bool:
-        """Return whether no collector can have decided to delete the append's blob."""
-        return self.columns is None or may_commit(self.control, self.sources[0][0], self.clock_repairs)
+        """Return whether the append has a blob that no collector can have decided to delete."""
+        if self.columns is None:
+            return True
+        return bool(self.sources) and may_commit(self.control, self.sources[0][0], self.clock_repairs)
+
+    def succeed(self, result: AppendResult, packed: Sequence[Part] | None = None) -> None:
+        """Settle an append whose packed parts are at the offsets of `result`. Parts that were left out stay open."""
+        if self.parts is None or not self.is_numbered:
+            self.outcome = result
+            return
+        self.parts.settle(self.parts.packed if packed is None else packed, result.start_offset)
+        self._end_if_settled()
+
+    def settle_repeated(self, judgement: Judgement) -> None:
+        assert self.parts is not None
+        for part, start_offset in judgement.repeated:
+            self.parts.settle([part], start_offset, repeated=True)
+        self._end_if_settled()
+
+    def refuse(self, part: Part, error: LlogError) -> None:
+        part.outcome = part.outcome or error
+        self._end_if_settled()
+
+    def _end_if_settled(self) -> None:
+        assert self.parts is not None
+        if not self.parts.left:
+            self.outcome = self.parts.all[-1].outcome
 
 
-def index_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
-    """Return the puts of a pending append's index entries. They expect ABSENT: an existing entry is the same, or has
-    been compacted since.
-    """
-    if pending is None:
-        return []
-    puts, end = [], pending.start_offset - 1
-    for entry in pending.entries:
-        end += entry.msg_count
-        puts.append(Put(keys.entry(end), encode(entry), ABSENT))
-    return puts
+def _in_order_of_groups(
+    joined: Sequence[AppendParts], outcomes: Sequence[AppendResult | LlogError]
+) -> list[AppendResult | LlogError]:
+    """Return the outcome of each group, in the order of the call."""
+    found: dict[int, AppendResult | LlogError] = {}
+    for parts, outcome in zip(joined, outcomes, strict=True):
+        found |= zip((part.number for part in parts.all), parts.outcomes(outcome), strict=True)
+    return [found[number] for number in range(len(found))]
 
 
 def _check_topic(lane: Lane | LlogError, upload: UploadedGroup) -> Lane | LlogError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from llog.batch.columns import Columns
-from llog.engines.checks import check_keys, checked_columns
+from llog.engines.checks import check_keys, checked_columns, producer_of_appends
 from llog.engines.fifo_gate import FifoGate
 from llog.engines.rocksdb.handle import RocksHandle
 from llog.engines.rocksdb.topics import RocksTopics
@@ -80,7 +80,8 @@ class RocksAppender:
             gate = self._gates.setdefault(tp, FifoGate())
             topic, _ = await gate.enter(lambda: self._topics.find_cached(tp), lambda: self._topics.find(tp))
             check_keys(topic, columns)
-            start, end, repeated = await self._topics.rocks.append(topic.directory, tp, columns, group.producer)
+            producer = producer_of_appends(topic, group.producer)
+            start, end, repeated = await self._topics.rocks.append(topic.directory, tp, columns, producer)
         except LlogError as error:
             return error
         return AppendResult(

@@ -11,11 +11,19 @@ from llog.sim.mutations.groups import GROUP_MUTATIONS
 from llog.sim.mutations.owners import OWNER_MUTATIONS
 from llog.sim.mutations.partition import PARTITION_MUTATIONS
 from llog.sim.mutations.patch import Mutation, mutated
+from llog.sim.mutations.producers import PRODUCER_MUTATIONS
 from llog.sim.mutations.stale_reads import STALE_READ_MUTATIONS
 
 __all__ = ["MUTATIONS", "Mutation", "mutated"]
 
 MUTATIONS: Final[dict[str, Mutation]] = {
     mutation.change.__name__.replace("_", "-"): mutation
-    for mutation in (*PARTITION_MUTATIONS, *STALE_READ_MUTATIONS, *CLOCK_MUTATIONS, *GROUP_MUTATIONS, *OWNER_MUTATIONS)
+    for mutation in (
+        *PARTITION_MUTATIONS,
+        *PRODUCER_MUTATIONS,
+        *STALE_READ_MUTATIONS,
+        *CLOCK_MUTATIONS,
+        *GROUP_MUTATIONS,
+        *OWNER_MUTATIONS,
+    )
 }

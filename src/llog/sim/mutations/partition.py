@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from llog.batch.shared import Body
-from llog.engines.object import blob_reads, collector, sink, writer
+from llog.engines.object import blob_reads, collector, pending, sink, writer
 from llog.engines.object.clocks import Window
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
@@ -30,17 +30,17 @@ from llog.stores.meta import MetaEntry, Put, scan
 
 
 def skip_the_index_entry_of_the_append_before(patch: Patch) -> None:
-    patch.setattr(writer, "index_puts", lambda keys, pending: [])
+    patch.setattr(writer, "pending_puts", lambda keys, pending: [])
 
 
 def put_the_index_entry_unconditionally(patch: Patch) -> None:
-    shipped = writer.index_puts
+    shipped = pending.pending_puts
 
-    def unconditional(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
-        return [msgspec.structs.replace(put, expected=None) for put in shipped(keys, pending)]
+    def unconditional(keys: PartitionKeys, newest: Pending | None) -> list[Put]:
+        return [msgspec.structs.replace(put, expected=None) for put in shipped(keys, newest)]
 
-    patch.setattr(writer, "index_puts", unconditional)
-    patch.setattr(compaction_plan, "index_puts", unconditional)
+    patch.setattr(writer, "pending_puts", unconditional)
+    patch.setattr(compaction_plan, "pending_puts", unconditional)
 
 
 def delete_the_lower_keys_before_the_compacted_one_is_there(patch: Patch) -> None:
@@ -103,8 +103,8 @@ def ignore_in_the_mark(kind: str) -> Change:
         for keys in enumerated:
             found = await log.meta.get(keys.control)
             if found is not None and kind != "pending":
-                pending = decode(Control, found.value, found.key).pending
-                for entry in pending.entries if pending else ():
+                newest = decode(Control, found.value, found.key).pending
+                for entry in newest.entries if newest else ():
                     yield log.blob_name(entry.data_uri)
             found = await log.meta.get(keys.compaction)
             if found is not None and kind != "breadcrumb":

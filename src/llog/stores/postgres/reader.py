@@ -71,7 +71,8 @@ class Reader:
         self._lookup = f"{columns} {entries} WHERE key = ANY($1) AND {live}"
         self._floor = f"{columns} {entries} WHERE key <= $1 AND {live} ORDER BY key DESC LIMIT 1"
         self._floors = (
-            "SELECT found.key, found.value, found.version FROM unnest($1::bytea[]) WITH ORDINALITY AS wanted(bound, number) "
+            "SELECT found.key, found.value, found.version "
+            "FROM unnest($1::bytea[]) WITH ORDINALITY AS wanted(bound, number) "
             f"LEFT JOIN LATERAL ({columns} {entries} WHERE key <= bound AND {live} ORDER BY key DESC LIMIT 1) AS found "
             "ON true ORDER BY number"
         )

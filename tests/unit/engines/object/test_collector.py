@@ -24,9 +24,10 @@ from llog.engines.object.collector import (
     sweep,
 )
 from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import trim
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.object.writer import Writer, index_puts
+from llog.engines.object.writer import Writer
 from llog.errors import BlobNotFound
 from llog.log.catalog import Catalog
 from llog.log.engine import AppendGroup
@@ -372,7 +373,7 @@ async def leave_stale_entry(world: World) -> None:
     pending = (await world.control()).pending
     await world.append("c")
     await compacted(world)
-    await world.meta.put_many(index_puts(await world.keys(), pending))
+    await world.meta.put_many(pending_puts(await world.keys(), pending))
     assert await world.shape() == [(2, 2, Kind.WAL), (1, 3, Kind.COMPACTED)]
 
 
@@ -390,7 +391,7 @@ async def test_a_leftover_below_the_log_start_is_swept(world: World) -> None:
     pending = (await world.control()).pending
     await world.append("b")
     await trim(world.log, TP, 2)
-    await world.meta.put_many(index_puts(await world.keys(), pending))
+    await world.meta.put_many(pending_puts(await world.keys(), pending))
     assert await sweep(world.log, TP) == 1
     assert await world.payloads() == ["b"]
 

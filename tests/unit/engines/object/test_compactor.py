@@ -12,8 +12,8 @@ from llog.batch.multi_batch import BodyLayout, encode_run
 from llog.engines.object.blob_headers import read_header
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions, claim_partition, lagging_partitions
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import trim
-from llog.engines.object.writer import index_puts
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
 from llog.log.engine import AppendGroup, AppendResult
 from llog.log.keys import WAL
@@ -279,7 +279,7 @@ async def test_a_gap_in_the_index_is_an_error_and_nothing_is_compacted(world: Wo
 
 async def test_a_leftover_entry_in_a_compacted_range_does_not_disturb_the_next_run(world: World) -> None:
     await world.append("a0")
-    zombie = index_puts(await world.keys(), (await world.control()).pending)
+    zombie = pending_puts(await world.keys(), (await world.control()).pending)
     for number in range(1, 4):
         await world.append(f"a{number}")
     await compactor(world).compact_once(TP)

@@ -10,8 +10,9 @@ import pytest
 
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import CompactionResult, Compactor, CompactorOptions
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import trim
-from llog.engines.object.writer import Writer, index_puts
+from llog.engines.object.writer import Writer
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.log.keys import WAL
 from llog.log.records import Compaction, CompactionState, Kind, decode
@@ -351,7 +352,7 @@ async def test_a_zombie_writer_s_entry_inside_a_running_compaction_is_harmless()
     world = World()
     await world.catalog.create(TP.topic, 1)
     await world.append("a0")
-    zombie = index_puts(await world.keys(), (await world.control()).pending)
+    zombie = pending_puts(await world.keys(), (await world.control()).pending)
     payloads = ["a0", *(f"a{number}" for number in range(1, 7))]
     for payload in payloads[1:]:
         await world.append(payload)

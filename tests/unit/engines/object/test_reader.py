@@ -11,10 +11,11 @@ from llog.batch.columns import columns_of, records_of, stamp
 from llog.batch.shared import pack
 from llog.engines.object.blob_reads import BlobReads
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.reader import Reader
 from llog.engines.object.retention import trim
 from llog.engines.object.snapshot import take_snapshot
-from llog.engines.object.writer import UploadedGroup, index_puts
+from llog.engines.object.writer import UploadedGroup
 from llog.engines.routing import EngineReader
 from llog.errors import (
     CorruptBatch,
@@ -290,7 +291,7 @@ async def test_iterating_ends_where_it_is_told(world: World) -> None:
 
 async def test_a_reader_falls_through_a_leftover_entry_whose_blob_is_gone(world: World) -> None:
     await world.append("a0")
-    zombie = index_puts(await world.keys(), (await world.control()).pending)
+    zombie = pending_puts(await world.keys(), (await world.control()).pending)
     [gone] = world.blob_server.names
     for number in range(1, 5):
         await world.append(f"a{number}")

@@ -10,10 +10,11 @@ from llog.batch.columns import columns_of, stamp
 from llog.batch.shared import pack
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor, CompactorOptions
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.repair.index import Proof, RepairPlan, apply_repair, plan_repairs
 from llog.engines.object.retention import trim
 from llog.engines.object.verify import verify
-from llog.engines.object.writer import Writer, index_puts
+from llog.engines.object.writer import Writer
 from llog.log.keys import WAL
 from llog.log.records import IndexEntry, Kind, encode
 from llog.model import Record
@@ -123,7 +124,7 @@ async def test_the_breadcrumb_of_a_compaction_gives_its_entry_back(world: World)
 
 async def test_a_leftover_inside_the_lost_compacted_range_is_no_obstacle(world: World) -> None:
     await filled(world, 1)
-    zombie = index_puts(await world.keys(), (await world.control()).pending)
+    zombie = pending_puts(await world.keys(), (await world.control()).pending)
     await filled(world, 3, 1, 2)
     await Compactor(world.log).compact_once(TP)
     lost = await lose(world, 5)

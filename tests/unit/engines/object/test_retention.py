@@ -6,8 +6,9 @@ import pytest
 
 from llog.engines.object import retention
 from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import retain, trim
-from llog.engines.object.writer import Writer, index_puts
+from llog.engines.object.writer import Writer
 from llog.engines.upkeep import retain_all
 from llog.errors import InvalidArgument, OffsetOutOfRange, PartitionNotInitialized
 from llog.log.engine import AppendGroup, RetentionResult
@@ -86,7 +87,7 @@ async def test_a_leftover_inside_a_compacted_range_does_not_count_twice(world: W
     await append_hourly(world, 2)
     await Compactor(world.log).compact_once(TP, force=True)
     keys = await world.keys()
-    await world.meta.put_many(index_puts(keys, pending))
+    await world.meta.put_many(pending_puts(keys, pending))
     assert await world.shape() == [(3, 4, Kind.WAL), (1, 8, Kind.COMPACTED)]
     await world.append("c")
     compacted = (await world.index())[1].entry.byte_length

@@ -9,9 +9,10 @@ import pytest
 from llog.engines.object import verify as verification
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import trim
 from llog.engines.object.verify import count_orphans, verify
-from llog.engines.object.writer import Writer, index_puts
+from llog.engines.object.writer import Writer
 from llog.errors import TopicNotFound
 from llog.log import findings
 from llog.log.findings import ProblemKind
@@ -121,7 +122,7 @@ async def test_leftovers_inside_a_compacted_range_are_harmless(
     puts = []
     for number in range(4):
         await world.append(f"a{number}")
-        puts.append(index_puts(await world.keys(), (await world.control()).pending))
+        puts.append(pending_puts(await world.keys(), (await world.control()).pending))
     await Compactor(world.log).compact_once(TP, force=True)
     if collected:
         world.runtime.now += 10

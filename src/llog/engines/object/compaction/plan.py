@@ -15,8 +15,8 @@ import msgspec
 
 from llog.batch.format import Codec
 from llog.engines.object.control_record import read_control
+from llog.engines.object.pending import pending_puts
 from llog.engines.object.reader import EntrySpan, span_of
-from llog.engines.object.writer import index_puts
 from llog.errors import InconsistentReadState, PartitionNotInitialized, VersionMismatch
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
@@ -168,11 +168,11 @@ async def clear(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> bool:
 async def _index_pending(
     log: Log, options: CompactorOptions, tp: TopicPartition, keys: PartitionKeys, force: bool
 ) -> Control:
-    """Put the index entries of `pending` and return the control record; clear `pending` if the partition is idle."""
+    """Put what `pending` names and return the control record; clear `pending` if the partition is idle."""
     control, version = await read_control(log, tp, keys)
     if control.pending is None:
         return control
-    await log.meta.put_many(index_puts(keys, control.pending))
+    await log.meta.put_many(pending_puts(keys, control.pending))
     age_ms = log.runtime.now_ms() - control.pending.entries[-1].append_ms
     if force or not 0 <= age_ms < options.idle_ms:
         cleared = msgspec.structs.replace(control, pending=None)
