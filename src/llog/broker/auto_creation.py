@@ -123,7 +123,7 @@ class AutoCreatingProducer:
         for index, outcome in zip(again, await self._append([parts[index] for index in again]), strict=True):
             outcomes[index] = outcome
         for part, outcome in zip(parts, outcomes, strict=True):
-            if isinstance(outcome, AppendResult):
+            if isinstance(outcome, AppendResult) and not outcome.repeated:
                 self._metrics.produced_records += part.columns.count
                 self._metrics.produced_bytes += byte_size(part.columns)
         return outcomes

@@ -20,6 +20,7 @@ from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable
 from llog.log.engine import AppendGroup, AppendResult, LogAppender
+from llog.log.record_producers import RecordProducer
 from llog.model import TopicPartition
 
 FLUSHES_MAX: Final = 4
@@ -32,10 +33,11 @@ Outcome = AppendResult | LlogError
 
 
 class Part(NamedTuple):
-    """Records for one partition."""
+    """Records for one partition. Those with a producer are appended at most once, however often they are sent."""
 
     tp: TopicPartition
     columns: Columns
+    producer: RecordProducer | None = None
 
 
 class _Request(NamedTuple):
@@ -141,28 +143,24 @@ class BatchingProducer:
         return batch
 
     async def _append(self, batch: Sequence[_Request]) -> None:
-        columns: dict[TopicPartition, list[Columns]] = {}
-        for request in batch:
-            for tp, part in request.parts:
-                columns.setdefault(tp, []).append(part)
         try:
-            groups = [
-                AppendGroup(topic=tp.topic, partition=tp.partition, records=concat(joined))
-                for tp, joined in columns.items()
-            ]
-            results = await self._append_groups(groups)
+            joined = _join(batch)
+            results = await self._append_groups([each.group() for each in joined])
         except Exception as error:
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(error)
             return
         records = sum(part.columns.count for request in batch for part in request.parts)
-        self._metrics.count_batch(records, sum(request.size for request in batch), len(groups))
-        shares = _Shares(dict(zip(columns, results, strict=True)))
+        partitions = len({each.tp for each in joined})
+        self._metrics.count_batch(records, sum(request.size for request in batch), partitions)
+        outcomes = dict(share for each, result in zip(joined, results, strict=True) for share in each.shares(result))
+        number = 0
         for request in batch:
-            outcomes = [shares.take(part) for part in request.parts]
+            numbers = range(number, number + len(request.parts))
+            number = numbers.stop
             if not request.answer.done():
-                request.answer.set_result(outcomes)
+                request.answer.set_result([outcomes[each] for each in numbers])
 
     async def _append_groups(self, groups: Sequence[AppendGroup]) -> Sequence[Outcome]:
         try:
@@ -178,18 +176,49 @@ class BatchingProducer:
             return error
 
 
-class _Shares:
-    """Divides the offsets that all parts of a partition got together among the parts, in their order."""
+class _JoinedParts:
+    """Parts of one batch for one partition that become one append group: one with a producer, or consecutive ones
+    without.
+    """
 
-    def __init__(self, outcomes: dict[TopicPartition, Outcome]) -> None:
-        self._outcomes = outcomes
+    __slots__ = ("columns", "numbers", "producer", "tp")
 
-    def take(self, part: Part) -> Outcome:
-        outcome = self._outcomes[part.tp]
-        if isinstance(outcome, LlogError):
-            return outcome
-        end = outcome.start_offset + part.columns.count - 1
-        if end == outcome.end_offset:
-            return outcome
-        self._outcomes[part.tp] = msgspec.structs.replace(outcome, start_offset=end + 1)
-        return msgspec.structs.replace(outcome, end_offset=end)
+    def __init__(self, tp: TopicPartition, producer: RecordProducer | None) -> None:
+        self.tp = tp
+        self.producer = producer
+        self.columns: list[Columns] = []
+        self.numbers: list[int] = []
+        """The position of each part in the batch."""
+
+    def group(self) -> AppendGroup:
+        topic, partition = self.tp
+        return AppendGroup(topic=topic, partition=partition, records=concat(self.columns), producer=self.producer)
+
+    def shares(self, outcome: Outcome) -> list[tuple[int, Outcome]]:
+        """Divide the offsets that all parts got together among the parts, in their order."""
+        if isinstance(outcome, LlogError) or len(self.numbers) == 1:
+            return [(number, outcome) for number in self.numbers]
+        shares: list[tuple[int, Outcome]] = []
+        start = outcome.start_offset
+        for number, columns in zip(self.numbers, self.columns, strict=True):
+            end = start + columns.count - 1
+            shares.append((number, msgspec.structs.replace(outcome, start_offset=start, end_offset=end)))
+            start = end + 1
+        return shares
+
+
+def _join(batch: Sequence[_Request]) -> list[_JoinedParts]:
+    """Join the parts of the batch by partition. The records of a partition keep their order."""
+    joined: list[_JoinedParts] = []
+    newest: dict[TopicPartition, _JoinedParts] = {}
+    number = 0
+    for request in batch:
+        for tp, columns, producer in request.parts:
+            each = newest.get(tp)
+            if each is None or producer is not None or each.producer is not None:
+                each = newest[tp] = _JoinedParts(tp, producer)
+                joined.append(each)
+            each.columns.append(columns)
+            each.numbers.append(number)
+            number += 1
+    return joined

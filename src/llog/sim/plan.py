@@ -91,11 +91,13 @@ def with_owners(plan: SimPlan, source: random.Random) -> SimPlan:
 
 
 def with_brokers(plan: SimPlan, source: random.Random) -> SimPlan:
-    """Return the plan; in one seed of three, with brokers whose clients number their records. `source` is separate, as
-    with clocks.
+    """Return the plan; in one seed of three, with brokers whose clients number their records, or with little else.
+    `source` is separate, as with clocks.
     """
     if source.random() > 1 / 3:
         return plan
+    if source.random() < 1 / 5:
+        return retried_producers(plan)
     expiry_ms = source.choice((5_000, 30_000, 86_400_000))
     return msgspec.structs.replace(
         plan, roles=plan.roles | {"broker": source.choice((1, 2, 3))}, producer_expiry_ms=expiry_ms
@@ -272,7 +274,6 @@ _FOCUSES: Final = (
     snapshots,
     lossy_groups,
     _assigned_group,
-    retried_producers,
 )
 
 

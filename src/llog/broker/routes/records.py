@@ -35,6 +35,8 @@ from llog.broker.metrics import Metrics
 from llog.engines.routing import EngineReader
 from llog.errors import InvalidArgument, LlogError
 from llog.log.engine import AppendResult
+from llog.log.producers import PRODUCER_ID_MAX
+from llog.log.record_producers import SEQUENCE_MAX, RecordProducer, check_record_producer
 from llog.model import TopicPartition, check_topic_name
 
 JSON_RECORD_OVERHEAD: Final = 80
@@ -44,10 +46,13 @@ ARROW_RECORD_OVERHEAD: Final = 24
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
 
-class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     topic: str
     partition: Partition
     records: Annotated[list[str | JsonRecord], Meta(min_length=1)]
+    producer_id: Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)] | None = None
+    producer_epoch: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | None = None
 
 
 class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +139,8 @@ class RecordRoutes:
         if isinstance(outcome, LlogError):
             self._metrics.errors[outcome.code] += 1
             return answer | {"error": item_error(outcome)}
-        return answer | {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
+        answer |= {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
+        return answer | {"repeated": True} if outcome.repeated else answer
 
     async def _consume(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
@@ -235,9 +241,27 @@ class RecordRoutes:
 
 def _part_or_error(item: ProduceItem) -> Part | LlogError:
     try:
-        return Part(TopicPartition(check_topic_name(item.topic), item.partition), columns_from_json(item.records))
+        tp = TopicPartition(check_topic_name(item.topic), item.partition)
+        return Part(tp, columns_from_json(item.records), _producer(item))
     except LlogError as error:
         return error
+
+
+def _producer(item: ProduceItem) -> RecordProducer | None:
+    if item.producer_id is None:
+        if item.sequence is not None or item.producer_epoch:
+            raise InvalidArgument(
+                f"the item for {item.topic}/{item.partition} has a sequence or an epoch, but no producer_id"
+            )
+        return None
+    if item.sequence is None:
+        raise InvalidArgument(
+            f"the item for {item.topic}/{item.partition} has the producer_id {item.producer_id[:40]!r}, but no "
+            "sequence: send the number of its first record, counted from 0 on in each partition"
+        )
+    producer = RecordProducer(id=item.producer_id, epoch=item.producer_epoch, sequence=item.sequence)
+    check_record_producer(producer, len(item.records))
+    return producer
 
 
 def _fetch_answer(fetch: Fetch) -> dict[str, Any]:
