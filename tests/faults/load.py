@@ -40,6 +40,8 @@ class Progress:
         self.ends = [1] * PARTITIONS
         """Of each partition, one above the highest offset that was acknowledged."""
         self.failures: Counter[str] = Counter()
+        self.repeated = 0
+        """The number of requests whose answer says that they had been appended before."""
 
     def appended(self, partition: int, end_offset: int, count: int) -> None:
         self.acknowledged += count
@@ -182,6 +184,53 @@ class HttpWriter:
             await asyncio.sleep(self._rng.uniform(0, _PAUSE_S))
 
 
+class HttpProducer:
+    """Produces through the brokers as producers that live for a few requests: each request is sent, through another
+    broker every time, until it is acknowledged. What it holds is then there exactly once.
+    """
+
+    def __init__(self, name: str, client: BrokerClient, progress: Progress, rng: random.Random) -> None:
+        self.name = name
+        self.stopping = False
+        self._client = client
+        self._progress = progress
+        self._rng = rng
+
+    async def run(self) -> None:
+        lives = 0
+        while not self.stopping:
+            lives += 1
+            await self._live(f"{self.name}-{lives}")
+
+    async def _live(self, producer: str) -> None:
+        sequences = dict.fromkeys(self._rng.sample(range(PARTITIONS), 2), 0)
+        for _ in range(self._rng.randint(1, 6)):
+            if self.stopping:
+                return
+            items = [self._item(producer, partition, sequence) for partition, sequence in sequences.items()]
+            while items:
+                answers = await self._client.produce(items)
+                if answers is None:
+                    self._progress.failures["produce again: no answer"] += 1
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                for item, answer in zip(list(items), answers, strict=True):
+                    if "error" in answer:
+                        self._progress.failures[f"produce again: {answer['error']['code']}"] += 1
+                        continue
+                    self._progress.repeated += answer.get("repeated", False)
+                    self._progress.appended(item["partition"], answer["end_offset"], len(item["records"]))
+                    sequences[item["partition"]] += len(item["records"])
+                    items.remove(item)
+                await asyncio.sleep(self._rng.uniform(0, _PAUSE_S))
+
+    def _item(self, producer: str, partition: int, sequence: int) -> dict[str, Any]:
+        numbers = range(sequence, sequence + self._rng.randint(1, 4))
+        records = [f"{producer}/{partition}/{number}" for number in numbers]
+        identity = {"producer_id": producer, "sequence": sequence}
+        return {"topic": TOPIC, "partition": partition, "records": records, **identity}
+
+
 class Follower:
     """Reads every partition from its first record on: records come in order, without a gap."""
 
@@ -269,9 +318,10 @@ class Load:
             return random.Random(f"{seed} {name}")
 
         self._client = client = BrokerClient(brokers, recorder, rng("client"))
-        self._writers: list[Writer | HttpWriter] = [
+        self._writers: list[Writer | HttpWriter | HttpProducer] = [
             *(Writer(name, settings, recorder, progress, rng(name)) for name in ("writer-1", "writer-2")),
             *(HttpWriter(name, client, progress, rng(name)) for name in ("http-writer-1", "http-writer-2")),
+            *(HttpProducer(name, client, progress, rng(name)) for name in ("http-producer-1", "http-producer-2")),
         ]
         self._readers: list[HttpReader | LogReader] = [
             *(HttpReader(name, client, progress) for name in ("http-reader-1", "http-reader-2")),

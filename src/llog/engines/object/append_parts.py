@@ -48,6 +48,10 @@ class Judgement(NamedTuple):
     """Each with the offset of its first record."""
     refused: list[tuple[Part, LlogError]]
 
+    def may_be_next(self) -> list[Part]:
+        """Return, in order, the accepted parts and the refused ones, which may follow an append that is under way."""
+        return sorted([*self.accepted, *(part for part, _ in self.refused)], key=lambda part: part.number)
+
 
 class AppendParts:
     """The parts of one append to one partition, in order."""

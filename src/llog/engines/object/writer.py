@@ -299,10 +299,13 @@ class Writer:
         for append in appends:
             assert append.parts is not None
             states = self._states.find(append.lane, append.parts.producers_left()) if append.is_numbered else None
+            packed = append.parts.left
             if states is not None:
-                append.settle_repeated(append.parts.judge(states))
+                judgement = append.parts.judge(states)
+                append.settle_repeated(judgement)
+                packed = judgement.may_be_next()
             if append.outcome is None:
-                append.columns = append.parts.pack(append.parts.left)
+                append.columns = append.parts.pack(packed)
 
     def _knows_states(self, append: _Append) -> bool:
         if append.parts is None or not append.is_numbered:

@@ -164,13 +164,15 @@ def answer_before_the_commit(patch: Patch) -> None:
     shipped = writer.Writer._commit
 
     async def answered(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
-        copies = [copy(append) for append in appends]
-        for append in appends:
+        early = [append for append in appends if not append.is_numbered]
+        copies = [copy(append) for append in early]
+        for append in early:
             append.control = append.lane.last
             _, appended = self._advance(append)
             append.outcome = writer._result(append.lane, appended)
         commit = asyncio.ensure_future(shipped(self, copies))
         commit.add_done_callback(lambda done: done.exception())
+        await shipped(self, [append for append in appends if append.is_numbered])
 
     patch.setattr(writer.Writer, "_commit", answered)
 
