@@ -131,3 +131,11 @@ async def test_repeated_records_are_not_counted_as_produced(served: Served) -> N
     await produce(served, item("a", "b"))
     await produce(served, item("a", "b"))
     assert served.broker.metrics.produced_records == 2
+
+
+async def test_a_topic_that_is_created_again_takes_the_same_sequences_again(served: Served) -> None:
+    await produce(served, item("a"))
+    await served.client.delete("/topics/t")
+    assert (await served.client.post("/topics", json={"name": "t"})).status_code == 201
+    assert await produce(served, item("b")) == [{"topic": "t", "partition": 0, "start_offset": 1, "end_offset": 1}]
+    assert await payloads(served) == ["b"]

@@ -205,7 +205,7 @@ class Writer:
         errors = await self._lanes.learn([append.lane for append in appends if append.lane not in numbered])
         errors |= await self._states.learn(numbered)
         for append in appends:
-            append.look = reads
+            append.look, append.is_fresh = reads, True
             if append.lane.tp in errors:
                 self._fail([append], errors[append.lane.tp])
 
@@ -223,8 +223,9 @@ class Writer:
             verdict = self._verdict(append, append.control)
             if verdict is None and append.is_numbered:
                 unfit = self._judge_parts(append)
-                if append.look is None and unfit:
+                if unfit is None:
                     append.lane.known = None
+                    continue
                 refused += [(append, append.look, part, error) for part, error in unfit if append.look is not None]
                 if unfit or append.outcome is not None:
                     continue
@@ -293,37 +294,59 @@ class Writer:
         What a partition remembers was appended, even if an old state shows it. Everything else is judged at the commit.
         """
         numbered = [append for append in appends if append.is_numbered]
-        unknown = [append for append in numbered if not self._knows_states(append)]
-        # Errors are left to the commit, which reads again.
-        await self._states.learn({append.lane: append.parts.producers_left() for append in unknown if append.parts})
+        await self._learn_states([append for append in numbered if not self._knows_states(append)])
+        # The topic may have been deleted since this writer last read: only a read answers a repetition.
+        await self._learn_states([append for append in numbered if self._has_old_repetition(append)])
         for append in appends:
             assert append.parts is not None
-            states = self._states.find(append.lane, append.parts.producers_left()) if append.is_numbered else None
             packed = append.parts.left
-            if states is not None:
-                judgement = append.parts.judge(states)
-                append.settle_repeated(judgement)
-                packed = judgement.may_be_next()
+            if append.is_numbered and self._knows_states(append) and append.lane.last.log_state is not LogState.DELETED:
+                judgement = self._judge(append)
+                if append.is_fresh or not judgement.repeated:
+                    append.settle_repeated(judgement)
+                    packed = judgement.may_be_next()
             if append.outcome is None:
                 append.columns = append.parts.pack(packed)
+
+    async def _learn_states(self, appends: Sequence[_Append]) -> None:
+        """Read the control records and the states that these appends need. Errors are left to the commit."""
+        wanted: dict[Lane, list[ProducerName]] = {}
+        for append in appends:
+            assert append.parts is not None
+            wanted.setdefault(append.lane, []).extend(append.parts.producers_left())
+        errors = await self._states.learn(wanted)
+        for append in appends:
+            append.is_fresh = append.lane.tp not in errors
+
+    def _judge(self, append: _Append) -> Judgement:
+        """Judge the parts by the known states, which the append then has."""
+        assert append.parts is not None
+        states = self._states.find(append.lane, append.parts.producers_left())
+        assert states is not None
+        append.states = states
+        return append.parts.judge(states)
+
+    def _has_old_repetition(self, append: _Append) -> bool:
+        return not append.is_fresh and self._knows_states(append) and bool(self._judge(append).repeated)
 
     def _knows_states(self, append: _Append) -> bool:
         if append.parts is None or not append.is_numbered:
             return True
         return self._states.find(append.lane, append.parts.producers_left()) is not None
 
-    def _judge_parts(self, append: _Append) -> list[tuple[Part, LlogError]]:
-        """Settle the repeated parts, choose those of the batch, and return those that are to be refused."""
+    def _judge_parts(self, append: _Append) -> list[tuple[Part, LlogError]] | None:
+        """Settle the repeated parts, choose those of the batch, and return those that are to be refused; None if the
+        control record has to be read before.
+        """
         assert append.parts is not None
-        states = self._states.find(append.lane, append.parts.producers_left())
-        assert states is not None
-        judgement = append.parts.judge(states)
+        judgement = self._judge(append)
+        if (judgement.refused and append.look is None) or (judgement.repeated and not append.is_fresh):
+            return None
         append.settle_repeated(judgement)
         if not judgement.refused and append.outcome is None and append.parts.packed != judgement.accepted:
             append.attempted[append.sequence] = append.parts.packed
             append.sequence = self._next_sequence()
             append.columns, append.sources = append.parts.pack(judgement.accepted), ()
-        append.states = states
         return judgement.refused
 
     def _settle(self, tried: Sequence[_Append], results: Sequence[int | VersionMismatch]) -> None:
@@ -394,9 +417,8 @@ class Writer:
                 # The producer may mean the topic that was created again under the name.
         if repeated is not None:
             return _result(lane, repeated, repeated=True)
-        if append.parts is not None and append.is_numbered and control.log_state is not LogState.OPEN:
-            states = self._states.find(lane, append.parts.producers_left())
-            append.settle_repeated(append.parts.judge(states or {}))
+        if append.is_numbered and control.log_state is LogState.FENCED and append.is_fresh:
+            append.settle_repeated(self._judge(append))
             if append.outcome is not None:
                 return append.outcome
         if control.log_state is LogState.FENCED:
@@ -517,6 +539,8 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     attempts: int = 0
     look: Reads | None = None
     """The reads of the control record after the last attempt; an append may be refused only by a record read here."""
+    is_fresh: bool = False
+    """Whether the control record was read, or put, since the append began."""
     is_doubtful: bool = False
     """Whether an earlier attempt may have happened."""
     outcome: AppendResult | LlogError | None = None
@@ -546,6 +570,7 @@ class _Append(msgspec.Struct, eq=False, gc=False):
         if self.parts is None or not self.is_numbered:
             self.outcome = result
             return
+        self.is_fresh = True
         self.parts.settle(self.parts.packed if packed is None else packed, result.start_offset)
         self._end_if_settled()
 

@@ -19,6 +19,7 @@ from llog.errors import (
     OutcomeUnknown,
     OutOfOrderSequence,
     PartitionFenced,
+    PartitionNotInitialized,
     ProducerFenced,
     StoreUnavailable,
     UnknownProducer,
@@ -219,9 +220,9 @@ async def test_a_broker_that_knows_the_state_reads_nothing(world: World) -> None
     await one(world.writer, part("b", 1))
     assert world.meta.counts.count == {"put_many": 1}
     await one(world.writer, part("b", 1))
-    assert world.meta.counts.count == {"put_many": 1}, "a repetition costs nothing"
+    assert world.meta.counts.count == {"put_many": 1, "floor_many": 1}, "a repetition is looked up"
     await one(world.writer, part("c", 0, id="new"))
-    assert world.meta.counts.count == {"put_many": 2, "floor_many": 1}
+    assert world.meta.counts.count == {"put_many": 2, "floor_many": 2}
 
 
 async def test_a_repetition_puts_no_blob(world: World) -> None:
@@ -292,6 +293,16 @@ async def test_a_deleted_topic_leaves_no_states_behind(world: World) -> None:
     keys = await world.keys()
     await Catalog(world.log).delete(TP.topic)
     assert await world.meta.keys(keys.producers, prefix_end(keys.producers), 10) == []
+
+
+async def test_a_topic_that_is_created_again_knows_none_of_its_producers(world: World) -> None:
+    await one(world.writer, part("a", 0))
+    await Catalog(world.log).delete(TP.topic)
+    await Catalog(world.log).create(TP.topic)
+    with pytest.raises(PartitionNotInitialized):
+        await one(world.writer, part("a", 0))
+    assert shown(await one(world.writer, part("a", 0))) == (1, 1, False)
+    assert await world.payloads() == ["a"]
 
 
 # --- upkeep
