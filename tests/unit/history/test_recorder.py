@@ -21,7 +21,7 @@ from llog.engines.object.reader import Reader
 from llog.engines.object.writer import Writer
 from llog.errors import InvalidArgument, LlogError, OutcomeUnknown, StoreUnavailable, TopicNotFound
 from llog.history.checker import check_history
-from llog.history.lines import Append, Bounds, End, Line, Outcome, Read, Trim, decoder
+from llog.history.lines import Append, Bounds, End, Line, Outcome, ProducerKey, Read, Trim, decoder
 from llog.history.recorded import RecordedAppender, RecordedLogReader, RecordedLogWriter, RecordedReader
 from llog.history.recorded_http import RecordedAsyncBroker, RecordedBroker
 from llog.history.recorder import HistoryRecorder
@@ -184,6 +184,22 @@ def test_produce_and_consume_over_http_are_recorded(recorder: HistoryRecorder) -
     assert report.clean, report
     assert report.partitions[0].acknowledged == 3
     assert [line.via for line in lines(recorder.path) if isinstance(line, Append | Read)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("start_offset", "broken"), [(1, set()), (4, {"I8"})])
+def test_a_retry_of_a_producer_over_http_must_get_the_same_offsets(
+    recorder: HistoryRecorder, start_offset: int, broken: set[str]
+) -> None:
+    sent = {**PRODUCED, "producer_id": "p", "producer_epoch": 2, "sequence": 0}
+    for start in (1, start_offset):
+        answer = {**ITEM, "start_offset": start, "end_offset": start + 2, "repeated": True}
+        with httpx.Client(base_url="http://a", transport=answering({"topic_partitions": [answer]})) as client:
+            RecordedBroker(recorder, client, via="a").produce([sent])
+    report = check_history([recorder.path])
+    found = {finding.invariant for partition in report.partitions for finding in partition.findings}
+    assert found == broken
+    recorded = [line.producer for line in lines(recorder.path) if isinstance(line, Append)]
+    assert recorded == [ProducerKey(id="http/p", epoch=2, sequence=0)] * 2
 
 
 async def test_an_async_client_is_recorded_and_a_gap_in_an_answer_shows(recorder: HistoryRecorder) -> None:
