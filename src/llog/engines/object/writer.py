@@ -8,9 +8,9 @@
    pending. The CAS is the partition's commit point.
 4. Read, judge and retry the partitions that lost their CAS together; all partitions if the answer was lost.
 
-The groups of one call for one partition share an append, which may hold parts of many producers of records
-(`append_parts.py`). Their states (`producer_states.py`) must be exact for the control record that the CAS replaces. If
-a judgement leaves a part out, the others are packed and put again without it.
+Groups of one call with producers of records share an append of their partition, as its parts (`append_parts.py`). The
+states of these producers (`producer_states.py`) must be exact for the control record that the CAS replaces. If a
+judgement leaves a part out, the others are packed and put again without it.
 
 Partitions commit independently: none is acknowledged or refused because of another. Calls may overlap: their blobs
 upload at the same time, and their commits to one partition keep the order of the calls.
