@@ -605,6 +605,27 @@ async def test_a_change_that_nobody_waited_for_is_ready_once_the_watch_is_confir
     await other.close()
 
 
+async def test_an_item_names_all_keys_that_changed_or_says_that_any_may_have(adapter: Adapter) -> None:
+    store, other = adapter.open(), adapter.open()
+    watch = store.watch("w/")
+    assert watch.take() is None, "anything may have happened before the watch"
+    await watch.confirm()
+    watch.take()
+    assert watch.take() == frozenset()
+    for number in range(5):
+        await other.put_many([Put(f"w/{number}", b""), Put(f"w/{number}/x", b""), Put("v/1", b"")])
+        await watch.confirm()
+        changes = watch.take()
+        assert changes is None or changes == {f"w/{number}", f"w/{number}/x"}
+        assert watch.take() == frozenset()
+    await other.delete_range("w/1", "w/2")
+    await watch.confirm()
+    changes = watch.take()
+    assert changes is None or changes == {"w/1", "w/1/x"}
+    await store.close()
+    await other.close()
+
+
 async def test_reads_of_a_server_in_charge_are_confirmed(adapter: Adapter) -> None:
     store, other = adapter.open(), adapter.open()
     reads = await store.begin_reads()

@@ -14,13 +14,16 @@ from zlib import crc32
 
 from llog.errors import OutcomeUnknown, StaleReads, StoreUnavailable, VersionMismatch
 from llog.sim.stores import META, Network
+from llog.stores.event_watches import ChangedKeys
 from llog.stores.memory.meta import MemoryMeta, MemoryMetaStore
-from llog.stores.meta import MetaEntry, Put, Reads, Watch, partition_prefix, prefix_end
+from llog.stores.meta import Changes, MetaEntry, Put, Reads, Watch, partition_prefix, prefix_end
 
 T = TypeVar("T")
 K = TypeVar("K")
 SHARDS: Final = 2
 _ALL: Final = 1 << 30
+_BROKEN: Final = 0.03
+"""The fraction of notifications in whose place the connection of a watch breaks."""
 
 
 def shard_of(key: str) -> int:
@@ -140,7 +143,7 @@ class SimMetaStore:
         return _SimReads(self)
 
     def watch(self, prefix: str) -> Watch:
-        return _SimWatch(self, self.client.watch(prefix))
+        return _SimWatch(self, prefix)
 
     async def check(self) -> None:
         await self._network.call(self._who, "check", self.client.check, write=False)
@@ -207,19 +210,64 @@ class _SimReads:
 
 
 class _SimWatch:
-    def __init__(self, store: SimMetaStore, watch: Watch) -> None:
+    """A watch whose notifications travel as answers do: late, but in their order."""
+
+    def __init__(self, store: SimMetaStore, prefix: str) -> None:
         self._store = store
-        self._watch = watch
+        self._watch = store.client.watch(prefix)
+        self._changes = self._watch.changed = _LateChanges(store._network)
 
     def __aiter__(self) -> _SimWatch:
         return self
 
-    async def __anext__(self) -> None:
-        await anext(self._watch)
+    async def __anext__(self) -> Changes:
+        return await anext(self._watch)
+
+    def take(self) -> Changes:
+        return self._watch.take()
 
     async def confirm(self) -> None:
+        async def effect() -> int:
+            return self._changes.sent
+
         store = self._store
-        await store._network.call(store._who, "confirm watch", self._watch.confirm, write=False)
+        sent = await store._network.call(store._who, "confirm watch", effect, write=False)
+        await self._changes.wait_until_received(sent)
+
+
+class _LateChanges(ChangedKeys):
+    """Changes that arrive some time after they happened. Now and then the connection breaks, and any key may have
+    changed.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.sent = 0
+        self._received = 0
+        self._network = network
+        self._last_arrival = 0.0
+        self._progress = asyncio.Event()
+
+    def add(self, key: str) -> None:
+        self.sent += 1
+        network = self._network
+        now = network.loop.time()
+        self._last_arrival = max(self._last_arrival, now + network.draw_delay())
+        is_broken = network.draw.random() < _BROKEN
+        network.loop.call_world(self._last_arrival - now, lambda: self._receive(None if is_broken else key))
+
+    async def wait_until_received(self, number: int) -> None:
+        while self._received < number:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _receive(self, key: str | None) -> None:
+        self._received += 1
+        self._progress.set()
+        if key is None:
+            self.add_all()
+        else:
+            super().add(key)
 
 
 def _floor_in(found: Sequence[MetaEntry], shard: int) -> MetaEntry | None:

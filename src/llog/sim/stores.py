@@ -140,7 +140,16 @@ class Network:
         """The state from which a former leader answers the reads of a role's processes, by role."""
         self.draw = source
         self.trace = trace
-        self._loop = loop
+        self.loop = loop
+
+    def draw_delay(self) -> float:
+        """Return how long a message takes now."""
+        faults, draw = self.faults, self.draw.random
+        delay = faults.delay * draw()
+        if draw() < faults.throttled:
+            self.trace.count("throttled")
+            delay += faults.throttle_delay * draw()
+        return delay
 
     async def call(
         self,
@@ -156,11 +165,8 @@ class Network:
 
         If the caller never learns the outcome, the effect may be `in_part` instead.
         """
-        faults, draw, loop = self.faults, self.draw.random, self._loop
-        arrival = faults.delay * draw()
-        if draw() < faults.throttled:
-            self.trace.count("throttled")
-            arrival += faults.throttle_delay * draw()
+        faults, draw, loop = self.faults, self.draw.random, self.loop
+        arrival = self.draw_delay()
         if write and faults.late_writer and who.startswith(faults.late_writer + ".") and draw() < _LATE:
             arrival += faults.late_writer_delay * draw()
         if draw() < faults.unavailable:

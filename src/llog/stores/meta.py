@@ -59,12 +59,23 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     expected: int | None = None
 
 
+Changes = frozenset[str] | None
+"""The keys that may have changed; None if any key may have."""
+
+
 class Watch(Protocol):
     """An endless iterator over the changes below a prefix; see `MetaStore.watch`."""
 
     def __aiter__(self) -> Watch: ...
 
-    async def __anext__(self) -> None: ...
+    async def __anext__(self) -> Changes: ...
+
+    def take(self) -> Changes:
+        """Return what the next item would say now, without waiting: no keys if there is no item.
+
+        A caller that takes an item leaves it to no other: a wait for it may go on, or end with an item without keys.
+        """
+        ...
 
     async def confirm(self) -> None:
         """Return once every change that any process committed before this call has been delivered.
@@ -187,8 +198,9 @@ class MetaStore(Protocol):
         """Return an iterator that yields after any process changed keys below `prefix`.
 
         The first item comes at once, so that no change before the watch is missed. One item may stand for several
-        changes, and an item may come without a change: read what you watch, do not count items. Cancelling the wait for
-        an item leaves the watch usable.
+        changes, and an item may come without a change: read what you watch, do not count items. An item names every key
+        that has changed, or is None where the store does not know them. Cancelling the wait for an item leaves the
+        watch usable.
         """
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from llog.errors import VersionMismatch
 from llog.stores.counting import OperationCounts
 from llog.stores.diagnosis import Diagnosis, diagnose
-from llog.stores.meta import MetaEntry, MetaStore, Put, Reads, Watch
+from llog.stores.meta import Changes, MetaEntry, MetaStore, Put, Reads, Watch
 
 
 class PrefixedMetaStore:
@@ -61,7 +61,7 @@ class PrefixedMetaStore:
         return await self._store.begin_reads()
 
     def watch(self, prefix: str) -> Watch:
-        return self._store.watch(self._prefix + prefix)
+        return _PrefixedWatch(self._store.watch(self._prefix + prefix), self._prefix)
 
     async def check(self) -> None:
         await self._store.check()
@@ -77,3 +77,26 @@ class PrefixedMetaStore:
         if entry is None or not entry.key.startswith(self._prefix):
             return None
         return MetaEntry(entry.key[len(self._prefix) :], entry.value, entry.version)
+
+
+class _PrefixedWatch:
+    """A watch that names keys without the prefix."""
+
+    def __init__(self, watch: Watch, prefix: str) -> None:
+        self._watch = watch
+        self._prefix = prefix
+
+    def __aiter__(self) -> _PrefixedWatch:
+        return self
+
+    async def __anext__(self) -> Changes:
+        return self._strip(await anext(self._watch))
+
+    def take(self) -> Changes:
+        return self._strip(self._watch.take())
+
+    async def confirm(self) -> None:
+        await self._watch.confirm()
+
+    def _strip(self, changes: Changes) -> Changes:
+        return None if changes is None else frozenset(key.removeprefix(self._prefix) for key in changes)

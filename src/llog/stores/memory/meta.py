@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,8 +12,10 @@ from weakref import WeakValueDictionary
 
 from llog.errors import StoreUnavailable, VersionMismatch
 from llog.stores.counting import OperationCounts
+from llog.stores.event_watches import ChangedKeys
 from llog.stores.meta import (
     ABSENT,
+    Changes,
     FreshReads,
     MetaEntry,
     Put,
@@ -140,7 +141,7 @@ class MemoryMeta:
     def _notify(self, key: str) -> None:
         for watch in list(self._watches.values()) if self._watches else ():
             if key.startswith(watch.prefix):
-                watch.event.set()
+                watch.changed.add(key)
 
     def _register(self, watch: _Watch) -> None:
         self._watches_opened += 1
@@ -150,17 +151,19 @@ class MemoryMeta:
 class _Watch:
     def __init__(self, store: MemoryMetaStore, prefix: str) -> None:
         self.prefix = prefix
-        self.event = asyncio.Event()
-        self.event.set()
+        self.changed = ChangedKeys()
         self._store = store
 
     def __aiter__(self) -> _Watch:
         return self
 
-    async def __anext__(self) -> None:
-        await self.event.wait()
+    async def __anext__(self) -> Changes:
+        await self.changed.wait()
         self._store._check_open()
-        self.event.clear()
+        return self.changed.take()
+
+    def take(self) -> Changes:
+        return self.changed.take()
 
     async def confirm(self) -> None:
         self._store._check_open()  # every change is delivered as it happens
@@ -280,7 +283,7 @@ class MemoryMetaStore:
             self._closed = True
             self._server._end_session(self._session)
             for watch in list(self._watches.values()):
-                watch.event.set()
+                watch.changed.add_all()
 
     def _page(self, start: str, end: str, limit: int) -> list[str]:
         low, high = self._server._slice(start, end)

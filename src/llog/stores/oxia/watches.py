@@ -15,7 +15,7 @@ from grpc.aio import EOF, AioRpcError
 from llog.errors import LlogError, OutcomeUnknown, StoreUnavailable
 from llog.stores.event_watches import EventWatch, WatchesByPrefix
 from llog.stores.oxia.cluster import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Cluster
-from llog.stores.oxia.keys import ECHO, encode
+from llog.stores.oxia.keys import ECHO, decode
 from llog.stores.oxia.proto import client_pb2 as proto
 from llog.stores.oxia.proto.client_pb2_grpc import OxiaClientStub
 from llog.stores.oxia.writes import Writes
@@ -175,7 +175,7 @@ class Watches:
 
     def watch(self, prefix: str) -> EventWatch:
         watch = EventWatch(self)
-        self._watches.add(encode(prefix), watch)
+        self._watches.add(prefix, watch)
         return watch
 
     def start(self) -> None:
@@ -183,7 +183,7 @@ class Watches:
         self.check_open()
 
     def wake(self, stored_keys: Iterable[str]) -> None:
-        self._watches.wake(stored_keys)
+        self._watches.wake(key for key in map(decode, stored_keys) if key is not None)
 
     def wake_all(self) -> None:
         self._watches.wake_all()

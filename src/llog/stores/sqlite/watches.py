@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from llog.errors import StoreUnavailable
+from llog.stores.event_watches import ChangedKeys
+from llog.stores.meta import Changes
 
 POLL_SECONDS_MIN: Final = 0.005
 POLL_SECONDS_MAX: Final = 0.02
@@ -41,7 +43,7 @@ class Watches:
     def __init__(self, read: Read, is_closed: Callable[[], bool]) -> None:
         self._read = read
         self.is_closed = is_closed
-        self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, _Poll] = WeakKeyDictionary()
+        self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, Poll] = WeakKeyDictionary()
 
     def watch(self, prefix: str) -> SqliteWatch:
         return SqliteWatch(self, prefix)
@@ -56,19 +58,12 @@ class Watches:
         rows = await self._read(_VERSIONS, (json.dumps(list(prefixes)),))
         return {prefix: (sessions, revision if version == -1 else version) for prefix, version in rows}
 
-    async def wait_for_change(self, prefix: str, seen: _State) -> None:
-        """Return soon after the prefix's state differs from the one seen, or the store failed or was closed."""
-        await self._poll().wait_for_change(prefix, seen)
-
-    async def deliver(self) -> None:
-        """Wake every watch of this event loop that a change has concerned by now."""
-        await self._poll().deliver(await self.read_stamp())
-
-    def _poll(self) -> _Poll:
+    def poll(self) -> Poll:
+        """Return the poll of the running event loop."""
         loop = asyncio.get_running_loop()
         poll = self._polls.get(loop)
         if poll is None:
-            poll = self._polls[loop] = _Poll(self)
+            poll = self._polls[loop] = Poll(self)
         return poll
 
 
@@ -76,72 +71,103 @@ class SqliteWatch:
     """Yields after a change of its only key if the prefix has at most one key, else after any change of the store."""
 
     def __init__(self, watches: Watches, prefix: str) -> None:
+        self.prefix = prefix
+        self.changed = ChangedKeys()
         self._watches = watches
-        self._prefix = prefix
         self._seen: _State | None = None
+        self._poll: Poll | None = None
 
     def __aiter__(self) -> SqliteWatch:
         return self
 
-    async def __anext__(self) -> None:
-        while True:
-            seen = (await self._watches.read_states(await self._watches.read_stamp(), [self._prefix]))[self._prefix]
-            if seen != self._seen:
-                self._seen = seen
-                return
-            await self._watches.wait_for_change(self._prefix, seen)
+    async def __anext__(self) -> Changes:
+        poll = self._enter()
+        if self._seen is None:
+            await poll.deliver([self])
+        await poll.wait(self)
+        return self.changed.take()
+
+    def take(self) -> Changes:
+        return self.changed.take()
 
     async def confirm(self) -> None:
-        await self._watches.deliver()
+        await self._enter().confirm()
+
+    def see(self, state: _State) -> None:
+        """Remember that any key may have changed if the state is another than the one seen before."""
+        if state != self._seen:
+            self._seen = state
+            self.changed.add_all()
+
+    def _enter(self) -> Poll:
+        poll = self._watches.poll()
+        if self._poll is not poll:
+            self._poll = poll
+            poll.watches.add(self)
+            self.changed.add_all()  # the poll may have passed a change already
+        return poll
 
 
-class _Poll:
-    """The poll of one event loop."""
+class Poll:
+    """The poll of one event loop, which runs while any of its watches is waited for."""
 
     def __init__(self, watches: Watches) -> None:
-        self._watches = watches
-        self._waiting: dict[asyncio.Future[None], tuple[str, _State]] = {}
+        self._source = watches
+        self.watches: WeakSet[SqliteWatch] = WeakSet()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._stamp: _Stamp | None = None
+        """Every watch has seen the changes up to this stamp."""
         self._task: asyncio.Task[None] | None = None
 
-    async def wait_for_change(self, prefix: str, seen: _State) -> None:
+    async def wait(self, watch: SqliteWatch) -> None:
+        """Return when the watch has changes; raise `StoreUnavailable` if the poll fails or the store is closed."""
         loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        self._waiting[waiter] = prefix, seen
+        changes = loop.create_task(watch.changed.wait())
+        failure = loop.create_future()
+        self._waiting.add(failure)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         try:
-            await waiter
+            await asyncio.wait([changes, failure], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._waiting.pop(waiter, None)
+            changes.cancel()
+            self._waiting.discard(failure)
+        if not changes.done() or self._source.is_closed():
+            await self._source.read_stamp()  # raises the error itself
+            watch.changed.add_all()
 
-    async def deliver(self, stamp: _Stamp) -> None:
-        """Wake the waiting watches whose prefix has changed since they saw it; `stamp` was read just now."""
-        prefixes = {prefix for prefix, _ in self._waiting.values()}
-        states = await self._watches.read_states(stamp, prefixes)
-        _wake([waiter for waiter, (prefix, seen) in self._waiting.items() if states.get(prefix, seen) != seen])
+    async def confirm(self) -> None:
+        """Return once every change that is committed now has reached all watches."""
+        stamp = await self._source.read_stamp()
+        if stamp != self._stamp:
+            await self._deliver(stamp, list(self.watches))
+            self._stamp = stamp
+
+    async def deliver(self, watches: Sequence[SqliteWatch]) -> None:
+        await self._deliver(await self._source.read_stamp(), watches)
+
+    async def _deliver(self, stamp: _Stamp, watches: Sequence[SqliteWatch]) -> None:
+        states = await self._source.read_states(stamp, {watch.prefix for watch in watches})
+        for watch in watches:
+            watch.see(states[watch.prefix])
 
     async def _run(self) -> None:
         try:
             await self._poll_until_closed()
         finally:
-            _wake(self._waiting)  # every watch then reads, and raises the error itself
+            for failure in self._waiting:
+                if not failure.done():
+                    failure.set_result(None)
 
     async def _poll_until_closed(self) -> None:
-        stamp: _Stamp | None = None
         pause = POLL_SECONDS_MIN
-        while self._waiting and not self._watches.is_closed():
+        while self._waiting and not self._source.is_closed():
+            before = self._stamp
             try:
-                now = await self._watches.read_stamp()
-                if now != stamp:
-                    await self.deliver(now)
-                    stamp, pause = now, POLL_SECONDS_MIN
+                await self.confirm()
             except StoreUnavailable:
                 return
+            if self._stamp != before:
+                pause = POLL_SECONDS_MIN
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS_MAX)
-
-
-def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
