@@ -56,10 +56,14 @@ class Blobs(MemoryBlobStore):
 
 class Served:
     def __init__(self, beside: Served | None = None, *, meta_store: MetaStore | None = None, **settings: Any) -> None:
-        """On stores of its own, or on those of another one: as a second process would be."""
+        """On stores of its own, or on those of another one, with the other's client of the metadata store or one of its
+        own: as a second process would be.
+        """
         self.blobs: Blobs = beside.blobs if beside else Blobs()
-        meta = meta_store or MemoryMetaStore(MemoryMeta())
-        self.log: Log = beside.log if beside else Log(meta, self.blobs, SystemRuntime(), all_engines())
+        if beside is not None and meta_store is None:
+            self.log: Log = beside.log
+        else:
+            self.log = Log(meta_store or MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime(), all_engines())
         self.settings = Settings(meta="memory://", blobs="memory://", **settings)
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())

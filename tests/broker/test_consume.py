@@ -110,11 +110,13 @@ async def test_an_offset_outside_the_bounds_is_told_with_them(served: Served) ->
     assert "error" not in await served.consume("t", 4)
 
 
-async def test_what_was_trimmed_is_refused_though_it_was_read_before(served: Served) -> None:
+async def test_what_was_trimmed_is_refused_though_it_was_read_before() -> None:
+    served = Served(tail_staleness_ms=0)
     await served.produce("t", "a", "b", "c")
     assert len((await served.consume("t", 1))["records"]) == 3
     await trim(served.log, TopicPartition("t", 0), 2)
     assert (await served.consume("t", 1))["error"]["code"] == "offset_out_of_range"
+    await served.close()
 
 
 async def test_unknown_topics_and_partitions_are_errors_of_their_items(served: Served) -> None:

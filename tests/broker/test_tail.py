@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from llog.batch.columns import Buffer, columns_of, records_of, stamp
 from llog.batch.format import encode
+from llog.broker.cache.shared_tail import SharedBatch, TailKey
 from llog.broker.cache.tail import Tail
 from llog.broker.metrics import Metrics
 from llog.engines.object.compaction.compactor import Compactor
@@ -225,3 +227,49 @@ async def test_damaged_bytes_in_memory_are_not_served() -> None:
     tail.keep_appended(*PLACE, 1, [data])
     assert tail.get(PLACE, 1) is None
     assert await tail.find(PLACE, 1) is None
+
+
+class LateShared:
+    """A shared tail whose writer has committed each batch some looks before it puts the batch there."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.batches: dict[int, bytes] = {}
+        self.looks: Counter[int] = Counter()
+
+    async def find(self, key: TailKey, offset: int) -> list[SharedBatch]:
+        self.looks[offset] += 1
+        if self.looks[offset] <= self.late or offset not in self.batches:
+            return []
+        return [SharedBatch(offset, self.batches[offset])]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_follower_waits_for_a_batch_that_its_writer_is_about_to_share() -> None:
+    shared, tail = LateShared(late=0), Tail(1 << 20, Metrics())
+    tail.share(shared)  # type: ignore[arg-type]
+    shared.batches = {offset: b"".join(_stored(b"%d" % offset)) for offset in range(1, 10)}
+    assert await tail.find(PLACE, 1) is not None
+    shared.late = 2
+    for offset in range(2, 10):
+        found = await tail.find(PLACE, offset)
+        assert found is not None, "without asking the blob store"
+        assert found[0] == offset
+    assert shared.looks[9] == 3
+
+
+async def test_a_follower_does_not_wait_for_batches_that_come_from_elsewhere() -> None:
+    shared, tail = LateShared(late=0), Tail(1 << 20, Metrics())
+    tail.share(shared)  # type: ignore[arg-type]
+    shared.batches = {offset: b"".join(_stored(b"%d" % offset)) for offset in (1, 3, 5)}
+    assert await tail.find(PLACE, 7) is None
+    assert shared.looks[7] == 1, "nothing of this partition was shared before"
+    assert await tail.find(PLACE, 1) is not None
+    assert await tail.find(PLACE, 2) is None
+    assert shared.looks[2] > 1
+    for offset in (3, 5):
+        assert await tail.find(PLACE, offset) is not None
+        assert await tail.find(PLACE, offset + 1) is None
+        assert shared.looks[offset + 1] == 1, "the one before it did not come"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from starlette.applications import Starlette
 
+from llog.batch.columns import Buffer
 from llog.broker.arrivals import Arrivals
 from llog.broker.auto_creation import AutoCreatingProducer, AutoCreation
 from llog.broker.batching import BatchingProducer
@@ -25,12 +27,14 @@ from llog.broker.routes.records import RecordRoutes
 from llog.broker.routes.sql import SqlRoutes
 from llog.broker.routes.topics import TopicRoutes
 from llog.config import Settings
+from llog.engines.object.reader import Reader
+from llog.engines.object.views import Views
 from llog.engines.routing import EngineAppender, EngineReader
 from llog.errors import LlogError
 from llog.groups.dispatcher import Dispatcher
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
-from llog.log.catalog import Catalog
+from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, is_remote
 from llog.log.opening import writer_options
@@ -51,7 +55,10 @@ class Broker:
         self._settings = settings
         catalog, reader = Catalog(log), EngineReader(log)
         self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_max_bytes, self.metrics)
-        appender = EngineAppender(log, writer_options(settings, on_commit=self._tail.keep_appended))
+        object_reader = log.engines[OBJECT].reader(log)
+        assert isinstance(object_reader, Reader)
+        self._views = Views(log, settings.tail_staleness_ms, object_reader)
+        appender = EngineAppender(log, writer_options(settings, on_commit=self._keep_appended))
         self._eager_producer = self._batching_producer(appender, is_eager=True)
         self._patient_producer = self._batching_producer(appender, is_eager=False)
         is_patient = settings.batch_max_delay_ms is not None or is_remote(log.blobs.uri)
@@ -60,7 +67,7 @@ class Broker:
             uses_blobs = not catalog.engine(topic).has_owner
             return self._patient_producer if uses_blobs and is_patient else self._eager_producer
 
-        self._arrivals = Arrivals(reader, self.metrics, self.stopping)
+        self._arrivals = Arrivals(reader, self._views, self.metrics, self.stopping)
         bodies = Bodies(settings, self.metrics)
         self._forwarding = Forwarding(settings, bodies, self.metrics, self.stopping)
         self._keyed = KeyedRoutes(settings, self.metrics, self.stopping, bodies, log.owners)
@@ -68,13 +75,13 @@ class Broker:
         self._resources = (
             RecordRoutes(
                 AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics),
-                Fetcher(reader, catalog, self._tail, self.metrics, self._arrivals, self.stopping),
+                Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping),
                 reader,
                 bodies,
                 self._forwarding,
                 self.metrics,
             ),
-            TopicRoutes(log, catalog, reader, bodies),
+            TopicRoutes(log, catalog, reader, self._views, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),
                 GroupListing(Groups(log, reader)),
@@ -110,6 +117,7 @@ class Broker:
             await asyncio.gather(self._ownership, return_exceptions=True)
         await asyncio.gather(self._eager_producer.close(), self._patient_producer.close())
         await self._arrivals.close()
+        await self._views.close()
         await self._tail.close()
         await self._keyed.close()
         await self._sql.close()
@@ -124,6 +132,11 @@ class Broker:
             max_delay_s=settings.batch_delay_ms / 1000,
             is_eager=is_eager,
         )
+
+    def _keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:
+        """Keep a batch that was just committed here, and then wake who waits for it."""
+        count = self._tail.keep_appended(directory, partition, start_offset, parts)
+        self._views.note_append(directory, partition, start_offset + count)
 
     async def _open_shared_tail(self, directory: Path) -> None:
         """Open the shared tail in a directory of this log's own: other logs have other records."""

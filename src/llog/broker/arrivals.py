@@ -1,7 +1,9 @@
-"""Arrivals of records: requests that wait for them share one watch per partition, however many they are.
+"""Arrivals of records: requests that wait for them share what wakes them, however many they are.
 
-After an append, the partition is looked up once, and every request that has a record now is woken with the result, in
-one pass. Requests that wait for other partitions cost nothing.
+The broker's views (`engines/object/views.py`) wake requests that wait for partitions of the object engine: after an
+append of this broker at once, and after one of another by the one watch of the process. For a partition whose engine
+has an owner, all requests share one wait of its reader: after an append, the partition is looked up once, and every
+request that has a record now is woken with the result, in one pass.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llog.broker.metrics import Metrics
+from llog.engines.object.views import Read, View, Views
 from llog.engines.routing import EngineReader
 from llog.errors import LlogError
 from llog.log.engine import PartitionView
@@ -21,41 +24,67 @@ _PAUSE_S: Final = 0.1
 
 Arrival = tuple[TopicPartition, PartitionView]
 _Waiter = asyncio.Future[Arrival | None]
+_Wanted = tuple[TopicPartition, int]
 
 
 class Arrivals:
     """Waits for records. `stopping` ends every wait."""
 
-    def __init__(self, reader: EngineReader, metrics: Metrics, stopping: asyncio.Event) -> None:
+    def __init__(self, reader: EngineReader, views: Views, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._reader = reader
+        self._views = views
         self._metrics = metrics
         self._stopping = stopping
+        self._waiters: set[_Waiter] = set()
         self._rooms: dict[TopicPartition, _Room] = {}
         self._end: asyncio.Task[None] | None = None
 
     async def wait(self, tp: TopicPartition, past_offset: int, timeout: float) -> bool:
         """Return whether the partition has a record at `past_offset` within `timeout` seconds."""
-        return await self.first([(tp, past_offset)], timeout) is not None
+        deadline = self._views.now() + timeout
+        while not self._stopping.is_set():
+            view = (await self._views.look([Read(tp, past_offset, True)], self._views.now()))[tp]
+            if not isinstance(view, View):
+                return False
+            if view.has_record(past_offset):
+                return True
+            left = deadline - self._views.now()
+            if left <= 0:
+                return False
+            arrival = await self.first([(tp, past_offset)], left)
+            if view.bounds is None:
+                return arrival is not None
+        return False
 
-    async def first(self, wanted: Sequence[tuple[TopicPartition, int]], timeout: float) -> Arrival | None:
-        """Return the first of these partitions that has a record at the offset beside it, as it was then.
+    async def first(self, wanted: Sequence[_Wanted], timeout: float) -> Arrival | None:
+        """Return when one of these partitions may have a record at the offset beside it; each was looked up just now.
 
-        None if the time is up, the broker stops, or a lookup failed, in which case the caller's own lookup will fail.
+        Returns the partition with its bounds if its engine has an owner. None otherwise, if the time is up, the broker
+        stops, or a lookup failed, in which case the caller's own lookup will fail.
         """
         if self._stopping.is_set():
             return None
         if self._end is None:
             self._end = asyncio.ensure_future(self._wake_when_stopping())
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        rooms = [self._enter(tp, offset, waiter) for tp, offset in wanted]
+        self._waiters.add(waiter)
         self._metrics.waiting += 1
+        rooms: list[_Room] = []
         try:
+            for tp, offset in wanted:
+                if self._views.is_followed(tp):
+                    self._views.add_waiter(tp, offset, waiter)
+                else:
+                    rooms.append(self._enter(tp, offset, waiter))
             async with asyncio.timeout(timeout):
                 return await waiter
         except TimeoutError:
             return None
         finally:
             self._metrics.waiting -= 1
+            self._waiters.discard(waiter)
+            for tp, _ in wanted:
+                self._views.remove_waiter(tp, waiter)
             for room in rooms:
                 room.waiters.pop(waiter, None)
                 self._close_if_empty(room)
@@ -100,8 +129,9 @@ class Arrivals:
 
     async def _wake_when_stopping(self) -> None:
         await self._stopping.wait()
-        for room in list(self._rooms.values()):
-            room.wake_all()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class _Room:

@@ -1,7 +1,8 @@
 """The fetcher: the records of many partitions from given offsets on, with a wait for more at their ends.
 
-The bounds of a partition are looked up for every request, and again after every wait; record bytes come from the tail,
-or else from the log.
+The bounds of a partition come from the broker's views (`engines/object/views.py`), which decide whether they are good
+enough for the answer; those of an engine with an owner are looked up for every request, and again after every wait.
+Record bytes come from the tail, or else from the log.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from llog.batch.columns import Columns, count_fitting, slice_columns
 from llog.broker.arrivals import Arrival, Arrivals
 from llog.broker.cache.tail import Tail
 from llog.broker.metrics import Metrics
+from llog.engines.object.views import Read, View, Views
 from llog.engines.routing import EngineReader
-from llog.errors import LlogError, OffsetOutOfRange
+from llog.errors import LlogError, OffsetOutOfRange, PartitionNotInitialized, TopicNotFound
 from llog.log.catalog import Catalog
-from llog.log.engine import Batch
+from llog.log.engine import Batch, Bounds
 from llog.log.records import Topic
 from llog.model import TimestampType, TopicPartition
 
@@ -26,7 +28,6 @@ _SHARES: Final = 8
 """Reads ask for this part of the room in the answer, where records count for more than they take in the log."""
 _READ_BYTES: Final = 4 << 20
 """Up to this size, reads ask for all that has room: in one GET where the log is compacted. The tail keeps the rest."""
-_TOPICS_MAX: Final = 10_000
 
 
 class Fetch:
@@ -41,7 +42,9 @@ class Fetch:
         self.record_overhead = record_overhead
         """Bytes that a record counts for besides its own."""
         self.stop = stop
-        self.directory = ""
+        self.topic: Topic | None = None
+        self.view: View | None = None
+        """The broker's view of a partition whose engine has no owner."""
         self.log_start_offset: int | None = None
         self.next_offset: int | None = None
         self.batches: list[Batch] = []
@@ -53,6 +56,15 @@ class Fetch:
         if self.stop is not None and self.position >= self.stop:
             return 0
         return max(0, self.max_bytes - self.size)
+
+    @property
+    def directory(self) -> str:
+        return "" if self.topic is None else self.topic.directory
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer says, as it is now, that there is no record at the position."""
+        return self.error is None and not self.batches and self.room > 0
 
     @property
     def end(self) -> int:
@@ -67,6 +79,16 @@ class Fetch:
     @property
     def count(self) -> int:
         return sum(batch.columns.count for batch in self.batches)
+
+    def see(self, topic: Topic, bounds: Bounds) -> None:
+        """Take the bounds of the partition as they are now; fail if the position is outside."""
+        if self.topic is not None and self.topic.directory != topic.directory:
+            self.max_bytes = 0  # the topic was created again: the records of the old one are the answer
+            return
+        self.topic = topic
+        self.log_start_offset, self.next_offset = bounds
+        if not bounds.log_start_offset <= self.position <= bounds.next_offset:
+            self.fail(OffsetOutOfRange(str(self.tp), self.position, *bounds))
 
     def fail(self, error: LlogError) -> None:
         """Fail, unless records were read before: those are the answer, and the next request meets the error again."""
@@ -99,6 +121,7 @@ class Fetcher:
         self,
         reader: EngineReader,
         catalog: Catalog,
+        views: Views,
         tail: Tail,
         metrics: Metrics,
         arrivals: Arrivals,
@@ -107,32 +130,59 @@ class Fetcher:
         self._reader = reader
         self._arrivals = arrivals
         self._catalog = catalog
+        self._views = views
         self._tail = tail
         self._metrics = metrics
         self._stopping = stopping
-        self._topics: dict[str, Topic] = {}
-        """By directory: the fields that are used never change there."""
         self._gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def fetch(self, fetches: Sequence[Fetch], *, max_bytes: int, min_bytes: int, max_wait_ms: int) -> None:
         """Fill the fetches. Earlier ones go first where `max_bytes` is not enough for all."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + max_wait_ms / 1000
+        arrived = self._views.now()
+        deadline = arrived + max_wait_ms / 1000
         arrival: Arrival | None = None
         while True:
-            await asyncio.gather(*(self._look(each, arrival) for each in fetches))
+            left = deadline - self._views.now()
+            may_wait = left > 0 and not self._stopping.is_set()
+            await self._look(fetches, arrived, arrival, may_wait=may_wait)
             await self._fill(fetches, max_bytes)
-            size, left = sum(each.size for each in fetches), deadline - loop.time()
-            enough = size >= min_bytes or any(each.error or each.has_more for each in fetches)
+            if not may_wait:
+                break
+            size = sum(each.size for each in fetches)
             growing = [each for each in fetches if each.room]
-            if enough or left <= 0 or not growing or self._stopping.is_set():
+            if size >= min_bytes or not growing or any(each.error or each.has_more for each in fetches):
+                empty = [each for each in fetches if each.is_empty and not each.has_more]
+                if empty:
+                    await self._look(empty, arrived, None, may_wait=False)
+                    await self._fill(fetches, max_bytes)
                 break
             arrival = await self._arrivals.first([(each.tp, each.position) for each in growing], left)
         for each in fetches:
             self._metrics.consumed_records += each.count
             self._metrics.consumed_bytes += each.size - each.record_overhead * each.count
 
-    async def _look(self, fetch: Fetch, arrival: Arrival | None) -> None:
+    async def _look(self, fetches: Sequence[Fetch], arrived: float, arrival: Arrival | None, *, may_wait: bool) -> None:
+        """Find the bounds of all partitions, as they must be known to answer a request that arrived then.
+
+        At the end of a partition, a fetch that has records, or that will wait, needs to know no more.
+        """
+        looking = [each for each in fetches if each.room or each.topic is None]
+        reads = [Read(each.tp, each.position, may_wait or not each.is_empty) for each in looking]
+        found = await self._views.look(reads, arrived)
+        owned: list[Coroutine[Any, Any, None]] = []
+        for each in looking:
+            view = found[each.tp]
+            if isinstance(view, LlogError):
+                each.fail(view)
+            elif view.bounds is not None:
+                each.view = view
+                each.see(view.topic, view.bounds)
+            else:
+                owned.append(self._look_at_owner(each, view.topic, arrival))
+        if owned:
+            await asyncio.gather(*owned)
+
+    async def _look_at_owner(self, fetch: Fetch, topic: Topic, arrival: Arrival | None) -> None:
         """Look up the bounds of the partition as they are now, or were at the arrival that ended a wait."""
         try:
             if arrival is not None and arrival[0] == fetch.tp:
@@ -140,16 +190,15 @@ class Fetcher:
             else:
                 async with self._gate:
                     directory, bounds = await self._reader.view(fetch.tp)
+            if topic.directory != directory:
+                topic = await self._catalog.get(fetch.tp.topic)
         except LlogError as error:
             fetch.fail(error)
             return
-        if fetch.directory not in ("", directory):
-            fetch.max_bytes = 0  # the topic was created again: the records of the old one are the answer
-            return
-        fetch.directory = directory
-        fetch.log_start_offset, fetch.next_offset = bounds
-        if not bounds.log_start_offset <= fetch.position <= bounds.next_offset:
-            fetch.fail(OffsetOutOfRange(str(fetch.tp), fetch.position, *bounds))
+        if topic.directory == directory:
+            fetch.see(topic, bounds)
+        else:
+            fetch.max_bytes = 0
 
     async def _fill(self, fetches: Sequence[Fetch], max_bytes: int) -> None:
         """Read what is there, several partitions at a time, each within a share of what is left of `max_bytes`."""
@@ -188,38 +237,31 @@ class Fetcher:
 
         None if the topic was created again.
         """
-        topic = await self._topic(fetch)
-        if topic is None:
-            return None
+        topic = fetch.topic
+        assert topic is not None
+        if fetch.view is None:
+            # The files of an owner are on this machine, and key compaction changes them: they are not kept.
+            batches = await self._reader.read(fetch.tp, fetch.position, max_bytes, stop=fetch.end)
+            if await self._catalog.directory(fetch.tp) != fetch.directory:
+                return None  # the reader looks topics up by name, and may have read the new one
+            return [(batch.start_offset, batch.columns) for batch in batches]
         key = fetch.directory, fetch.tp.partition
-        # The files of an owner are on this machine, and key compaction changes them.
-        is_cached = not self._catalog.engine(topic).has_owner
-        kept = await self._tail.find(key, fetch.position) if is_cached else None
+        kept = await self._tail.find(key, fetch.position)
         if kept is not None:
             start, columns = kept
             if topic.timestamp_type is TimestampType.APPEND:
                 columns = columns._replace(timestamps=None)
             return [(start, columns)]
-        if is_cached and self._tail.is_on:
+        if self._tail.is_on:
             max_bytes = max(max_bytes, min(max_bytes * _SHARES, _READ_BYTES))
         stop = self._tail.next_start(key, fetch.position, fetch.end)
-        batches = await self._reader.read(fetch.tp, fetch.position, max_bytes, stop=stop)
-        if await self._catalog.directory(fetch.tp) != fetch.directory:
-            return None  # the reader looks topics up by name, and may have read the new one
+        try:
+            batches = await self._views.read(fetch.tp, fetch.view, fetch.position, max_bytes, stop=stop)
+        except TopicNotFound:
+            raise
+        except PartitionNotInitialized:
+            return None
         found = [(batch.start_offset, batch.columns) for batch in batches]
-        if is_cached:
-            assert fetch.next_offset is not None
-            self._tail.keep_read(key, found, fetch.next_offset)
+        assert fetch.next_offset is not None
+        self._tail.keep_read(key, found, fetch.next_offset)
         return found
-
-    async def _topic(self, fetch: Fetch) -> Topic | None:
-        """Return the topic of the fetch's directory; None if the topic was created again."""
-        topic = self._topics.get(fetch.directory)
-        if topic is None:
-            topic = await self._catalog.get(fetch.tp.topic)
-            if topic.directory != fetch.directory:
-                return None
-            if len(self._topics) >= _TOPICS_MAX:
-                self._topics.clear()
-            self._topics[fetch.directory] = topic
-        return topic

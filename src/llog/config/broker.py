@@ -169,6 +169,18 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
             extra={"unit": "size"},
         ),
     ] = 512 << 20
+    tail_staleness_ms: Annotated[
+        int,
+        Meta(
+            description="How old a broker's knowledge of a partition's bounds may be when it serves records from "
+            "memory, and so how long records may still be served after they were trimmed or their topic was deleted. "
+            "An answer without records never rests on knowledge that is older than its request. 0 asks the metadata "
+            "store for every request.",
+            ge=0,
+            le=60_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 1000
     sql_timeout_ms: Annotated[
         int,
         Meta(

@@ -141,7 +141,7 @@ class Catalog:
         return engine_of(self._log, topic)
 
     async def get(self, name: str) -> Topic:
-        return _topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
+        return topic_in(name, await self._log.meta.get(topic_key(check_topic_name(name))))
 
     async def find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
         """Return what `get` returns or raises for each of these names, in few round trips."""
@@ -154,7 +154,7 @@ class Catalog:
                 found[name] = error
         for name, entry in zip(valid, await self._log.meta.get_many([*map(topic_key, valid)]), strict=True):
             try:
-                found[name] = _topic_in(name, entry)
+                found[name] = topic_in(name, entry)
             except LlogError as error:
                 found[name] = error
         return found
@@ -278,7 +278,7 @@ class Catalog:
         await self._replace(tombstone, msgspec.structs.replace(tombstone, swept=True))
 
 
-def _topic_in(name: str, entry: MetaEntry | None) -> Topic:
+def topic_in(name: str, entry: MetaEntry | None) -> Topic:
     topic = None if entry is None else decode(Topic, entry.value, entry.key)
     if topic is None or topic.deleted:
         raise TopicNotFound(

@@ -2,7 +2,7 @@
 
 Batches are kept by topic directory, partition and start offset. A directory belongs to one incarnation of a topic, and
 the record at an offset never changes there, so a kept batch is as good as the stored one. Whether its offsets may still
-be read is looked up in the metadata every time.
+be read is for the broker's views to say (`engines/object/views.py`).
 
 With LLOG_TAIL_CACHE_DIR, batches that are not in memory are looked for in the shared tail (`shared_tail.py`), where the
 processes of this machine put what they append. A failure there is counted, reported once, and counts as a miss.
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from stat import S_IMODE, S_ISVTX, S_IWOTH
-from typing import Final
+from typing import Final, NamedTuple
 
 from llog.base.durable import is_changeable_by_others, make_directory
 from llog.batch.columns import Buffer, Columns
 from llog.batch.encodings import decoder
-from llog.batch.format import ENCODING, peek
+from llog.batch.format import ENCODING, HEADER_BYTES, peek
 from llog.broker.cache.shared_tail import SharedBatch, TailKey, TailReader, TailWriter, prepare
 from llog.broker.metrics import Metrics
 from llog.errors import ConfigurationError, CorruptBatch
@@ -36,6 +36,13 @@ BATCH_OVERHEAD: Final = 512
 """Bytes that a batch counts for besides its own: small batches must not accumulate without bound."""
 _FIND_BYTES: Final = 1 << 20
 """Bytes that are taken from the shared tail at a time: the following batches are asked for next."""
+_PUBLICATION_PAUSES_S: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
+"""Pauses between looks for a batch that its writer has committed and is about to keep here or share."""
+_OWN_PAUSES: Final = 3
+"""The number of these pauses for an append of this process, which hears of its commit a moment later than the watch."""
+_LATE_PENALTY: Final = 8
+"""After a batch that did not come, this many must come before another one is waited for."""
+_EXPECTED_MAX: Final = 10_000
 _WAITING_BYTES_MAX: Final = 32 << 20
 """Bytes that wait to be shared; more are not shared, since the disk does not keep up."""
 
@@ -53,6 +60,14 @@ class _CachedBatch:
         self.size = size + BATCH_OVERHEAD
 
 
+class _ExpectedBatch(NamedTuple):
+    """Where the next batch of a partition begins that a writer of this machine puts into the tail."""
+
+    start_offset: int
+    hits: int
+    """Batches that came, in their turn, since one did not come: negative while the next one is not waited for."""
+
+
 class Tail:
     """The batches that one process keeps in memory."""
 
@@ -65,26 +80,60 @@ class Tail:
         self._starts: dict[TailKey, list[int]] = {}
         """The start offsets of each partition, in order."""
         self._pages: dict[TailKey, list[int]] = {}
+        self._expected: dict[TailKey, _ExpectedBatch] = {}
 
     async def find(self, key: TailKey, offset: int) -> tuple[int, Columns] | None:
         """Return the start offset and the records, with their stored timestamps, of a batch that has `offset`.
 
         None if neither this process nor the shared tail has one.
         """
-        found = self.get(key, offset)
-        if found is None and self._shared is not None:
-            batches = await self._shared.find(key, offset)
-            for start, data in batches:
-                self._keep(key, start, _CachedBatch(start, peek(data).count, None, data, len(data)))
-            found = self.get(key, offset)
-            if found is None and batches:  # it has no room in memory
-                columns = _decode_batch(batches[0].data)
-                found = None if columns is None else (batches[0].start_offset, columns)
+        found = self.get(key, offset) or await self._find_shared(key, offset)
+        if found is None:
+            found = await self._wait_for(key, offset)
         if found is None:
             self._metrics.tail_misses += 1
         else:
             self._metrics.tail_hits += 1
         return found
+
+    async def _find_shared(self, key: TailKey, offset: int) -> tuple[int, Columns] | None:
+        if self._shared is None:
+            return None
+        batches = await self._shared.find(key, offset)
+        for start, data in batches:
+            count = peek(data).count
+            self._keep(key, start, _CachedBatch(start, count, None, data, len(data)))
+            self._expect_after(key, start + count)
+        found = self.get(key, offset)
+        if found is None and batches:  # it has no room in memory
+            columns = _decode_batch(batches[0].data)
+            found = None if columns is None else (batches[0].start_offset, columns)
+        return found
+
+    async def _wait_for(self, key: TailKey, offset: int) -> tuple[int, Columns] | None:
+        """Wait a moment for a batch at `offset`, if the batch before it came from a writer of this machine.
+
+        A reader may learn of a commit before the batch is here, and would ask the blob store for every hot record.
+        """
+        expected = self._expected.get(key)
+        if expected is None or expected.start_offset != offset or expected.hits < 0:
+            return None
+        pauses = _PUBLICATION_PAUSES_S if self._shared is not None else _PUBLICATION_PAUSES_S[:_OWN_PAUSES]
+        if self._shared is None and not self._metrics.flushes_in_flight:
+            return None
+        for pause in pauses:
+            await asyncio.sleep(pause)
+            found = self.get(key, offset) or await self._find_shared(key, offset)
+            if found is not None:
+                return found
+        self._expected[key] = _ExpectedBatch(offset, -_LATE_PENALTY)
+        return None
+
+    def _expect_after(self, key: TailKey, next_offset: int) -> None:
+        expected = self._expected.pop(key, None)
+        if len(self._expected) >= _EXPECTED_MAX:
+            self._expected.clear()
+        self._expected[key] = _ExpectedBatch(next_offset, 0 if expected is None else min(expected.hits + 1, 0))
 
     def next_start(self, key: TailKey, offset: int, end: int) -> int:
         """Return the lowest start offset above `offset` of the batches in memory, at most `end`."""
@@ -105,14 +154,20 @@ class Tail:
         columns = kept.columns or self._decode(key, start, kept)
         return None if columns is None else (start, columns)
 
-    def keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:
-        """Keep a batch that was just committed here, given as the parts of what is stored (`bytes-batch-v1`)."""
+    def keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> int:
+        """Keep a batch that was just committed here, given as the parts of what is stored (`bytes-batch-v1`).
+
+        Returns the number of its records.
+        """
         if self._shared is None and not self._max_bytes:
-            return
+            return peek(parts[0] if len(parts[0]) >= HEADER_BYTES else b"".join(parts)).count
         key, data = (directory, partition), b"".join(parts)
+        count = peek(data).count
         if self._shared is not None:
             self._shared.put(key, start_offset, data)
-        self._keep(key, start_offset, _CachedBatch(start_offset, peek(data).count, None, data, len(data)))
+        self._keep(key, start_offset, _CachedBatch(start_offset, count, None, data, len(data)))
+        self._expect_after(key, start_offset + count)
+        return count
 
     def keep_read(self, key: TailKey, batches: Sequence[tuple[int, Columns]], next_offset: int) -> None:
         """Keep batches that were just read, each with its start offset.

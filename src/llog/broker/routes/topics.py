@@ -14,6 +14,7 @@ from llog.broker.http.answers import json_answer
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.requests import decode_body
 from llog.broker.http.routing import Route
+from llog.engines.object.views import Views
 from llog.engines.routing import EngineReader
 from llog.engines.upkeep import release_deleted
 from llog.log.catalog import Catalog
@@ -34,8 +35,9 @@ class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TopicRoutes:
-    def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, bodies: Bodies) -> None:
+    def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, views: Views, bodies: Bodies) -> None:
         self._log = log
+        self._views = views
         self._catalog = catalog
         self._reader = reader
         self._bodies = bodies
@@ -65,6 +67,7 @@ class TopicRoutes:
 
     async def _delete(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])
+        self._views.note_change(request.path_params["name"])
         await release_deleted(self._log)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 

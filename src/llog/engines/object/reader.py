@@ -30,6 +30,7 @@ from llog.errors import (
     InconsistentReadState,
     LlogError,
     OffsetOutOfRange,
+    PartitionNotInitialized,
 )
 from llog.log.catalog import Catalog
 from llog.log.engine import Batch, Bounds, PartitionView
@@ -85,6 +86,16 @@ class _Found(NamedTuple):
     size: int
 
 
+class KnownPartition(NamedTuple):
+    """A partition that the caller of a read has looked up. The read looks again where the control record is too old."""
+
+    topic: Topic
+    control: Control
+
+    def of(self, tp: TopicPartition) -> _Partition:
+        return _Partition(tp, self.topic, keys_in(self.topic, tp.partition), self.control)
+
+
 class Reader:
     """Reads any partition of a log, from any process, while others write."""
 
@@ -112,23 +123,35 @@ class Reader:
         return bounds
 
     async def read(
-        self, tp: TopicPartition, offset: int, max_bytes: int = 8 << 20, *, stop: int | None = None
+        self,
+        tp: TopicPartition,
+        offset: int,
+        max_bytes: int = 8 << 20,
+        *,
+        stop: int | None = None,
+        known: KnownPartition | None = None,
     ) -> list[Batch]:
         """Return batches from `offset` on, at least one if any exists, up to about `max_bytes`; none at the next
         offset.
 
         No batch begins at `stop` or above; the last batch may reach beyond `stop`. Timestamps are of the topic's type.
-        Stops before the first unreadable record; the next read raises.
+        Stops before the first unreadable record; the next read raises. A partition that is `known` is not looked up
+        first; `PartitionNotInitialized` if it turns out that its topic was created again.
         """
+        given = [] if known is None else [known]
         with self._blob_reads.begin() as blobs:
-            return await read_confirming_errors(
-                self._log.meta, lambda: self._read(blobs, tp, offset, max_bytes, stop), *_CONFIRMED_ERRORS
-            )
+
+            async def read() -> list[Batch]:
+                directory = known and known.topic.directory
+                partition = given.pop().of(tp) if given else await self._look_up(tp, directory)
+                return await self._read(blobs, partition, offset, max_bytes, stop)
+
+            return await read_confirming_errors(self._log.meta, read, *_CONFIRMED_ERRORS)
 
     async def _read(
-        self, blobs: BlobRead, tp: TopicPartition, offset: int, max_bytes: int, stop: int | None
+        self, blobs: BlobRead, partition: _Partition, offset: int, max_bytes: int, stop: int | None
     ) -> list[Batch]:
-        partition = await self._look_up(tp)
+        tp = partition.tp
         next_offset = partition.control.next_offset
         _check_offset(tp, offset, partition.control, end_allowed=True)
         end = next_offset if stop is None else min(stop, next_offset)
@@ -231,8 +254,11 @@ class Reader:
         found = await self._log.meta.get_many([each.control for each in keys])
         return list(zip(keys, map(decode_control, tps, found), strict=True))
 
-    async def _look_up(self, tp: TopicPartition) -> _Partition:
+    async def _look_up(self, tp: TopicPartition, directory: str | None = None) -> _Partition:
+        """Return the partition as it is now; raise `PartitionNotInitialized` if it has left this directory."""
         topic = await self._catalog.get(tp.topic)
+        if directory not in (None, topic.directory):
+            raise PartitionNotInitialized(f"partition {tp} was deleted, and its topic was created again")
         keys = keys_in(topic, tp.partition)
         return _Partition(tp, topic, keys, decode_control(tp, await self._log.meta.get(keys.control)))
 
@@ -242,7 +268,7 @@ class Reader:
         offset = wanted.offset
         for attempt in range(_RESOLVE_ATTEMPTS):
             if attempt:
-                partition = await self._look_up(partition.tp)
+                partition = await self._look_up(partition.tp, partition.keys.directory)
                 _check_offset(partition.tp, offset, partition.control, end_allowed=False)
             async for span in self._covering(partition, offset):
                 parts = _wanted_parts(span, wanted)
