@@ -3,20 +3,23 @@
 At the moment of a commit, the checker reads the payloads of the new offsets from the blob; from then on, each offset
 has its payload for ever. I1: records are readable and never change. I2: offsets are dense and grow. I3: acknowledged
 records are never lost, unacknowledged ones appear at most once. I4: fences. I5: index and cursor. I6: blobs. I8:
-repeated appends. S1: a sink's batches. `group_history.py` checks I7, for groups; `holder_history.py` checks W1 and W2,
-for owners; `outbox.py` checks O1.
+repeated appends. I9: answers without records. S1: a sink's batches. `group_history.py` checks I7, for groups;
+`holder_history.py` checks W1 and W2, for owners; `outbox.py` checks O1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import lt
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from llog.batch.encodings import decoder
 from llog.engines.object.reader import pending_spans
-from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of
+from llog.engines.object.views import View
+from llog.log.engine import Bounds
+from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of, topic_key
 from llog.log.records import CompactionCursor, Control, IndexEntry, Kind, LogState, Sink, Topic, decode
 from llog.model import TopicPartition
 from llog.sim.damage import Damage
@@ -42,6 +45,13 @@ class BlobSpan(NamedTuple):
     end: int
     blob: str
     kind: Kind
+
+
+class PartitionNow(NamedTuple):
+    """A partition as it is at the servers."""
+
+    topic: Topic
+    control: Control
 
 
 class SinkRecord(NamedTuple):
@@ -157,6 +167,29 @@ class History:
         """Return whether the partition may have forgotten a producer whose last append ends at this offset."""
         controls = [self._control(prefix) for prefix in self._incarnations(*tp)[:1]]
         return any(control is not None and end_offset <= control.producers_expired_through for control in controls)
+
+    def partition_now(self, topic: str, partition: int) -> PartitionNow | None:
+        """Return the topic and the control record as they are at the servers; None without such a topic."""
+        key = topic_key(topic)
+        stored = self._meta.value(key)
+        found = None if stored is None else decode(Topic, stored, key)
+        if found is None or found.deleted:
+            return None
+        control = self._control(PartitionKeys(found.directory, partition).prefix)
+        return None if control is None else PartitionNow(found, control)
+
+    def check_absence(self, tp: TopicPartition, position: int, before: PartitionNow, found: View) -> None:
+        """Check an answer that there is no record at the position: whatever was there when the request arrived, it
+        must have been seen (I9).
+        """
+        assert found.bounds is not None
+        then = Bounds(before.control.log_start_offset, before.control.next_offset)
+        is_same = found.topic.incarnation == before.topic.incarnation
+        if found.topic.incarnation < before.topic.incarnation or (is_same and any(map(lt, found.bounds, then))):
+            raise Violation(
+                f"I9: a read of {tp} at {position} was answered that the partition has {found.bounds} in "
+                f"{found.directory}, but it had {then} in {before.topic.directory} when the read began"
+            )
 
     # --- at rest
 

@@ -128,6 +128,15 @@ def old_brokers(plan: SimPlan) -> SimPlan:
     return msgspec.structs.replace(plan, old_every=0.3, old_readers="broker")
 
 
+def with_viewers(plan: SimPlan, source: random.Random) -> SimPlan:
+    """Return the plan; in one seed of five, with brokers that answer from their views. `source` is separate, as with
+    clocks.
+    """
+    if source.random() > 1 / 5:
+        return plan
+    return msgspec.structs.replace(plan, roles=plan.roles | {"viewer": source.choice((1, 2, 3))})
+
+
 def slow_commits(plan: SimPlan) -> SimPlan:
     """Many writers, some with slow messages, beside collectors without a grace period."""
     return _only(
@@ -217,6 +226,22 @@ def paused_owners(plan: SimPlan) -> SimPlan:
         jump_every=5.0,
         old_every=0.3,
     )
+
+
+def slow_notifications(plan: SimPlan) -> SimPlan:
+    """Brokers whose notifications are often late, beside retention and a topic that comes and goes."""
+    return _only(
+        plan,
+        {"viewer": 3, "writer": 1, "retainer": 1, "deleter": 1},
+        Faults(unavailable=0.01, lost_answer=0.01, throttled=0.1, delay=0.05, throttle_delay=8.0),
+        stall_every=10.0,
+        old_every=1e9,
+    )
+
+
+def old_answers_to_viewers(plan: SimPlan) -> SimPlan:
+    """As `slow_notifications`, with reads of brokers that are often answered from an old state."""
+    return msgspec.structs.replace(slow_notifications(plan), old_every=0.3, old_readers="viewer")
 
 
 def slow_sinks(plan: SimPlan) -> SimPlan:

@@ -55,9 +55,9 @@ FLEETING = "fleeting"
 PARTITIONS = (TopicPartition(STABLE, 0), TopicPartition(STABLE, 1), TopicPartition(FLEETING, 0))
 
 _FAULT_ERRORS = (StoreUnavailable, OutcomeUnknown, Contention)
-_TOPIC_GONE = (TopicNotFound, PartitionNotInitialized, PartitionFenced)
+TOPIC_GONE = (TopicNotFound, PartitionNotInitialized, PartitionFenced)
 _PIN_LEASE_MS = 60_000
-_ATTEMPTS_MAX = 25
+ATTEMPTS_MAX = 25
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -77,23 +77,30 @@ def raise_unexpected(error: LlogError, *allowed: type[LlogError]) -> None:
 async def writer(world: World, me: Process, log: Log) -> None:
     """Append without repeating anything, sometimes several appends at a time."""
     draw = me.runtime.random()
-    client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
-    partitions = PARTITIONS[: world.plan.partitions]
+    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX))
     number = 0
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
-        calls: list[list[AppendGroup]] = []
-        for _ in range(draw.choice((1, 1, 1, 3))):
-            groups = []
-            for tp in draw.choices(partitions, k=draw.choice((1, 1, 2, 3))):
-                records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
-                number += len(records)
-                groups.append(AppendGroup(topic=tp.topic, partition=tp.partition, records=records))
-            calls.append(groups)
-        answers = await asyncio.gather(*(_append(client, groups) for groups in calls))
-        for groups, results in zip(calls, answers, strict=True):
-            for group, result in zip(groups, results, strict=True):
-                _acknowledge(world, me, group, result)
+        number = await append_some(world, me, client, number, calls=draw.choice((1, 1, 1, 3)))
+
+
+async def append_some(world: World, me: Process, client: Writer, number: int, *, calls: int) -> int:
+    """Make some calls at a time with records that count from `number` on, and return the number that comes next."""
+    draw = me.runtime.random()
+    partitions = PARTITIONS[: world.plan.partitions]
+    made: list[list[AppendGroup]] = []
+    for _ in range(calls):
+        groups = []
+        for tp in draw.choices(partitions, k=draw.choice((1, 1, 2, 3))):
+            records = [Record(payload=f"{me.name}.{number + i}".encode()) for i in range(draw.randint(1, 3))]
+            number += len(records)
+            groups.append(AppendGroup(topic=tp.topic, partition=tp.partition, records=records))
+        made.append(groups)
+    answers = await asyncio.gather(*(_append(client, groups) for groups in made))
+    for groups, results in zip(made, answers, strict=True):
+        for group, result in zip(groups, results, strict=True):
+            _acknowledge(world, me, group, result)
+    return number
 
 
 async def _append(client: Writer, groups: list[AppendGroup]) -> list[AppendResult | LlogError]:
@@ -105,7 +112,7 @@ async def _append(client: Writer, groups: list[AppendGroup]) -> list[AppendResul
 
 def _acknowledge(world: World, me: Process, group: AppendGroup, result: AppendResult | LlogError) -> None:
     if isinstance(result, LlogError):
-        raise_unexpected(result, *_TOPIC_GONE)
+        raise_unexpected(result, *TOPIC_GONE)
         return
     payloads = [record.payload or b"" for record in group.records if isinstance(record, Record)]
     if result.end_offset - result.start_offset + 1 != len(payloads):
@@ -136,7 +143,7 @@ async def producer(world: World, me: Process, log: Log) -> None:
 async def send(world: World, me: Process, log: Log) -> None:
     """Make one attempt to get the append in flight acknowledged."""
     sent = world.in_flight[me.role]
-    client = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX))
     records = [Record(payload=payload) for payload in sent.payloads]
     group = AppendGroup(topic=sent.tp.topic, partition=sent.tp.partition, records=records, producer=sent.producer)
     result = (await _append(client, [group]))[0]
@@ -173,7 +180,7 @@ async def reader(world: World, me: Process, log: Log) -> None:
             else:
                 await _read(world, client, tp, offset, draw.choice((1, 1000, 1 << 20)))
         except LlogError as error:
-            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *TOPIC_GONE, OffsetOutOfRange)
 
 
 async def _read_together(world: World, me: Process, client: Reader) -> None:
@@ -190,7 +197,7 @@ async def _read_together(world: World, me: Process, client: Reader) -> None:
         draw.choice(reads).cancel()
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         if isinstance(outcome, LlogError):
-            raise_unexpected(outcome, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(outcome, *TOPIC_GONE, OffsetOutOfRange)
         elif isinstance(outcome, Exception):
             raise outcome
 
@@ -228,7 +235,7 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
             if draw.random() < 0.8:
                 await release(log, pin_id)
         except LlogError as error:
-            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *TOPIC_GONE, OffsetOutOfRange)
 
 
 async def compactor(world: World, me: Process, log: Log) -> None:
@@ -246,7 +253,7 @@ async def compactor(world: World, me: Process, log: Log) -> None:
             else:
                 results = [await client.compact_once(draw.choice(partitions), force=draw.random() < 0.2)]
         except LlogError as error:
-            raise_unexpected(error, *_TOPIC_GONE)
+            raise_unexpected(error, *TOPIC_GONE)
             continue
         for result in results:
             check_compaction(world, result)
@@ -256,7 +263,7 @@ def check_compaction(world: World, result: CompactionResult) -> None:
     if result.damaged and not world.history.damage.unmended:
         raise Violation(f"I1: a compactor found damage: {result.damaged}")
     if result.error is not None:
-        raise_unexpected(result.error, *_TOPIC_GONE)
+        raise_unexpected(result.error, *TOPIC_GONE)
 
 
 async def retainer(world: World, me: Process, log: Log) -> None:
@@ -277,7 +284,7 @@ async def retainer(world: World, me: Process, log: Log) -> None:
                     now_ms=me.runtime.now_ms(),
                 )
         except LlogError as error:
-            raise_unexpected(error, *_TOPIC_GONE, OffsetOutOfRange)
+            raise_unexpected(error, *TOPIC_GONE, OffsetOutOfRange)
 
 
 async def collector(world: World, me: Process, log: Log) -> None:
@@ -355,4 +362,4 @@ async def fencer(world: World, me: Process, log: Log) -> None:
             await me.runtime.sleep(draw.expovariate(1.0))
             await unfence(log, PARTITIONS[2])
         except LlogError as error:
-            raise_unexpected(error, *_TOPIC_GONE)
+            raise_unexpected(error, *TOPIC_GONE)

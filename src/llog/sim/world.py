@@ -21,14 +21,23 @@ from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID, PartitionKeys
 from llog.log.log import Log, check_format, tie_together
 from llog.model import TopicPartition
-from llog.sim import brokers, consumers, outbox, owners, roles, spread
+from llog.sim import brokers, consumers, outbox, owners, roles, spread, viewers
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
 from llog.sim.meta_store import SHARDS, OldState, SimMetaStore
 from llog.sim.outbox import SimOutbox
 from llog.sim.outcome import Outcome, Trace, Violation
-from llog.sim.plan import STEPS, SimPlan, draw_plan, with_brokers, with_clock_jumps, with_old_servers, with_owners
+from llog.sim.plan import (
+    STEPS,
+    SimPlan,
+    draw_plan,
+    with_brokers,
+    with_clock_jumps,
+    with_old_servers,
+    with_owners,
+    with_viewers,
+)
 from llog.sim.process import Process, WallClock
 from llog.sim.roles import FLEETING, STABLE, InFlight
 from llog.sim.stores import BLOBS, META, Faults, Network, SimBlobStore, WatchedMeta
@@ -54,9 +63,10 @@ ROLES: Final[dict[str, Role]] = {
     "operator": consumers.operator,
     "outbox": outbox.outbox,
     "timekeeper": roles.timekeeper,
+    "broker": brokers.broker,
     "owner": owners.owner,
     "tenant": owners.tenant,
-    "broker": brokers.broker,
+    "viewer": viewers.viewer,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
@@ -109,6 +119,7 @@ class World:
         drawn = with_old_servers(drawn, self._old_source)
         drawn = with_owners(drawn, random.Random(f"owners of seed {seed}"))
         drawn = with_brokers(drawn, random.Random(f"brokers of seed {seed}"))
+        drawn = with_viewers(drawn, random.Random(f"viewers of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)

@@ -13,6 +13,7 @@ from llog.sim.mutations.partition import PARTITION_MUTATIONS
 from llog.sim.mutations.patch import Mutation, mutated
 from llog.sim.mutations.producers import PRODUCER_MUTATIONS
 from llog.sim.mutations.stale_reads import STALE_READ_MUTATIONS
+from llog.sim.mutations.views import VIEW_MUTATIONS
 
 __all__ = ["MUTATIONS", "Mutation", "mutated"]
 
@@ -25,5 +26,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         *CLOCK_MUTATIONS,
         *GROUP_MUTATIONS,
         *OWNER_MUTATIONS,
+        *VIEW_MUTATIONS,
     )
 }
