@@ -137,7 +137,8 @@ async def test_polls_that_wait_cost_nothing_and_wake_on_an_append_through_any_br
     await here.produce("t", "c")
     for answer in await asyncio.gather(*waiting):
         assert payloads(answer) == ["c"]
-    assert here.blobs.reads == reads
+    # A notification may overtake the store's answer to the append, and wake the polls before the tail has the batch.
+    assert here.blobs.reads <= reads + 1
 
 
 async def test_an_empty_answer_and_a_refusal_know_all_that_was_acknowledged_before_the_request(start: Start) -> None:
