@@ -218,12 +218,14 @@ class PartitionHistory:
                     f" has records up to {reach - 1}, though it says that the next offset is {next_offset}",
                 )
             reach = max(reach, next_offset)
+        # Beside records, a broker may name bounds that are one staleness old, and the records may be trimmed by now.
+        may_be_old = bool(begin.via and end.batches)
         self.reads.add(
             row=row,
-            asked=asked if end.batches else UNSAID,
+            asked=UNSAID if may_be_old or not end.batches else asked,
             reach=reach,
-            next=UNSAID if next_offset is None else next_offset,
-            log_start=UNSAID if end.log_start_offset is None else end.log_start_offset,
+            next=UNSAID if may_be_old or next_offset is None else next_offset,
+            log_start=UNSAID if may_be_old or end.log_start_offset is None else end.log_start_offset,
         )
 
     def _note_records(self, row: int, asked: int, end: End) -> int:

@@ -248,9 +248,9 @@ def serve_an_old_tail(patch: Patch) -> None:
     shipped, is_due = reader.Reader._look_up, every(7)
     known: dict[int, Any] = {}
 
-    async def looked_up(self: Reader, tp: TopicPartition) -> Any:
+    async def looked_up(self: Reader, tp: TopicPartition, directory: str | None = None) -> Any:
         if id(self) not in known or is_due():
-            known[id(self)] = await shipped(self, tp)
+            known[id(self)] = await shipped(self, tp, directory)
         return known[id(self)]
 
     patch.setattr(reader.Reader, "_look_up", looked_up)
