@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from spec.partition import (
     COMPACTED,
     FAR,
+    INLINE,
     NEAR,
     BlobName,
     Collector,
@@ -123,7 +124,11 @@ def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) 
     if me.pc == "raise" and me.left:
         for start in range(control.log_start + 1, control.next_offset + 1):
             kept = control.pending if control.pending and control.pending.end >= start else None
-            raised = state._replace(control=control._replace(log_start=start, pending=kept))
+            below = [entry.total for entry in state.entries if entry.end < start]
+            if control.pending is not None and kept is None:
+                below.append(control.pending.total)
+            counted = max([control.inline_compacted, *below])
+            raised = state._replace(control=control._replace(log_start=start, pending=kept, inline_compacted=counted))
             after = Trimmer(me.id, "delete", me.left - 1, start)
             yield f"raises the log start to {start}", with_process(raised, number, after)
     elif me.pc == "delete":
@@ -134,16 +139,20 @@ def trimmer_steps(state: State, number: int, me: Trimmer, mutation: str | None) 
 
 
 def damager_steps(state: State, number: int, me: Damager) -> Steps:
-    """Lose any index entry, and put lost entries back whose keys are free and whose offsets are not trimmed."""
+    """Lose any index entry that names a blob, and put lost entries back whose keys are free and whose offsets are not
+    trimmed.
+    """
     if me.left:
         for entry in state.entries:
+            if entry.blob[0] == INLINE:
+                continue  # Nothing could put it back: its record is lost with it.
             left = tuple(other for other in state.entries if other != entry)
             after = state._replace(entries=left, lost=tuple(sorted((*state.lost, entry))))
             yield f"loses the entry at {entry.end}", with_process(after, number, me._replace(left=me.left - 1))
     for entry in state.lost:
         if entry_at(state, entry.end) is None and entry.end >= state.control.log_start:
             lost = tuple(other for other in state.lost if other != entry)
-            mended = put_entry(state, entry.end, entry.start, entry.blob)._replace(lost=lost)
+            mended = put_entry(state, entry.end, entry.start, entry.blob, entry.total)._replace(lost=lost)
             yield f"puts the entry at {entry.end} back", mended
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from spec.partition import (
     COMPACTED,
+    INLINE,
     Breadcrumb,
     Compactor,
     Entry,
@@ -47,7 +48,10 @@ def compactor_steps(state: State, number: int, me: Compactor, mutation: str | No
             following = (
                 "check" if me.breadcrumb.state == "blob" and mutation != "no-cursor-check" else me.breadcrumb.state
             )
-            yield "puts its breadcrumb", become(state._replace(breadcrumb=me.breadcrumb), me._replace(pc=following))
+            after = state._replace(breadcrumb=me.breadcrumb)
+            if mutation == "inline-counted-early":
+                after = _count_inline(after, me.breadcrumb, mutation)
+            yield "puts its breadcrumb", become(after, me._replace(pc=following))
     elif me.pc == "check":
         assert me.breadcrumb is not None
         highest = entry_at(state, me.breadcrumb.end)
@@ -97,8 +101,9 @@ def _scan(state: State, number: int, me: Compactor, mutation: str | None) -> Ste
         if state.cursor == me.cursor:
             state = state._replace(cursor=passed)
         yield f"moves the cursor to {passed}", with_process(state, number, idle)
-    elif len(run) >= 2:
-        breadcrumb = Breadcrumb("blob", run[0].start, run[-1].end, (COMPACTED, me.id, me.left, 0, 0), run[-1].version)
+    elif len(run) >= 2 or any(entry.blob[0] == INLINE for entry in run):
+        blob = (COMPACTED, me.id, me.left, 0, 0)
+        breadcrumb = Breadcrumb("blob", run[0].start, run[-1].end, blob, run[-1].version, run[-1].total)
         chosen = me._replace(
             breadcrumb=breadcrumb, sources=tuple(entry.blob for entry in run), limit=0, position=0, cursor=0
         )
@@ -173,7 +178,7 @@ def _continue(
         if found is not None and found.blob == breadcrumb.blob:
             yield "finds it published after all", become(state, me._replace(pc="index"))
         elif found is not None and found.version == breadcrumb.expected:
-            rewritten = put_entry(state, found.end, found.start, found.blob)
+            rewritten = put_entry(state, found.end, found.start, found.blob, found.total)
             yield "rewrites the highest entry", become(rewritten, me._replace(pc="clear"))
         else:
             yield "finds the highest entry changed", become(state, me._replace(pc="clear"))
@@ -181,7 +186,10 @@ def _continue(
         yield "deletes the lower entries", become(_delete_lower_entries(state, breadcrumb), me._replace(pc="to cursor"))
     elif me.pc == "cursor":
         raised = state._replace(cursor=max(state.cursor, breadcrumb.end + 1))
-        yield "raises the cursor", become(raised, me._replace(pc="clear"))
+        yield "raises the cursor", become(raised, me._replace(pc="count" if state.inline_max else "clear"))
+    elif me.pc == "count":
+        counted = _count_inline(state, breadcrumb, mutation)
+        yield "counts the inline records of its run as compacted", become(counted, me._replace(pc="clear"))
     elif me.pc == "clear":
         yield "clears its breadcrumb", become(_clear(state, breadcrumb), idle)
 
@@ -189,7 +197,7 @@ def _continue(
 def _publish(state: State, number: int, me: Compactor, breadcrumb: Breadcrumb) -> Steps:
     found = entry_at(state, breadcrumb.end)
     if found is not None and found.version == breadcrumb.expected:
-        after = put_entry(state, breadcrumb.end, breadcrumb.start, breadcrumb.blob)
+        after = put_entry(state, breadcrumb.end, breadcrumb.start, breadcrumb.blob, breadcrumb.total)
         yield "makes the highest entry COMPACTED", with_process(after, number, me._replace(pc="to delete"))
     elif found is not None and found.blob == breadcrumb.blob:
         yield "finds it COMPACTED already", with_process(state, number, me._replace(pc="to delete"))
@@ -209,6 +217,15 @@ def _join_sources(state: State, me: Compactor) -> tuple[Value, ...] | None:
 
 def _delete_lower_entries(state: State, breadcrumb: Breadcrumb) -> State:
     return state._replace(entries=tuple(e for e in state.entries if not breadcrumb.start <= e.end < breadcrumb.end))
+
+
+def _count_inline(state: State, breadcrumb: Breadcrumb, mutation: str | None) -> State:
+    """Raise the count to the run's last total: a maximum, so that a run which is resumed counts once."""
+    control = state.control
+    counted = max(control.inline_compacted, breadcrumb.total)
+    if mutation == "inline-counted-twice":
+        counted = control.inline_compacted + breadcrumb.end - breadcrumb.start + 1
+    return state._replace(control=control._replace(inline_compacted=counted))
 
 
 def _clear(state: State, breadcrumb: Breadcrumb) -> State:

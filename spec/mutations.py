@@ -62,6 +62,22 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         PartitionShape(compactors=2, collectors=1, trims=1, written=2),
     ),
     "trim-one-too-many": Mutation("the entry at the log start is deleted too", PartitionShape(trims=1, written=3)),
+    "inline-entry-without-bytes": Mutation(
+        "the index entry of an inline append is put without its bytes",
+        PartitionShape(writers=1, appends=2, inline=2),
+    ),
+    "inline-not-judged-again": Mutation(
+        "after a lost CAS, a writer commits inline although the partition admits no more",
+        PartitionShape(writers=2, inline=1),
+    ),
+    "inline-counted-twice": Mutation(
+        "a compaction adds what it has compacted to the count of inline records, so that a resumed one counts twice",
+        PartitionShape(compactors=2, written=2, inline=2),
+    ),
+    "inline-counted-early": Mutation(
+        "a compaction counts the inline records of its run before they are replaced",
+        PartitionShape(compactors=1, written=2, inline=2),
+    ),
     "reader-no-fallthrough": Mutation(
         "a reader whose blob is gone gives up instead of trying the next entry",
         PartitionShape(writers=2, compactors=1, collectors=1, written=2),

@@ -16,9 +16,12 @@ Value = tuple[int, int]
 """A record: (writer, sequence)."""
 
 BlobName = tuple[str, int, int, int, int]
-"""(kind, process, number, stamp, repairs). Compacted blobs have stamp 0: a breadcrumb protects them, not a floor."""
+"""(kind, process, number, stamp, repairs). Compacted blobs have stamp 0: a breadcrumb protects them, not a floor.
 
-WAL, COMPACTED = "w", "c"
+An append without a blob has a name of kind `INLINE`: its record rides with the name, and exists wherever the name is.
+"""
+
+WAL, COMPACTED, INLINE, LOST_BYTES = "w", "c", "i", "l"
 
 FAR = 9
 """The stamp of a clock that is far ahead."""
@@ -30,6 +33,8 @@ class Pending(NamedTuple):
     start: int
     end: int
     blob: BlobName
+    total: int = 0
+    """The partition's running total of inline records, this append included."""
 
 
 class Control(NamedTuple):
@@ -46,6 +51,11 @@ class Control(NamedTuple):
     ceiling: int = FAR
     repairs: int = 0
     producers: tuple[tuple[int, int, int], ...] = ()
+    inline_total: int = 0
+    inline_compacted: int = 0
+    """The running totals of inline records: of all appends, and of those that are compacted or trimmed."""
+    inline_full: bool = False
+    """Whether appends put blobs until no inline record is left."""
 
 
 class Entry(NamedTuple):
@@ -55,6 +65,7 @@ class Entry(NamedTuple):
     start: int
     blob: BlobName
     version: int
+    total: int = 0
 
     @property
     def compacted(self) -> bool:
@@ -71,6 +82,8 @@ class Breadcrumb(NamedTuple):
     end: int
     blob: BlobName
     expected: int
+    total: int = 0
+    """The running total of inline records at the end of the run."""
 
 
 class Blob(NamedTuple):
@@ -163,6 +176,8 @@ class State(NamedTuple):
     """Index entries that vanished and were not put back."""
     pauses: int = 0
     """How many more servers may be paused."""
+    inline_max: int = 0
+    """The most inline records that a partition may have; 0 if all appends put blobs."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:
@@ -173,7 +188,7 @@ def entry_at(state: State, end: int) -> Entry | None:
     return next((entry for entry in state.entries if entry.end == end), None)
 
 
-def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
+def put_entry(state: State, end: int, start: int, blob: BlobName, total: int) -> State:
     """Put the entry under a version that no process holds for this key."""
     held = {entry.version for entry in state.entries if entry.end == end}
     held |= {
@@ -183,17 +198,25 @@ def put_entry(state: State, end: int, start: int, blob: BlobName) -> State:
     }
     version = next(number for number in range(1, len(held) + 2) if number not in held)
     others = [entry for entry in state.entries if entry.end != end]
-    return state._replace(entries=tuple(sorted([*others, Entry(end, start, blob, version)])))
+    return state._replace(entries=tuple(sorted([*others, Entry(end, start, blob, version, total)])))
 
 
 def put_pending(state: State, pending: Pending | None, *, unconditional: bool = False) -> State:
     """Put the index entry of a pending append, if there is none under its key."""
     if pending is None or (entry_at(state, pending.end) is not None and not unconditional):
         return state
-    return put_entry(state, pending.end, pending.start, pending.blob)
+    return put_entry(state, pending.end, pending.start, pending.blob, pending.total)
+
+
+def admits_inline(state: State, control: Control) -> bool:
+    """Return whether one more inline record may be appended: a partition that was full must be empty first."""
+    waiting = control.inline_total - control.inline_compacted
+    return waiting == 0 if control.inline_full else waiting < state.inline_max
 
 
 def values_of(state: State, name: BlobName) -> tuple[Value, ...] | None:
+    if name[0] == INLINE:
+        return ((name[1], name[2]),)
     return next((blob.values for blob in state.blobs if blob.name == name), None)
 
 
@@ -246,4 +269,26 @@ def violation(state: State, mutation: str | None) -> str | None:
             return f"the COMPACTED entry of offsets {entry.start} to {entry.end} names a blob that is gone"
     if state.cursor > state.control.next_offset:
         return "the cursor passed the next offset"
+    return _inline_violation(state)
+
+
+def _inline_violation(state: State) -> str | None:
+    """Check that the control record never counts fewer inline records than there are, nor more than are allowed."""
+    control = state.control
+    waiting = control.inline_total - control.inline_compacted
+    if not 0 <= waiting <= state.inline_max:
+        return f"the control record counts {waiting} inline records; {state.inline_max} are allowed"
+    compacted = [entry for entry in state.entries if entry.compacted]
+    present = {
+        entry.end
+        for entry in state.entries
+        if entry.blob[0] == INLINE
+        and entry.end >= control.log_start
+        and not any(other.start <= entry.start and entry.end <= other.end for other in compacted)
+    }
+    pending = control.pending
+    if pending is not None and pending.blob[0] == INLINE and entry_at(state, pending.end) is None:
+        present.add(pending.end)
+    if len(present) > waiting:
+        return f"there are inline records at {sorted(present)}, but the control record counts {waiting}"
     return None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from spec.collector import collector_steps, damager_steps, repairer_steps, trimmer_steps
 from spec.compactor import compactor_steps
 from spec.partition import (
+    INLINE,
     WAL,
     Collector,
     Compactor,
@@ -19,6 +20,7 @@ from spec.partition import (
     State,
     Trimmer,
     Writer,
+    admits_inline,
     put_blob,
     put_pending,
     violation,
@@ -48,6 +50,8 @@ class PartitionShape(NamedTuple):
     """The number of index entries that may be lost."""
     pauses: int = 0
     """The number of servers that may be paused, and wake to answer a collector's reads from their old state."""
+    inline: int = 0
+    """The most inline records of the partition; 0 if all appends put blobs."""
     stalled: bool = False
     """Whether the first compactor read the control record before the last offset was written."""
 
@@ -65,6 +69,7 @@ class PartitionShape(NamedTuple):
 
 def initial(shape: PartitionShape) -> State:
     state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None, pauses=shape.pauses)
+    state = state._replace(inline_max=shape.inline)
     for offset in range(1, shape.written + 1):
         state = _with_append(state, shape.writers, offset)
     procs: list[Process] = [
@@ -85,10 +90,16 @@ def initial(shape: PartitionShape) -> State:
 
 
 def _with_append(state: State, writer: int, offset: int) -> State:
-    """Return the state after one more append by a writer that has ended since."""
-    name = (WAL, writer, offset, 1, 0)
-    state = put_blob(put_pending(state, state.control.pending), name, ((writer, offset),))
-    control = state.control._replace(next_offset=offset + 1, pending=Pending(offset, offset, name))
+    """Return the state after one more append by a writer that has ended since: inline, if that is admitted."""
+    state = put_pending(state, state.control.pending)
+    is_inline = bool(state.inline_max) and admits_inline(state, state.control)
+    name = (INLINE, writer, offset, 0, 0) if is_inline else (WAL, writer, offset, 1, 0)
+    if not is_inline:
+        state = put_blob(state, name, ((writer, offset),))
+    total = state.control.inline_total + is_inline
+    control = state.control._replace(
+        next_offset=offset + 1, pending=Pending(offset, offset, name, total), inline_total=total
+    )
     return state._replace(control=control, log=(*state.log, (writer, offset)))
 
 
