@@ -23,6 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A JVM of Spark lives for seconds here: what the optimising compiler costs is never earned back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
+# Most tests append little and look at the blobs. Tests of inline appends, and the processes of `faults`, do without.
+os.environ.setdefault("LLOG_INLINE_MAX_BYTES", "0")
+
 settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("LLOG_HYPOTHESIS_PROFILE", "default"))

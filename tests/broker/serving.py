@@ -64,7 +64,7 @@ class Served:
             self.log: Log = beside.log
         else:
             self.log = Log(meta_store or MemoryMetaStore(MemoryMeta()), self.blobs, SystemRuntime(), all_engines())
-        self.settings = Settings(meta="memory://", blobs="memory://", **settings)
+        self.settings = Settings(meta="memory://", blobs="memory://", **{"inline_max_bytes": 0, **settings})
         self.broker = Broker(self.log, self.settings)
         transport = httpx.ASGITransport(app=self.broker.app())
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")

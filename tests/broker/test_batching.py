@@ -15,7 +15,8 @@ from llog.broker.metrics import Metrics
 from llog.engines.object.writer import Writer
 from llog.errors import StoreUnavailable, TopicNotFound
 from llog.log.catalog import Catalog
-from llog.log.engine import AppendResult
+from llog.log.engine import AppendResult, WriterOptions
+from llog.log.inline import InlineLimits
 from llog.model import Record, TopicPartition
 from llog.stores.memory.meta import MemoryMetaStore
 from llog.stores.sqlite.store import SqliteMetaStore
@@ -196,3 +197,39 @@ async def test_a_timestamp_out_of_bounds_fails_nobody_elses_records(served: Serv
     )
     assert (bad.status_code, bad.json()["code"]) == (400, "invalid_argument")
     assert good["start_offset"] == 2
+
+
+async def test_what_needs_no_blob_leaves_at_once_until_its_partition_is_full(served: Served) -> None:
+    await served.produce("t", "x" * 5000)
+    limits = InlineLimits(group_bytes_max=1000, partition_bytes_max=1200)
+    metrics = Metrics()
+    writer = Writer(served.log, WriterOptions(inline=limits, counts=metrics.appends))
+    producer = BatchingProducer(writer, metrics, max_bytes=1 << 20, max_delay_s=1e6, is_eager=False, inline=limits)
+    small = [Part(T, columns_of([Record(payload=b"s" * 400)]))]
+    for offset in (2, 3, 4):
+        [result] = await producer.append(small)
+        assert isinstance(result, AppendResult)
+        assert result.start_offset == offset
+    assert (metrics.appends.inline, metrics.appends.blob, metrics.appends.full) == (2, 1, 1)
+    waiting = producer.append(small)
+    await asyncio.sleep(0.05)
+    assert not waiting.done(), "the last batch needed a blob, so the next one waits for more"
+    await producer.close()
+    assert waiting.done()
+
+
+async def test_what_needs_a_blob_waits_beside_what_does_not(served: Served) -> None:
+    await served.produce("t", "first")
+    limits = InlineLimits(group_bytes_max=1000)
+    writer = Writer(served.log, WriterOptions(inline=limits))
+    producer = BatchingProducer(writer, Metrics(), max_bytes=1 << 20, max_delay_s=1e6, is_eager=False, inline=limits)
+    large = producer.append([Part(T, columns_of([Record(payload=b"l" * 2000)]))])
+    small = producer.append([Part(T, columns_of([Record(payload=b"s")]))])
+    await asyncio.sleep(0.05)
+    assert not large.done()
+    assert not small.done()
+    await producer.close()
+    [[first], [second]] = await large, await small
+    assert isinstance(first, AppendResult)
+    assert isinstance(second, AppendResult)
+    assert (first.start_offset, second.start_offset) == (2, 3)

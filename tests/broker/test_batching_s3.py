@@ -60,7 +60,7 @@ def serve(s3_server: S3Server, tmp_path: Path) -> Serve:
             s3_region_name=s3_server.region,
             s3_access_key_id=s3_server.access_key,
             s3_secret_access_key=Secret(s3_server.secret_key),
-            **settings,
+            **{"inline_max_bytes": 0, **settings},
         )
         async with opened_log(complete) as log:
             broker = Broker(log, complete)
@@ -125,3 +125,13 @@ async def test_topics_without_blobs_wait_for_nobody(serve: Serve) -> None:
         assert served.puts == 0
         assert not waiting.done()
         assert not both.done()
+
+
+async def test_small_requests_are_no_puts_at_all(serve: Serve) -> None:
+    async with serve(inline_max_bytes=16 << 10) as served:
+        answers = [await served.produce("t", f"{number}") for number in range(5)]
+        assert [answer["start_offset"] for answer in answers] == [1, 2, 3, 4, 5]
+        assert served.puts == 0
+        metrics = (await served.client.get("/metrics")).json()
+        ways = {each["way"]: each["value"] for each in metrics["llog_appends_total"]}
+        assert ways == {"inline": 5, "blob": 0}

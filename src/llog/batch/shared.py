@@ -48,7 +48,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     offset or higher ones.
     """
     start_offset: Positive | None = None
-    """The offset of the first record; only in a compacted blob, where it is known."""
+    """The offset of the first record; only in a compacted blob and in a copy of inline records, where it is known."""
 
 
 class BlobHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,41 +68,64 @@ def pack(
     created_at_ms: int,
     codec: Codec = Codec.NONE,
     next_offsets: Sequence[int] | None = None,
+    start_offsets: Sequence[int] | None = None,
 ) -> tuple[list[Buffer], list[Body]]:
     """Pack groups of (partition, its topic's directory, stamped columns) into a blob. Return the buffers to be written
     one after the other, and the body of each group, in their order.
 
-    `next_offsets` are those of the partitions, if known. Raises `RecordTooLarge` if a group or the header is too large.
+    `next_offsets` are those of the partitions, and `start_offsets` those of the records, if known. Raises
+    `RecordTooLarge` if a group or the header is too large.
     """
     bodies: list[Body] = []
     body_parts: list[Buffer] = []
     position = 0
-    for number, ((topic, partition), directory, columns) in enumerate(groups):
-        parts = encode(columns, codec)
-        length = sum(map(len, parts))
-        timestamp_min, timestamp_max = timestamp_bounds(columns)
-        bodies.append(
-            Body(
-                topic=topic,
-                partition=partition,
-                directory=directory,
-                msg_count=columns.count,
-                encoding=ENCODING,
-                body_offset=position,
-                body_length=length,
-                append_ms=columns.append_runs[0][1],
-                timestamp_min=timestamp_min,
-                timestamp_max=timestamp_max,
-                next_offset=None if next_offsets is None else next_offsets[number],
-            )
+    for number, (tp, directory, columns) in enumerate(groups):
+        parts, body = encode_body(
+            tp,
+            directory,
+            columns,
+            codec,
+            body_offset=position,
+            next_offset=None if next_offsets is None else next_offsets[number],
+            start_offset=None if start_offsets is None else start_offsets[number],
         )
+        bodies.append(body)
         body_parts += parts
-        if length % 8:
-            body_parts.append(bytes(-length % 8))
-        position += padded_length(length)
+        if body.body_length % 8:
+            body_parts.append(bytes(-body.body_length % 8))
+        position += padded_length(body.body_length)
 
     start, bodies = _encode_start(bodies, writer, created_at_ms)
     return [start, *body_parts], bodies
+
+
+def encode_body(
+    tp: TopicPartition,
+    directory: str,
+    columns: Columns,
+    codec: Codec = Codec.NONE,
+    *,
+    body_offset: int = 0,
+    next_offset: int | None = None,
+    start_offset: int | None = None,
+) -> tuple[list[Buffer], Body]:
+    """Encode one group of stamped columns as a batch. Return its buffers and its description."""
+    parts = encode(columns, codec)
+    timestamp_min, timestamp_max = timestamp_bounds(columns)
+    return parts, Body(
+        topic=tp.topic,
+        partition=tp.partition,
+        directory=directory,
+        msg_count=columns.count,
+        encoding=ENCODING,
+        body_offset=body_offset,
+        body_length=sum(map(len, parts)),
+        append_ms=columns.append_runs[0][1],
+        timestamp_min=timestamp_min,
+        timestamp_max=timestamp_max,
+        next_offset=next_offset,
+        start_offset=start_offset,
+    )
 
 
 def body_parts(parts: Sequence[Buffer], bodies: Sequence[Body]) -> Iterator[Sequence[Buffer]]:
@@ -121,8 +144,23 @@ def body_parts(parts: Sequence[Buffer], bodies: Sequence[Body]) -> Iterator[Sequ
 
 def pack_one(body: Body, parts: Sequence[Buffer], *, writer: str, created_at_ms: int) -> tuple[list[Buffer], Body]:
     """Pack one encoded body into a blob. Return the blob's buffers, and the body with its offset."""
-    start, [placed] = _encode_start([body], writer, created_at_ms)
-    return [start, *parts, bytes(-body.body_length % 8)], placed
+    buffers, [placed] = pack_encoded([(body, parts)], writer=writer, created_at_ms=created_at_ms)
+    return buffers, placed
+
+
+def pack_encoded(
+    encoded: Sequence[tuple[Body, Sequence[Buffer]]], *, writer: str, created_at_ms: int
+) -> tuple[list[Buffer], list[Body]]:
+    """Pack encoded bodies into a blob. Return the blob's buffers, and the bodies with their offsets."""
+    bodies: list[Body] = []
+    buffers: list[Buffer] = []
+    position = 0
+    for body, parts in encoded:
+        bodies.append(msgspec.structs.replace(body, body_offset=position))
+        buffers += [*parts, bytes(-body.body_length % 8)]
+        position += padded_length(body.body_length)
+    start, placed = _encode_start(bodies, writer, created_at_ms)
+    return [start, *buffers], placed
 
 
 def header_length(data: Buffer) -> int:

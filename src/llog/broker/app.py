@@ -37,7 +37,7 @@ from llog.groups.listing import GroupListing
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, is_remote
-from llog.log.opening import writer_options
+from llog.log.opening import inline_limits, writer_options
 from llog.log.records import Topic
 from llog.runtime import uuid7
 
@@ -58,7 +58,9 @@ class Broker:
         object_reader = log.engines[OBJECT].reader(log)
         assert isinstance(object_reader, Reader)
         self._views = Views(log, settings.tail_staleness_ms, object_reader)
-        appender = EngineAppender(log, writer_options(settings, on_commit=self._keep_appended))
+        appender = EngineAppender(
+            log, writer_options(settings, on_commit=self._keep_appended, counts=self.metrics.appends)
+        )
         self._eager_producer = self._batching_producer(appender, is_eager=True)
         self._patient_producer = self._batching_producer(appender, is_eager=False)
         is_patient = settings.batch_max_delay_ms is not None or is_remote(log.blobs.uri)
@@ -131,6 +133,7 @@ class Broker:
             max_bytes=settings.batch_max_bytes,
             max_delay_s=settings.batch_delay_ms / 1000,
             is_eager=is_eager,
+            inline=inline_limits(settings),
         )
 
     def _keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:

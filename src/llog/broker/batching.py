@@ -4,7 +4,8 @@ Requests accumulate and go out together when LLOG_BATCH_MAX_BYTES wait, or when 
 LLOG_BATCH_MAX_DELAY_MS, whichever comes first: every blob in a bucket costs a PUT. Several batches may be under way.
 
 An eager producer also sends what waits as soon as no batch is under way: a lone client waits for the stores and for
-nothing else, and batches grow with the load. Local files and the engines that use no blobs are written that way.
+nothing else, and batches grow with the load. Local files and the engines that use no blobs are written that way, and so
+is what needs no blob because it is small enough to be inline (`log/inline.py`), until a partition is full of that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
 from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable
 from llog.log.engine import AppendGroup, AppendResult, LogAppender
+from llog.log.inline import InlineLimits, batch_bytes_max
 from llog.log.record_producers import RecordProducer
 from llog.model import TopicPartition
 
@@ -50,7 +52,8 @@ class _Request(NamedTuple):
 class BatchingProducer:
     """Appends through one appender. Records of one partition keep the order of the calls.
 
-    `is_eager` says whether requests leave at once while no batch is under way.
+    `is_eager` says whether requests leave at once while no batch is under way; otherwise only those do that `inline`
+    admits.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class BatchingProducer:
         max_bytes: int,
         max_delay_s: float,
         is_eager: bool,
+        inline: InlineLimits | None = None,
         flushes_max: int = FLUSHES_MAX,
     ) -> None:
         self._appender = appender
@@ -68,6 +72,9 @@ class BatchingProducer:
         self._max_bytes = max_bytes
         self._max_delay_s = max_delay_s
         self._is_eager = is_eager
+        self._inline = inline or InlineLimits()
+        self._is_inline_refused = False
+        """Whether the last batch was small enough to be inline, but had a partition that was full."""
         self._flushes_max = flushes_max
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
@@ -120,8 +127,24 @@ class BatchingProducer:
 
     def _is_due(self, now: float) -> bool:
         is_full = self._waiting_bytes >= self._max_bytes
-        may_leave_at_once = self._is_eager and not self._flushes
-        return may_leave_at_once or is_full or self._is_closing or now >= self._waiting[0].deadline
+        if is_full or self._is_closing or now >= self._waiting[0].deadline:
+            return True
+        return not self._flushes and (self._is_eager or self._fits_inline())
+
+    def _fits_inline(self) -> bool:
+        """Return whether all that waits needs no blob, as far as the last batch shows."""
+        if not self._inline.group_bytes_max or self._is_inline_refused:
+            return False
+        sizes: dict[TopicPartition, int] = {}
+        total = 0
+        for request in self._waiting:
+            for tp, columns, *_ in request.parts:
+                size = batch_bytes_max(columns)
+                sizes[tp] = sizes.get(tp, 0) + size
+                total += size
+                if total > self._inline.flush_bytes_max:
+                    return False
+        return self._inline.fit(sizes.values())
 
     def _end_flush(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
@@ -145,7 +168,9 @@ class BatchingProducer:
     async def _append(self, batch: Sequence[_Request]) -> None:
         try:
             joined = _join(batch)
+            refused = self._metrics.appends.full
             results = await self._append_groups([each.group() for each in joined])
+            self._is_inline_refused = self._metrics.appends.full > refused
         except Exception as error:
             for request in batch:
                 if not request.answer.done():

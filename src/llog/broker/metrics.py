@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from llog.log.inline import AppendCounts
 from llog.stores.counting import OperationCounts
 
 BATCH_BYTES: Final = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -43,6 +44,7 @@ class Metrics:
         self.produced_bytes = 0
         self.consumed_records = 0
         self.consumed_bytes = 0
+        self.appends = AppendCounts()
         self.batches = 0
         self.batch_records = 0
         self.batch_bytes = 0
@@ -92,6 +94,13 @@ class Metrics:
             ("llog_consumed_bytes_total", "counter", "Bytes consumed.", self.consumed_bytes),
             ("llog_batch_records_total", "counter", "Records in batches.", self.batch_records),
             ("llog_batch_groups_total", "counter", "Partitions in batches.", self.batch_groups),
+            ("llog_inline_bytes_total", "counter", "Bytes appended inline.", self.appends.inline_bytes),
+            (
+                "llog_inline_full_total",
+                "counter",
+                "Small appends that needed a blob, because their partition was full of inline bytes.",
+                self.appends.full,
+            ),
             ("llog_buffered_bytes", "gauge", "Bytes of requests not answered yet.", self.buffered_bytes),
             ("llog_flushes_in_flight", "gauge", "Batches being written to the stores.", self.flushes_in_flight),
             ("llog_tail_hits_total", "counter", "Batches read from the tail.", self.tail_hits),
@@ -114,6 +123,9 @@ class Metrics:
             ("llog_keyed_fenced", "gauge", "1 once another writer has taken over the keyed log.", self.keyed_fenced),
         ):
             yield Sample(name, kind, text, (), value)
+        for way, appends in (("inline", self.appends.inline), ("blob", self.appends.blob)):
+            text = "Appends to partitions, inline in the metadata store or through a blob."
+            yield Sample("llog_appends_total", "counter", text, (("way", way),), appends)
         yield from self._batch_sizes()
         for store, counts in stores:
             if counts is not None:

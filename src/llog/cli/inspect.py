@@ -102,6 +102,8 @@ async def _describe_blob(log: Log, name: str) -> BlobDescription:
 
 
 def _show_object(partition: PartitionDescription) -> None:
+    from llog.log.inline import describe_address, inline_bytes
+
     control = partition.control
     click.echo(f"{partition.topic}/{partition.partition}: {control.log_state}, in directory {partition.directory}")
     click.echo(f"  offsets     log start {control.log_start_offset}, next offset {control.next_offset}")
@@ -109,6 +111,9 @@ def _show_object(partition: PartitionDescription) -> None:
     if control.pending is not None:
         click.echo(f"  pending     offsets {control.pending.start_offset} to {control.pending.end_offset}")
     click.echo(f"  compacted   below offset {partition.cursor}")
+    if control.inline_total:
+        until = ", blobs until they are compacted" if control.inline_full else ""
+        click.echo(f"  inline      {format_size(inline_bytes(control))} not compacted{until}")
     if partition.compaction is not None:
         run = partition.compaction
         click.echo(f"  compaction  {run.state}, offsets {run.start_offset} to {run.end_offset}, blob {run.blob}")
@@ -126,7 +131,7 @@ def _show_object(partition: PartitionDescription) -> None:
                 format_size(each.entry.byte_length),
                 each.entry.encoding,
                 format_time(each.entry.append_ms),
-                each.entry.data_uri,
+                describe_address(each.entry.data_uri),
             ]
             for each in partition.entries
         ]

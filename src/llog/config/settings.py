@@ -90,6 +90,11 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
                     f"LLOG_AUTO_CREATE is {number[:40]!r}: write lazy, off, or a number of partitions from 1 to "
                     f"{PARTITIONS_MAX}"
                 )
+        if self.inline_partition_max_bytes < self.inline_max_bytes:
+            raise ConfigurationError(
+                f"LLOG_INLINE_PARTITION_MAX_BYTES is {self.inline_partition_max_bytes}, less than one append "
+                f"(LLOG_INLINE_MAX_BYTES is {self.inline_max_bytes}): raise it, or lower the other"
+            )
         if self.batch_max_buffer_bytes < self.batch_max_bytes:
             raise ConfigurationError(
                 f"LLOG_BATCH_MAX_BUFFER_BYTES is {self.batch_max_buffer_bytes}, less than one batch "

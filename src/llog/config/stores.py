@@ -203,3 +203,24 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
         Literal["none", "lz4", "zstd"],
         Meta(description="How this process compresses the records that it writes. Readers understand every codec."),
     ] = "none"
+    inline_max_bytes: Annotated[
+        int,
+        Meta(
+            description="The most bytes of one append to one partition that go into the metadata store instead of a "
+            "blob, if no append of the same batch is larger and the batch has at most 256 KiB. Lower it to spare the "
+            "metadata store; 0 puts all records into blobs.",
+            ge=0,
+            le=256 << 10,
+            extra={"unit": "size"},
+        ),
+    ] = 16 << 10
+    inline_partition_max_bytes: Annotated[
+        int,
+        Meta(
+            description="The most bytes of records that one partition may have in the metadata store. A partition "
+            "that has them puts all appends into blobs until compaction has emptied it.",
+            ge=1,
+            le=16 << 20,
+            extra={"unit": "size"},
+        ),
+    ] = 256 << 10

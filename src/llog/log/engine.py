@@ -16,6 +16,7 @@ from llog.batch.columns import Buffer, Columns
 from llog.batch.format import Codec
 from llog.errors import LlogError, WrongEngine
 from llog.log.findings import VerifyReport
+from llog.log.inline import AppendCounts, InlineLimits
 from llog.log.producers import Producer
 from llog.log.record_producers import RecordProducer
 from llog.log.records import Topic
@@ -161,7 +162,7 @@ the batch as it is stored (`bytes-batch-v1`). It must neither raise nor block: a
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How appends are made. Retries, the codec and the callback are those of the object engine."""
+    """How appends are made. Retries, the codec, inline appends and the callback are those of the object engine."""
 
     codec: Codec = Codec.NONE
     append_bytes_max: int = 256 << 20
@@ -171,6 +172,9 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Called for each partition as soon as a writer has won the CAS that commits its batch. Not called for an append
     that was repeated, that another process uploaded, or whose answer from the metadata store was lost.
     """
+    inline: InlineLimits = InlineLimits()
+    counts: AppendCounts | None = None
+    """Counts the appends by the way that they went."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ class ProblemKind(StrEnum):
     CORRUPT = "corrupt"
     COUNT_MISMATCH = "count_mismatch"
     TIME_ORDER = "time_order"
+    INLINE_TOTAL = "inline_total"
     CONTROL = "control"
     CURSOR = "cursor"
     BREADCRUMB = "breadcrumb"

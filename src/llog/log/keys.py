@@ -21,7 +21,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `log-id/format` | `LogFormat`: the format of all keys and blobs | first opener | always; an older log gets it when it is opened |
 
 Blob names, below the root of the blob store: `wal-shared/{uuid7}`, `sink/{sink}/{uuid7}`,
-`{dir}/partitions/{p}/data/compacted/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
+`{dir}/partitions/{p}/data/compacted/{uuid7}`, `compacted-shared/{uuid7}`, and for a moment `clock/{uuid7}`, to learn the store's time.
 A topic's directory never has one of these names (`RESERVED`).
 """  # noqa: E501
 
@@ -44,9 +44,22 @@ HOMES: Final = ROOT + "homes/"
 MEMBERS: Final = "members"
 WAL: Final = ROOT + "wal-shared/"
 SINK_BLOBS: Final = ROOT + "sink/"
+COMPACTED_SHARED: Final = ROOT + "compacted-shared/"
 CLOCK: Final = ROOT + "clock/"
 RESERVED: Final = frozenset(
-    {"topics", "sinks", "pins", "groups", "owners", "homes", "wal-shared", "sink", "clock", "log-id"}
+    {
+        "topics",
+        "sinks",
+        "pins",
+        "groups",
+        "owners",
+        "homes",
+        "wal-shared",
+        "sink",
+        "compacted-shared",
+        "clock",
+        "log-id",
+    }
 )
 
 

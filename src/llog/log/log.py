@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from llog.errors import BlobExists, OutcomeUnknown, StoreUnavailable, VersionMismatch, WrongStore
+from llog.log.cas import update
 from llog.log.engine import Engine
 from llog.log.keys import LOG_FORMAT, LOG_ID, TOPICS
 from llog.log.owners import Owners
@@ -15,7 +16,9 @@ from llog.stores.blobs import BlobStore
 from llog.stores.meta import ABSENT, MetaStore, prefix_end
 
 FORMAT: Final = LogFormat()
-"""The format that this version writes, and the highest that it knows."""
+"""The format of a new log."""
+INLINE_FORMAT: Final = LogFormat(number=2, needs="0.2.0")
+"""The format of a log with inline appends, and the highest that this version knows."""
 
 
 class Log(NamedTuple):
@@ -58,11 +61,17 @@ async def check_format(log: Log) -> None:
             raise
         return  # A log of format 1 without a number can be read while its store takes no writes.
     stored = decode(LogFormat, value, LOG_FORMAT)
-    if stored.number > FORMAT.number:
+    if stored.number > INLINE_FORMAT.number:
         raise WrongStore(
-            f"the log has format {stored.number}, and this version of llog knows the formats up to {FORMAT.number}: "
-            f"use llog {stored.needs} or later"
+            f"the log has format {stored.number}, and this version of llog knows the formats up to "
+            f"{INLINE_FORMAT.number}: use llog {stored.needs} or later"
         )
+
+
+async def raise_format(log: Log, needed: LogFormat) -> None:
+    """Give the log at least this format, before anything is written that older versions do not know."""
+    await _get_or_put(log, LOG_FORMAT, encode(needed))
+    await update(log, LOG_FORMAT, LogFormat, lambda stored: needed if stored.number < needed.number else stored)
 
 
 async def tie_together(log: Log) -> None:

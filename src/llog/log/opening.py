@@ -20,6 +20,7 @@ from llog.engines.registry import all_engines
 from llog.engines.rocksdb.handle import RocksHandle
 from llog.errors import ConfigurationError, InvalidArgument, LlogError, LogNotFound, StoreUnavailable, WrongStore
 from llog.log.engine import Engine, OnCommit, WriterOptions
+from llog.log.inline import AppendCounts, InlineLimits
 from llog.log.keys import LOG_ID
 from llog.log.log import Log, check_format, tie_together
 from llog.log.owners import Owners
@@ -146,8 +147,18 @@ def _log_not_found(settings: Settings) -> LogNotFound:
     )
 
 
-def writer_options(settings: Settings, *, on_commit: OnCommit | None = None) -> WriterOptions:
-    return WriterOptions(codec=Codec(settings.codec), on_commit=on_commit)
+def writer_options(
+    settings: Settings, *, on_commit: OnCommit | None = None, counts: AppendCounts | None = None
+) -> WriterOptions:
+    return WriterOptions(
+        codec=Codec(settings.codec), on_commit=on_commit, inline=inline_limits(settings), counts=counts
+    )
+
+
+def inline_limits(settings: Settings) -> InlineLimits:
+    return InlineLimits(
+        group_bytes_max=settings.inline_max_bytes, partition_bytes_max=settings.inline_partition_max_bytes
+    )
 
 
 def segment_options(settings: Settings) -> SegmentOptions:

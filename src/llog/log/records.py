@@ -37,7 +37,8 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """The range of bytes in one blob that holds `msg_count` records, the last at the offset in this entry's key.
 
     `max_append_ms` and `max_timestamp_ms` are running maxima over the partition up to here, so that the index can be
-    bisected by either. `data_uri` is a full address for remote stores and relative to the root for local files.
+    bisected by either. `data_uri` is a full address for remote stores and relative to the root for local files; an
+    inline append has its bytes there (`log/inline.py`).
     """
 
     kind: Kind
@@ -53,10 +54,18 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     max_timestamp_ms: int = 0
     parts: tuple[BatchPart, ...] = ()
     """The batches of a body that consists of several."""
+    inline_total: int = 0
+    """The running total of the partition's inline bytes up to here."""
 
 
 def entry_of(
-    body: Body, data_uri: str, kind: Kind, *, max_append_ms: int | None = None, max_timestamp_ms: int | None = None
+    body: Body,
+    data_uri: str,
+    kind: Kind,
+    *,
+    max_append_ms: int | None = None,
+    max_timestamp_ms: int | None = None,
+    inline_total: int = 0,
 ) -> IndexEntry:
     """Return the index entry of a body of this blob; its running maxima are its own times unless they are given."""
     return IndexEntry(
@@ -71,6 +80,7 @@ def entry_of(
         timestamp_max=body.timestamp_max,
         max_append_ms=body.append_ms if max_append_ms is None else max_append_ms,
         max_timestamp_ms=body.timestamp_max if max_timestamp_ms is None else max_timestamp_ms,
+        inline_total=inline_total,
     )
 
 
@@ -110,6 +120,14 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The states of producers of records that end at or below this offset are forgotten."""
     writers: dict[str, ProducerState] = {}
     writers_evicted_through: int = 0
+    inline_total: int = 0
+    """The inline bytes of all appends."""
+    inline_compacted: int = 0
+    """The running total of the newest entry that was compacted or trimmed: it only grows, and is raised to a maximum,
+    so that a compaction which is resumed counts once.
+    """
+    inline_full: bool = False
+    """Whether appends put blobs until `inline_compacted` has reached `inline_total`."""
 
 
 class CompactionCursor(msgspec.Struct, frozen=True):

@@ -100,7 +100,7 @@ def _begin_append(client: Client, records: int) -> None:
 async def broker(world: World, me: Process, log: Log) -> None:
     """Append for clients, several of them in one call."""
     draw = me.runtime.random()
-    writer = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    writer = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX, inline=world.plan.inline))
     number = 0
     while True:
         await me.runtime.sleep(draw.expovariate(1.5))
@@ -167,7 +167,7 @@ def _check_refusal(world: World, client: Client, sent: Sent, error: LlogError, *
 
 async def finish(world: World, me: Process, log: Log) -> None:
     """Let every client learn what became of its appends."""
-    writer = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX))
+    writer = Writer(log, WriterOptions(attempts_max=_ATTEMPTS_MAX, inline=world.plan.inline))
     for client in world.clients.alive:
         while client.under_way:
             sent = client.under_way[0]

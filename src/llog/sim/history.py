@@ -3,8 +3,8 @@
 At the moment of a commit, the checker reads the payloads of the new offsets from the blob; from then on, each offset
 has its payload for ever. I1: records are readable and never change. I2: offsets are dense and grow. I3: acknowledged
 records are never lost, unacknowledged ones appear at most once. I4: fences. I5: index and cursor. I6: blobs. I8:
-repeated appends. I9: answers without records. S1: a sink's batches. `group_history.py` checks I7, for groups;
-`holder_history.py` checks W1 and W2, for owners; `outbox.py` checks O1.
+repeated appends. I9: answers without records. I10: inline bytes are counted and bounded. S1: a sink's batches.
+`group_history.py` checks I7, for groups; `holder_history.py` checks W1 and W2, for owners; `outbox.py` checks O1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from llog.batch.encodings import decoder
 from llog.engines.object.reader import pending_spans
 from llog.engines.object.views import View
 from llog.log.engine import Bounds
+from llog.log.inline import InlineLimits, from_inline, inline_bytes, is_inline
 from llog.log.keys import GROUPS, HOMES, OWNERS, ROOT, SINKS, TOPICS, PartitionKeys, end_offset_of, topic_key
 from llog.log.records import CompactionCursor, Control, IndexEntry, Kind, LogState, Sink, Topic, decode
 from llog.model import TopicPartition
@@ -39,12 +40,13 @@ _CURSOR: Final = "/meta/compaction-cursor"
 
 
 class BlobSpan(NamedTuple):
-    """The offsets that an index entry covers, and the blob that holds them."""
+    """The offsets that an index entry covers, and the blob that holds them: none if the entry does."""
 
     start: int
     end: int
     blob: str
     kind: Kind
+    inline_bytes: int = 0
 
 
 class PartitionNow(NamedTuple):
@@ -64,7 +66,15 @@ class SinkRecord(NamedTuple):
 
 
 class History:
-    def __init__(self, meta: WatchedMeta, blobs: MemoryBlobs, outbox: SimOutbox, actor: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        meta: WatchedMeta,
+        blobs: MemoryBlobs,
+        outbox: SimOutbox,
+        actor: Callable[[], str],
+        inline: InlineLimits,
+    ) -> None:
+        self._inline = inline
         self.groups = GroupHistory(meta, actor)
         self.leases = HolderHistory("W1")
         self.homes = HolderHistory("W2")
@@ -216,6 +226,14 @@ class History:
             raise Violation(f"I5: the index of {prefix} ends at {expected}, its next offset is {control.next_offset}")
         self.check_compacted(prefix, control)
 
+    def check_no_inline(self, prefix: str) -> None:
+        """I10: once upkeep has nothing left to do, no record is inline, and the control record counts none."""
+        control = self._control(prefix)
+        if control is None or control.log_state is LogState.DELETED:
+            return
+        if any(span.inline_bytes for span in self._spans(prefix)) or inline_bytes(control):
+            raise Violation(f"I10: {prefix} still has inline records, and counts {inline_bytes(control)} bytes of them")
+
     def check_compacted(self, prefix: str, control: Control) -> None:
         """I5: all offsets below the cursor are in compacted blobs, or trimmed."""
         found = self._meta.value(prefix + "meta/compaction-cursor")
@@ -277,11 +295,12 @@ class History:
                 if control.log_state is LogState.DELETED or prefix in gone:
                     continue
                 for pending in pending_spans(control):
-                    found[_name(pending.entry)] = key
+                    if not is_inline(pending.entry.data_uri):
+                        found[_name(pending.entry)] = key
                 lowest = control.next_offset
                 spans = self._spans(prefix) + self._uncovered_spans(prefix)
                 for span in sorted(spans, key=lambda span: (span.end, span.kind is Kind.COMPACTED), reverse=True):
-                    if span.start < lowest and span.end >= control.log_start_offset:
+                    if span.start < lowest and span.end >= control.log_start_offset and span.blob:
                         found[span.blob] = f"{prefix}index/{span.end:020}"
                     lowest = min(lowest, span.start)
         return found
@@ -321,6 +340,27 @@ class History:
             self._record_commit(prefix, old, new)
         if old.pending is not None and new.pending != old.pending and new.log_state is not LogState.DELETED:
             self._require(prefix, new, old.pending.start_offset, old.pending.end_offset)
+        self._check_inline_count(prefix, new)
+
+    def _check_inline_count(self, prefix: str, control: Control) -> None:
+        """I10: the control record never counts fewer inline bytes than the partition has, nor more than it may have."""
+        if control.log_state is LogState.DELETED:
+            return
+        counted = inline_bytes(control)
+        if not 0 <= counted <= self._inline.partition_bytes_max:
+            raise Violation(f"I10: {prefix} counts {counted} inline bytes of {self._inline.partition_bytes_max}")
+        spans = self._spans(prefix)
+        compacted = [span for span in [*spans, *self._lost_spans(prefix)] if span.kind is Kind.COMPACTED]
+        present = {
+            span.end: span.inline_bytes
+            for span in spans
+            if span.end >= control.log_start_offset
+            and not any(other.start <= span.start and span.end <= other.end for other in compacted)
+        }
+        for pending in pending_spans(control):
+            present[pending.end_offset] = _inline_length(pending.entry)
+        if sum(present.values()) > counted:
+            raise Violation(f"I10: {prefix} has {sum(present.values())} inline bytes, but counts {counted}")
 
     def _record_commit(self, prefix: str, old: Control, new: Control) -> None:
         if new.pending is None or new.pending.start_offset != old.next_offset:
@@ -372,7 +412,7 @@ class History:
             self._compacted_put(prefix, span, replaced=old is not None or lost)
         if span.end >= control.next_offset or span.start < 1:
             raise Violation(f"I5: {key} was put, but the next offset is {control.next_offset}")
-        if span.blob not in self._blobs.blobs:
+        if not self._is_there(span):
             leftover = span.end < control.log_start_offset or any(
                 other.start <= span.start
                 and (span.end < other.end or (span.end == other.end and span.kind is not other.kind))
@@ -431,11 +471,19 @@ class History:
             if blob not in self._blobs.blobs:
                 raise Violation(f"I6: {key} was put, but its blob {blob} is not there")
 
+    def _is_there(self, span: BlobSpan) -> bool:
+        """Return whether the records of the span can be read."""
+        return not span.blob or span.blob in self._blobs.blobs
+
     def _payloads(self, prefix: str, entry: IndexEntry) -> list[bytes]:
-        blob = self.damage.undamaged(_name(entry))
-        if blob is None:
-            raise Violation(f"I6: an append to {prefix} was committed, but its blob {entry.data_uri} is not there")
-        data: Buffer = blob[entry.byte_offset : entry.byte_offset + entry.byte_length]
+        data: Buffer
+        if is_inline(entry.data_uri):
+            data = from_inline(entry.data_uri)
+        else:
+            blob = self.damage.undamaged(_name(entry))
+            if blob is None:
+                raise Violation(f"I6: an append to {prefix} was committed, but its blob {entry.data_uri} is not there")
+            data = blob[entry.byte_offset : entry.byte_offset + entry.byte_length]
         payloads: list[bytes] = decoder(entry.encoding)(data).values.to_pylist()
         return payloads
 
@@ -458,7 +506,7 @@ class History:
         control = self._control(prefix) if lost else None
         if control is None:
             return []
-        there = [span for span in self._spans(prefix) if span.blob in self._blobs.blobs]
+        there = [span for span in self._spans(prefix) if self._is_there(span)]
         there += [BlobSpan(p.start_offset, p.end_offset, "", Kind.WAL) for p in pending_spans(control)]
         return [
             span
@@ -473,7 +521,8 @@ class History:
         span = self._span_cache.get((key, value))
         if span is None:
             entry, end = decode(IndexEntry, value, key), end_offset_of(key)
-            span = self._span_cache[key, value] = BlobSpan(end - entry.msg_count + 1, end, _name(entry), entry.kind)
+            span = BlobSpan(end - entry.msg_count + 1, end, _name(entry), entry.kind, _inline_length(entry))
+            self._span_cache[key, value] = span
         return span
 
     def _topics(self) -> list[Topic]:
@@ -496,5 +545,12 @@ class History:
         return names[::-1]
 
 
+def _inline_length(entry: IndexEntry) -> int:
+    return entry.byte_length if is_inline(entry.data_uri) else 0
+
+
 def _name(entry: IndexEntry) -> str:
+    """Return the name of the entry's blob; empty if the entry is inline."""
+    if is_inline(entry.data_uri):
+        return ""
     return entry.data_uri.removeprefix("memory://sim/")

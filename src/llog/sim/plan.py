@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from llog.log.inline import InlineLimits
 from llog.sim.stores import Faults
 
 STEPS = 6_000
@@ -49,6 +50,8 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between two jumps of one clock, or of all at once, ahead and soon back."""
     old_every: float = 1e9
     """Mean seconds between two wake-ups of servers that answer from the state in which they were paused."""
+    inline: InlineLimits = InlineLimits()
+    """What the appends of writers and producers may have inline."""
     producer_expiry_ms: int = 86_400_000
     old_readers: str = ""
     """The prefix of the roles whose reads these servers may answer."""
@@ -88,6 +91,32 @@ def with_owners(plan: SimPlan, source: random.Random) -> SimPlan:
     if source.random() > 1 / 6:
         return plan
     return msgspec.structs.replace(plan, roles=plan.roles | {"owner": source.choice((2, 3)), "tenant": 2})
+
+
+def with_inline_appends(plan: SimPlan, source: random.Random) -> SimPlan:
+    """Return the plan; in half of the seeds, with inline appends. `source` is separate, as with clocks."""
+    if source.random() > 1 / 2:
+        return plan
+    return inline_appends(plan, source.choice((600, 2_000, 100_000)))
+
+
+def inline_appends(plan: SimPlan, partition_bytes_max: int = 600) -> SimPlan:
+    """Appends that are inline, if they have at most two groups of two records, in partitions that are soon full."""
+    limits = InlineLimits(group_bytes_max=220, flush_bytes_max=440, partition_bytes_max=partition_bytes_max)
+    return msgspec.structs.replace(plan, inline=limits)
+
+
+def resumed_inline_compactions(plan: SimPlan) -> SimPlan:
+    """Compactors that crash and resume each other's runs of inline appends."""
+    plan = _only(
+        plan,
+        {"writer": 2, "compactor": 3},
+        Faults(lost_answer=0.05, delay=0.1),
+        crash_every=2.0,
+        partitions=1,
+        max_offsets=8,
+    )
+    return inline_appends(plan)
 
 
 def with_brokers(plan: SimPlan, source: random.Random) -> SimPlan:

@@ -14,6 +14,7 @@ import msgspec
 
 from llog.engines.object.collector import Collector, CollectorOptions
 from llog.engines.object.compaction.compactor import CompactionResult, Compactor, CompactorOptions
+from llog.engines.object.entry_bytes import read_bytes
 from llog.engines.object.fencing import fence, unfence
 from llog.engines.object.reader import Reader, decode_range
 from llog.engines.object.repair.clock import find_clock_damage, repair_clock
@@ -77,7 +78,7 @@ def raise_unexpected(error: LlogError, *allowed: type[LlogError]) -> None:
 async def writer(world: World, me: Process, log: Log) -> None:
     """Append without repeating anything, sometimes several appends at a time."""
     draw = me.runtime.random()
-    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX))
+    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX, inline=world.plan.inline))
     number = 0
     while True:
         await me.runtime.sleep(draw.expovariate(1.0))
@@ -143,7 +144,7 @@ async def producer(world: World, me: Process, log: Log) -> None:
 async def send(world: World, me: Process, log: Log) -> None:
     """Make one attempt to get the append in flight acknowledged."""
     sent = world.in_flight[me.role]
-    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX))
+    client = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX, inline=world.plan.inline))
     records = [Record(payload=payload) for payload in sent.payloads]
     group = AppendGroup(topic=sent.tp.topic, partition=sent.tp.partition, records=records, producer=sent.producer)
     result = (await _append(client, [group]))[0]
@@ -223,9 +224,7 @@ async def snapshot(world: World, me: Process, log: Log) -> None:
             for extent in extents:
                 await me.runtime.sleep(draw.choice((0.1, 20.0)) * draw.random())
                 try:
-                    data = await log.blobs.get_range(
-                        log.blob_name(extent.data_uri), extent.byte_offset, extent.byte_length
-                    )
+                    data = await read_bytes(log, extent)
                 except BlobNotFound as error:
                     if me.runtime.now_ms() >= expires_ms or me.runtime.is_ahead or me.runtime.jumps != jumps:
                         break  # The lease may have ended, or was taken at a time that no correct clock shows.

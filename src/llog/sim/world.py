@@ -34,6 +34,7 @@ from llog.sim.plan import (
     draw_plan,
     with_brokers,
     with_clock_jumps,
+    with_inline_appends,
     with_old_servers,
     with_owners,
     with_viewers,
@@ -118,6 +119,7 @@ class World:
         drawn = with_clock_jumps(draw_plan(self._source), self._jump_source)
         drawn = with_old_servers(drawn, self._old_source)
         drawn = with_owners(drawn, random.Random(f"owners of seed {seed}"))
+        drawn = with_inline_appends(drawn, random.Random(f"inline appends of seed {seed}"))
         drawn = with_brokers(drawn, random.Random(f"brokers of seed {seed}"))
         drawn = with_viewers(drawn, random.Random(f"viewers of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
@@ -130,7 +132,8 @@ class World:
         self.outbox = SimOutbox(STABLE)
         self.database = owners.SimDatabase(self._network)
         self.directories = owners.SimDirectories()
-        self.history = History(self._meta, self._blobs, self.outbox, lambda: self._network.actor)
+        limits = self.plan.inline
+        self.history = History(self._meta, self._blobs, self.outbox, lambda: self._network.actor, limits)
         self._lives: dict[str, int] = {}
         self._running: dict[Process, SimMetaStore] = {}
         self._findings: list[BaseException] = []
@@ -363,6 +366,7 @@ class World:
         for tp in partitions:
             keys = await find_keys(log, tp)
             self.history.check_partition(keys.prefix)
+            self.history.check_no_inline(keys.prefix)
             await self._check_readable(reader, tp, keys)
         marks = [name for name in self._blobs.names if name.startswith(LOG_ID)]
         self.history.check_blobs(marks)

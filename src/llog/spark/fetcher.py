@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from llog.batch.columns import byte_size, slice_columns
+from llog.engines.object.entry_bytes import location_of, read_ranges
 from llog.engines.object.reader import Reader, decode_range
 from llog.engines.object.snapshot import Extent
 from llog.errors import (
@@ -108,7 +109,7 @@ async def _fetch(log: Log, window: Sequence[_Wanted]) -> list[Buffer | LlogError
     async def fetch_blob(data_uri: str, indexes: list[int]) -> None:
         ranges = [(window[index].extent.byte_offset, window[index].extent.byte_length) for index in indexes]
         try:
-            parts: Sequence[Buffer | LlogError] = await log.blobs.get_ranges(log.blob_name(data_uri), ranges)
+            parts: Sequence[Buffer | LlogError] = await read_ranges(log, data_uri, ranges)
         except (BlobNotFound, CorruptBatch) as error:
             parts = [error] * len(indexes)
         for index, part in zip(indexes, parts, strict=True):
@@ -140,7 +141,7 @@ async def _decode(log: Log, wanted: _Wanted, data: Buffer | LlogError, fail_on_d
         columns = decode_range(tp, extent.start_offset, extent.end_offset, extent, data)
         yield Batch(tp, start, slice_columns(columns, start - extent.start_offset, stop - extent.start_offset))
     except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
-        lose(f"{_records(tp, start, stop)} are damaged: {error} (blob {extent.data_uri})", fail=fail_on_data_loss)
+        lose(f"{_records(tp, start, stop)} are damaged: {error} ({location_of(extent)})", fail=fail_on_data_loss)
     except OffsetOutOfRange as error:
         # A partition that ends before the planned offsets belongs to another topic of that name, or was restored.
         why = "retention" if error.offset < error.log_start_offset else "deletion"

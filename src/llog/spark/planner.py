@@ -1,4 +1,5 @@
-"""Plans tasks for ranges of offsets. Tasks carry blob names and byte ranges, so that none of them reads metadata again.
+"""Plans tasks for ranges of offsets. Tasks carry blob names and byte ranges, or inline records, so that none of them
+reads metadata again.
 
 A task reads located ranges, each in the order of its offsets. Large partitions are cut between extents; small ranges
 whose bytes lie in the same blobs share a task, so that neighbours in a blob share a GET. An extent is cut only if more
@@ -17,6 +18,7 @@ from pyspark.sql.datasource import InputPartition
 
 from llog.engines.object.reader import Reader
 from llog.engines.object.snapshot import Snapshot, take_snapshot
+from llog.engines.object.spill import spill_inline
 from llog.errors import OffsetOutOfRange
 from llog.log.catalog import Catalog
 from llog.log.engine import Bounds
@@ -28,6 +30,10 @@ from llog.spark.source_log import Range
 
 PACKED_BYTES_MAX = 64 << 20
 """The size up to which small ranges share a task."""
+
+
+INLINE_BYTES_MAX = 64 << 20
+"""The inline records that a plan carries; more go into a blob."""
 
 
 class LocatedRange(NamedTuple):
@@ -64,9 +70,9 @@ async def plan_tasks(
 ) -> list[ReadTask]:
     """Return the tasks for these ranges, which the caller has pinned."""
     reads = await log.meta.begin_reads()
+    found = await _locate_all(log, ranges, topics, fail_on_data_loss=fail_on_data_loss)
     located: list[LocatedRange] = []
-    for wanted in ranges:
-        (tp, start, stop), snapshot = await locate(log, wanted, fail_on_data_loss=fail_on_data_loss)
+    for (tp, start, stop), snapshot in found:
         if start < stop:
             located += _cut(snapshot, topics[tp.topic], start, stop, task_bytes_max)
     # The partitions were looked up by name: only an unchanged incarnation proves that all extents are of one topic.
@@ -76,6 +82,28 @@ async def plan_tasks(
     groups = _pack(located, min(task_bytes_max, PACKED_BYTES_MAX), min_tasks)
     # Without a task, Spark would create one of its own, which has no ranges.
     return [ReadTask(group, pin) for group in groups or [[]]]
+
+
+async def _locate_all(
+    log: Log, ranges: Sequence[Range], topics: Mapping[str, Topic], *, fail_on_data_loss: bool
+) -> list[tuple[Range, Snapshot]]:
+    """Locate all ranges, and put inline records that are too many for the plan into blobs.
+
+    A reader without a blob store of its own carries them all.
+    """
+    found: list[tuple[Range, Snapshot]] = []
+    carried: list[tuple[Snapshot, str]] = []
+    size = 0
+    for wanted in ranges:
+        located = await locate(log, wanted, fail_on_data_loss=fail_on_data_loss)
+        found.append(located)
+        snapshot = located[1]
+        carried.append((snapshot, topics[snapshot.tp.topic].directory))
+        size += snapshot.inline_bytes
+        if size > INLINE_BYTES_MAX and log.blobs.uri:
+            await spill_inline(log, carried)
+            carried, size = [], 0
+    return found
 
 
 async def read_bounds(log: Log, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:

@@ -61,16 +61,16 @@ def test_a_log_of_a_format_that_this_version_does_not_know_is_refused(llog: Llog
 
     async def upgrade() -> None:
         async with opened_log(load_settings()) as log:
-            await log.meta.put(LOG_FORMAT, encode(LogFormat(number=2, needs="0.7.0")))
+            await log.meta.put(LOG_FORMAT, encode(LogFormat(number=3, needs="0.7.0")))
 
     asyncio.run(upgrade())
     for command in (["topics", "list"], ["produce", "t"], ["collect"], ["verify"]):
         refused = llog(*command, stdin="one\n", code=2)
         assert refused.stdout == ""
         assert refused.stderr == (
-            f"llog: LLOG_META is sqlite://{tmp_path}/llog-data/meta.sqlite: the log has format 2, and this version "
+            f"llog: LLOG_META is sqlite://{tmp_path}/llog-data/meta.sqlite: the log has format 3, and this version "
             "of llog "
-            "knows the formats up to 1: use llog 0.7.0 or later\n"
+            "knows the formats up to 2: use llog 0.7.0 or later\n"
         )
 
 

@@ -41,6 +41,7 @@ from llog.engines.object.reader import pending_spans
 from llog.errors import VersionMismatch
 from llog.log.cas import update
 from llog.log.catalog import OBJECT, Catalog
+from llog.log.inline import is_inline
 from llog.log.keys import ROOT, SINK_BLOBS, SINKS, PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.pins import alive_pins
@@ -60,7 +61,9 @@ _GAPS_NAMED = 3
 _INDEX_PAGE = 5000
 _CONCURRENCY = 32
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
-_SHAPE = re.compile(rf"{ROOT}(?:wal-shared|clock|sink/[^/]+|[^/]+/partitions/[0-9]+/data/compacted)/{_UUID}")
+_SHAPE = re.compile(
+    rf"{ROOT}(?:wal-shared|compacted-shared|clock|sink/[^/]+|[^/]+/partitions/[0-9]+/data/compacted)/{_UUID}"
+)
 
 
 class CollectorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,14 +325,16 @@ async def references(log: Log, enumerated: Sequence[PartitionKeys], gaps: Gaps |
         finder = GapFinder(keys, control)
         pending = pending_spans(control)
         for span in pending:
-            yield log.blob_name(span.entry.data_uri)
+            if not is_inline(span.entry.data_uri):
+                yield log.blob_name(span.entry.data_uri)
         found = await log.meta.get(keys.compaction)
         if found is not None:
             yield decode(Compaction, found.value, found.key).blob
         async for found in scan(log.meta, keys.index):
             entry = decode(IndexEntry, found.value, found.key)
             finder.add(end_offset_of(found.key), entry)
-            yield log.blob_name(entry.data_uri)
+            if not is_inline(entry.data_uri):
+                yield log.blob_name(entry.data_uri)
         for span in pending:
             finder.add(span.end_offset, span.entry)
         holes = finder.gaps()

@@ -5,7 +5,7 @@ The protocol leaves no gaps, so a gap is damage: an index entry was lost. The lo
 blob that nothing names any more, and `llog repair index` can find them only there. As long as a gap exists, the
 collector therefore keeps every blob that could fill it:
 
-- the compacted blobs of that partition;
+- the compacted blobs of that partition, and those that partitions share;
 - shared blobs and sinks' blobs, whose names contain no partition, if they are stamped between the append times of the
   gap's neighbours, plus or minus `SLACK_MS` for clocks that differ and writers that were slow to commit.
 """
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from llog.log.keys import SINK_BLOBS, WAL, PartitionKeys
+from llog.log.keys import COMPACTED_SHARED, SINK_BLOBS, WAL, PartitionKeys
 from llog.log.records import Control, IndexEntry, LogState
 from llog.runtime import stamp_of
 
@@ -135,6 +135,8 @@ class Gaps:
 
     def keeps(self, blob: str) -> bool:
         """Return whether the blob could fill one of the gaps."""
+        if blob.startswith(COMPACTED_SHARED):
+            return bool(self._found)
         if not blob.startswith((WAL, SINK_BLOBS)):
             return blob[: blob.rfind("/") + 1] in self._compacted
         stamp = stamp_of(blob)

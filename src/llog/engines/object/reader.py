@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import chain, groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from llog.batch.format import ENCODING
 from llog.batch.multi_batch import positions
 from llog.engines.object.blob_reads import BlobRead, BlobReads
 from llog.engines.object.control_record import decode_control
+from llog.engines.object.entry_bytes import ByteRange, location_of
 from llog.engines.object.partition_keys import keys_in
 from llog.engines.reading import apply_timestamp_type, iter_from, read_offset
 from llog.errors import (
@@ -34,6 +35,7 @@ from llog.errors import (
 )
 from llog.log.catalog import Catalog
 from llog.log.engine import Batch, Bounds, PartitionView
+from llog.log.inline import from_inline, is_inline
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.records import Control, IndexEntry, Topic, decode
@@ -321,7 +323,10 @@ class Reader:
         """Return the bytes of parts of one blob: all of them, or as many as the blob has; raise if it lacks the
         first.
         """
-        blob = self._log.blob_name(parts[0].entry.data_uri)
+        data_uri = parts[0].entry.data_uri
+        if is_inline(data_uri):
+            return [from_inline(data_uri)] * len(parts)
+        blob = self._log.blob_name(data_uri)
         found = await blobs.get_ranges(blob, [(part.entry.byte_offset, part.entry.byte_length) for part in parts])
         data: list[Buffer] = []
         for each in found:
@@ -362,25 +367,11 @@ class Reader:
                 yield span
 
 
-class ByteRange(Protocol):
-    """The bytes of a blob that hold records: of an index entry, or of an extent of a snapshot."""
-
-    @property
-    def data_uri(self) -> str: ...
-    @property
-    def byte_offset(self) -> int: ...
-    @property
-    def byte_length(self) -> int: ...
-    @property
-    def encoding(self) -> str: ...
-
-
 def decode_range(
     tp: TopicPartition, start_offset: int, end_offset: int, byte_range: ByteRange, data: bytes | bytearray | memoryview
 ) -> Columns:
-    """Decode the records of these offsets and check their number against the index; errors name the blob."""
-    last_byte = byte_range.byte_offset + byte_range.byte_length
-    where = f"blob {byte_range.data_uri} (bytes {byte_range.byte_offset} to {last_byte})"
+    """Decode the records of these offsets and check their number against the index; errors name the place."""
+    where = location_of(byte_range)
     try:
         columns = decoder(byte_range.encoding)(data)
     except CorruptBatch as error:

@@ -52,7 +52,7 @@ async def retain(
         async for span in _spans(log, keys, control):
             size += span.entry.byte_length
         excess = size - retention_bytes
-    start, dropped = control.log_start_offset, 0
+    start, dropped, inline_total = control.log_start_offset, 0, 0
     async for span in _spans(log, keys, control):
         entry, size_through = span.entry, dropped + span.entry.byte_length
         newest = entry.max_append_ms if by is TimestampType.APPEND else entry.max_timestamp_ms
@@ -60,8 +60,8 @@ async def retain(
         too_much = excess is not None and size_through <= excess
         if not (too_old or too_much):
             break
-        start, dropped = max(start, span.end_offset + 1), size_through
-    return await _raise_start(log, tp, keys, start, dropped)
+        start, dropped, inline_total = max(start, span.end_offset + 1), size_through, entry.inline_total
+    return await _raise_start(log, tp, keys, start, dropped, inline_total)
 
 
 async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionResult:
@@ -77,12 +77,13 @@ async def trim(log: Log, tp: TopicPartition, before_offset: int) -> RetentionRes
         return control
 
     control = await read_confirming_errors(log.meta, read_checked_control, OffsetOutOfRange)
-    dropped = 0
+    dropped = inline_total = 0
     async for span in _spans(log, keys, control):
         if span.end_offset >= before_offset:
             break
         dropped += span.entry.byte_length
-    return await _raise_start(log, tp, keys, before_offset, dropped)
+        inline_total = span.entry.inline_total
+    return await _raise_start(log, tp, keys, before_offset, dropped, inline_total)
 
 
 async def _spans(log: Log, keys: PartitionKeys, control: Control) -> AsyncIterator[EntrySpan]:
@@ -112,8 +113,11 @@ async def _spans(log: Log, keys: PartitionKeys, control: Control) -> AsyncIterat
             yield span
 
 
-async def _raise_start(log: Log, tp: TopicPartition, keys: PartitionKeys, start: int, dropped: int) -> RetentionResult:
-    """Raise the log start to `start` by CAS, never lower it, and delete the index entries that end below it.
+async def _raise_start(
+    log: Log, tp: TopicPartition, keys: PartitionKeys, start: int, dropped: int, inline_total: int
+) -> RetentionResult:
+    """Raise the log start to `start` by CAS, never lower it, and delete the index entries that end below it, of which
+    the last has this running total of inline bytes.
 
     Works on the keys under which `start` was found: a topic that was created again meanwhile keeps its records.
     """
@@ -125,7 +129,13 @@ async def _raise_start(log: Log, tp: TopicPartition, keys: PartitionKeys, start:
             raise OffsetOutOfRange(str(tp), start, control.log_start_offset, control.next_offset)
         # Nobody reads a pending append below the log start; left there, it would keep its blob until the next append.
         pending = control.pending if control.pending and control.pending.end_offset >= start else None
-        return msgspec.structs.replace(control, log_start_offset=start, pending=pending)
+        trimmed = control.inline_total if start == control.next_offset else inline_total
+        return msgspec.structs.replace(
+            control,
+            log_start_offset=start,
+            pending=pending,
+            inline_compacted=max(control.inline_compacted, trimmed),
+        )
 
     change = await update_control(log, tp, keys, raise_start)
     old, new = change.old.log_start_offset, change.new.log_start_offset

@@ -41,6 +41,7 @@ from llog.errors import (
 )
 from llog.log.cas import Backoff, update
 from llog.log.engine import AppendResult
+from llog.log.inline import is_inline
 from llog.log.keys import SINK_BLOBS, WAL, sink_key
 from llog.log.log import Log
 from llog.log.producers import Producer
@@ -293,7 +294,8 @@ async def _resume_producer(log: Log, tp: TopicPartition, producer: Producer, blo
     """
     log_start, stop = await Reader(log).bounds(tp)
     if log_start <= producer.since:
-        names = {log.blob_name(extent.data_uri) for extent in await take_snapshot(log, tp, producer.since, stop)}
+        uris = {extent.data_uri for extent in await take_snapshot(log, tp, producer.since, stop)}
+        names = {log.blob_name(uri) for uri in uris if not is_inline(uri)}
         if names & blobs:
             return None
         if all(name.startswith((WAL, SINK_BLOBS)) for name in names):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from llog.engines.object.reader import EntrySpan, Reader, parts_of, pending_spans
 from llog.errors import InconsistentReadState, OffsetOutOfRange
+from llog.log.inline import is_inline
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, IndexEntry, Kind, decode
@@ -29,7 +30,7 @@ _ATTEMPTS = 3
 
 
 class Extent(NamedTuple):
-    """Consecutive records in one range of bytes of one blob."""
+    """Consecutive records in one range of bytes of one blob; inline records are in `data_uri` itself."""
 
     start_offset: int
     end_offset: int
@@ -70,6 +71,17 @@ class Snapshot:
         """A copy of the numbers: an array that shares its buffer with numpy cannot grow."""
         return np.array(self._numbers, np.int64).reshape(-1, 4)
 
+    @property
+    def inline_bytes(self) -> int:
+        """The bytes of the inline records, which the snapshot itself carries."""
+        return sum(extent.byte_length for extent in self if is_inline(extent.data_uri))
+
+    def move(self, position: int, data_uri: str, byte_offset: int, byte_length: int) -> None:
+        """Let the extent at this position lead to a copy of its records in a blob."""
+        self._numbers[4 * position + 2] = byte_offset
+        self._numbers[4 * position + 3] = byte_length
+        self._uris[position] = sys.intern(data_uri)
+
     def part(self, first: int, last: int) -> Snapshot:
         """Return the extents from position `first` up to `last`, exclusive."""
         part = Snapshot(self.tp)
@@ -87,7 +99,7 @@ class Snapshot:
         for start, end, part in parts_of(EntrySpan(start_offset, end_offset, entry)):
             numbers.extend((start, end, part.byte_offset, part.byte_length))
             # Partitions share blobs, and all snapshots share one string for each blob.
-            self._uris.append(sys.intern(part.data_uri))
+            self._uris.append(part.data_uri if is_inline(part.data_uri) else sys.intern(part.data_uri))
             self._encodings.append(sys.intern(part.encoding))
 
     def cut(self, stop: int) -> None:

@@ -16,6 +16,7 @@ from llog.batch.shared import Body
 from llog.engines.object.blob_headers import BlobHeaders
 from llog.engines.object.clocks import Window
 from llog.engines.object.collector import Listing, list_unreferenced
+from llog.engines.object.entry_bytes import location_of, read_bytes
 from llog.engines.object.reader import EntrySpan, Reader, decode_span, pending_spans
 from llog.engines.object.repair.damaged_index import decode_if_intact
 from llog.errors import (
@@ -29,6 +30,7 @@ from llog.errors import (
 )
 from llog.log.catalog import Catalog
 from llog.log.findings import Findings, Problem, ProblemKind, VerifyReport
+from llog.log.inline import describe_address, is_inline
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.pins import LEASE_MS, pin, release, renew
@@ -104,6 +106,7 @@ class _Walk:
         self._expected = FIRST_OFFSET
         """The lowest offset that no entry so far accounts for."""
         self._newest = (0, 0)
+        self._inline_total = 0
         self._found = Findings(tp)
 
     async def run(self, pin_id: str) -> VerifyReport:
@@ -157,6 +160,7 @@ class _Walk:
             await self._check_header(keys, span)
         self._found.pieces += 1
         self._check_times(span)
+        self._check_inline_total(span)
         self._expected = end + 1
         if self._progress is not None:
             self._progress(self._found.records)
@@ -165,12 +169,12 @@ class _Walk:
         """Return what is wrong with the bytes of a span, its checksum or its record count; None if nothing is."""
         entry = span.entry
         try:
-            data = await self._log.blobs.get_range(
-                self._log.blob_name(entry.data_uri), entry.byte_offset, entry.byte_length
-            )
+            data = await read_bytes(self._log, entry)
+            if len(data) != entry.byte_length:
+                raise InconsistentReadState(f"{location_of(entry)} has {len(data)} bytes, not {entry.byte_length}")
             decode_span(self._tp, span, data)
             if entry.parts != layout_of(data).parts:
-                raise InconsistentReadState(f"blob {entry.data_uri} has other batches than its index entry says")
+                raise InconsistentReadState(f"{location_of(entry)} has other batches than its index entry says")
         except (BlobNotFound, WrongStore) as error:
             return ProblemKind.MISSING_BLOB, str(error)
         except CorruptBatch as error:
@@ -180,7 +184,9 @@ class _Walk:
         return None
 
     async def _check_header(self, keys: PartitionKeys, span: EntrySpan) -> None:
-        """Report a blob header that contradicts the index entry. Compacted blobs of older versions have no header."""
+        """Report a blob header that contradicts the index entry. Inline records and compacted blobs of older versions
+        have no header.
+        """
         entry = span.entry
         if entry.byte_offset == 0:
             return
@@ -246,6 +252,9 @@ class _Walk:
         if control.pending is not None and control.pending.end_offset != following - 1:
             detail = f"`pending` ends at {control.pending.end_offset}, but the next offset is {following}"
             self._report(ProblemKind.CONTROL, control.pending.start_offset, control.pending.end_offset, detail)
+        if not 0 <= control.inline_compacted <= control.inline_total:
+            detail = f"{control.inline_compacted} of {control.inline_total} inline bytes count as compacted or trimmed"
+            self._report(ProblemKind.CONTROL, 0, 0, detail)
         for name, state in control.producers.items():
             if state.last and state.last[-1].end_offset >= following:
                 detail = f"producer {name} is remembered beyond the next offset {following}"
@@ -259,6 +268,17 @@ class _Walk:
             )
             self._report(ProblemKind.TIME_ORDER, span.start_offset, span.end_offset, detail)
         self._newest = max(times[0], self._newest[0]), max(times[1], self._newest[1])
+
+    def _check_inline_total(self, span: EntrySpan) -> None:
+        """Report a running total of inline bytes that is lower than the entries up to this one need."""
+        entry = span.entry
+        needed = self._inline_total + (entry.byte_length if is_inline(entry.data_uri) else 0)
+        if self._found.pieces > 1 and entry.inline_total < needed:
+            detail = (
+                f"the running total of inline bytes is {entry.inline_total}, but the entries up to here need {needed}"
+            )
+            self._report(ProblemKind.INLINE_TOTAL, span.start_offset, span.end_offset, detail)
+        self._inline_total = max(entry.inline_total, self._inline_total)
 
     async def _check_compaction(self, keys: PartitionKeys) -> None:
         """Check the cursor and the breadcrumb against a control record that is read after them and can only be
@@ -311,7 +331,7 @@ class _Walk:
             self.pin_id = await pin(self._log, f"verify {self._tp}")
 
     def _report_stale(self, span: EntrySpan) -> None:
-        detail = f"a leftover inside a compacted range, naming {span.entry.data_uri}"
+        detail = f"a leftover inside a compacted range, naming {describe_address(span.entry.data_uri)}"
         self._report(ProblemKind.STALE_ENTRY, span.start_offset, span.end_offset, detail)
 
     def _report(self, kind: ProblemKind, start_offset: int, end_offset: int, detail: str) -> None:

@@ -1,8 +1,9 @@
-"""The append path: one blob put per call, then one metadata request for all of its partitions.
+"""The append path: one blob put per call, or none if it is small, then one metadata request for all of its partitions.
 
 1. Know the control records, from the last append or by one read of the unknown ones, so that the blob's stamp is
    between the collector's floors and ceilings.
-2. Put the shared blob.
+2. Put the shared blob. A call of small groups, whose partitions admit it, puts none: its batches are inline, in the
+   control records and then in the index entries (`log/inline.py`).
 3. Send one `put_many` that holds for each partition, in this order, the index entries and the producers' states of the
    append that `pending` names, and a CAS on the control record that advances the next offset and names this append as
    pending. The CAS is the partition's commit point.
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from llog.batch.columns import Buffer, Columns, stamp
-from llog.batch.shared import Body, body_parts, pack
+from llog.batch.shared import Body, body_parts, encode_body, pack
 from llog.engines.checks import checked_columns
 from llog.engines.object.append_parts import AppendParts, Judgement, Part, join_groups
 from llog.engines.object.clocks import clamp_to_ceiling, may_commit, stamp_within
@@ -44,8 +45,9 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.log.engine import AppendGroup, AppendResult, RetentionResult, WriterOptions
+from llog.log.inline import InlineLimits, batch_bytes_max, to_inline
 from llog.log.keys import WAL
-from llog.log.log import Log
+from llog.log.log import INLINE_FORMAT, Log, raise_format
 from llog.log.producers import Producer, RememberedAppend, find_appended, find_repeated, remember
 from llog.log.record_producers import ProducerName, RecordProducerState
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
@@ -77,6 +79,7 @@ class Writer:
         self._states = ProducerStates(log, self._lanes)
         self._commit_order = CommitOrder()
         self._sequence = 0
+        self._has_inline_format = False
         self.attempts = 0
         """The number of CAS attempts so far, for measuring contention."""
 
@@ -100,9 +103,11 @@ class Writer:
                 raise next(lane for lane in lanes if isinstance(lane, LlogError))
             await self._drop_repeated(appends)
             now = await self._lanes.present_ms({append.lane: None for append in appends})
-            uploaded = [append for append in appends if append.outcome is None]
-            if uploaded:
-                await self._upload(uploaded, now)
+            packed = [append for append in appends if append.outcome is None]
+            if packed and await self._may_be_inline(packed):
+                self._pack_inline(packed, now)
+            elif packed:
+                await self._upload(packed, now)
             outcomes = await self._commit_in_order(lanes, turns, appends)
             return _in_order_of_groups(joined, outcomes)
         finally:
@@ -141,6 +146,39 @@ class Writer:
         self._sequence += 1
         return self._sequence
 
+    async def _may_be_inline(self, appends: Sequence[_Append]) -> bool:
+        """Return whether these appends need no blob, as far as their partitions are known; mark those that only their
+        partitions refuse.
+        """
+        limits = self._options.inline
+        if not limits.group_bytes_max:
+            return False
+        sizes = [batch_bytes_max(append.records) for append in appends]
+        if not limits.fit(sizes):
+            return False
+        for append, size in zip(appends, sizes, strict=True):
+            append.is_refused_inline = not limits.admit(append.lane.last, size)
+        if any(append.is_refused_inline for append in appends):
+            return False
+        if not self._has_inline_format:
+            try:
+                await raise_format(self._log, INLINE_FORMAT)
+            except LlogError:
+                return False  # A blob can be read by every version.
+            self._has_inline_format = True
+        return True
+
+    def _pack_inline(self, appends: Sequence[_Append], now_ms: int) -> None:
+        """Make the batches of these appends, which the control records will carry."""
+        for append in appends:
+            lane = append.lane
+            records = stamp(append.records, now_ms)
+            parts, body = encode_body(lane.tp, lane.keys.directory, records, self._options.codec)
+            append.inline_uri = to_inline(b"".join(parts))
+            append.sources = ((append.inline_uri, body),)
+            if self._options.on_commit is not None:
+                append.batch = parts
+
     async def _upload(self, appends: Sequence[_Append], now_ms: int) -> None:
         """Put one shared blob of all these appends, stamped within their known bounds as far as one stamp can be."""
         controls = [append.lane.last for append in appends]
@@ -155,6 +193,7 @@ class Writer:
         await self._log.blobs.put(blob, parts)
         for append, control, body in zip(appends, controls, bodies, strict=True):
             append.sources = ((blob, body),)
+            append.inline_uri = ""
             append.clock_repairs = control.clock_repairs
         if self._options.on_commit is not None:
             for append, batch in zip(appends, body_parts(parts, bodies), strict=True):
@@ -240,8 +279,9 @@ class Writer:
                 continue
             append.outcome = verdict
         await self._refuse(refused)
-        # Appends that may commit now do; those whose blob has to be put again wait for the next round.
-        going = [append for append in going if append.may_commit()] or await self._upload_again(going)
+        # Appends that may commit now do; those that need another blob, or their first, wait for the next round.
+        limits = self._options.inline
+        going = [append for append in going if append.may_commit(limits)] or await self._upload_again(going)
         puts: list[Put] = []
         tried: list[_Append] = []
         places: list[int] = []
@@ -358,9 +398,18 @@ class Writer:
                 append.lane.know(append.changed, result)
                 self._keep_states(append, result)
                 append.succeed(_result(append.lane, append.appended))
+                self._count(append)
                 if self._options.on_commit is not None and append.batch:
                     keys = append.lane.keys
                     self._options.on_commit(keys.directory, keys.partition, append.appended.start_offset, append.batch)
+
+    def _count(self, append: _Append) -> None:
+        counts = self._options.counts
+        if counts is not None:
+            counts.inline += bool(append.inline_uri)
+            counts.inline_bytes += append.inline_bytes
+            counts.blob += not append.inline_uri
+            counts.full += append.is_refused_inline
 
     def _keep_states(self, append: _Append, version: int) -> None:
         """Keep the states after a commit, if they are still those of the lane's known control record."""
@@ -444,16 +493,23 @@ class Writer:
         return None
 
     async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
-        """Put copies, under new names, of records whose blobs a collector may have decided to delete, in one blob for
-        each stamp.
+        """Put records under new names whose blobs a collector may have decided to delete, or which their partitions no
+        longer admit inline, in one blob for each stamp.
 
         Returns the appends that may proceed.
         """
         now = self._log.runtime.now_ms()
+        limits = self._options.inline
         by_stamp: dict[int, list[_Append]] = {}
-        for append in appends:
-            by_stamp.setdefault(stamp_within(now, append.control), []).append(append)
         done: list[_Append] = []
+        for append in appends:
+            if append.inline_uri and limits.admit(append.control, batch_bytes_max(append.records)):
+                # Judging has left parts of it out, and the others are still inline.
+                self._pack_inline([append], clamp_to_ceiling(now, append.control))
+                done.append(append)
+                continue
+            append.is_refused_inline |= bool(append.inline_uri)
+            by_stamp.setdefault(stamp_within(now, append.control), []).append(append)
         for together in by_stamp.values():
             try:
                 await self._upload(together, min(clamp_to_ceiling(now, append.control) for append in together))
@@ -467,6 +523,7 @@ class Writer:
         control, now_ms = append.control, self._log.runtime.now_ms()
         start, end = control.next_offset, control.next_offset - 1
         entries, max_append, max_timestamp = [], control.max_append_ms, control.max_timestamp_ms
+        inline_total = control.inline_total + append.inline_bytes
         for blob, body in append.sources:
             end += body.msg_count
             max_append = max(max_append, body.append_ms)
@@ -474,10 +531,11 @@ class Writer:
             entries.append(
                 entry_of(
                     body,
-                    self._log.data_uri(blob),
+                    append.inline_uri or self._log.data_uri(blob),
                     Kind.WAL,
                     max_append_ms=max_append,
                     max_timestamp_ms=max_timestamp,
+                    inline_total=inline_total,
                 )
             )
         appended = RememberedAppend(append.sequence, start, end)
@@ -499,6 +557,8 @@ class Writer:
             evicted_through=evicted,
             writers=writers,
             writers_evicted_through=writers_evicted,
+            inline_total=inline_total,
+            inline_full=append.is_refused_inline or (control.inline_full and not append.inline_uri),
         )
         return changed, appended
 
@@ -523,7 +583,11 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     attempted: dict[int, list[Part]] = {}
     """Other parts that were packed before, by the sequence of their attempts."""
     sources: Sequence[tuple[str, Body]] = ()
-    """Each body of the records with its blob."""
+    """Each body of the records with its blob, or with its inline address."""
+    inline_uri: str = ""
+    """The address that contains the batch, if the append is inline."""
+    is_refused_inline: bool = False
+    """Whether the append is small enough to be inline, but its partition has too much that is."""
     batch: Sequence[Buffer] = ()
     """The parts of the batch in the blob that this writer put last; kept only for `on_commit`."""
     clock_repairs: int = 0
@@ -559,11 +623,21 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     def is_numbered(self) -> bool:
         return self.parts is not None and self.parts.is_numbered
 
-    def may_commit(self) -> bool:
-        """Return whether the append has a blob that no collector can have decided to delete."""
+    @property
+    def inline_bytes(self) -> int:
+        return self.sources[0][1].body_length if self.inline_uri else 0
+
+    def may_commit(self, limits: InlineLimits) -> bool:
+        """Return whether the append has a blob that no collector can have decided to delete, or the partition still
+        admits it inline.
+        """
         if self.columns is None:
             return True
-        return bool(self.sources) and may_commit(self.control, self.sources[0][0], self.clock_repairs)
+        if not self.sources:
+            return False
+        if self.inline_uri:
+            return limits.admit(self.control, self.inline_bytes)
+        return may_commit(self.control, self.sources[0][0], self.clock_repairs)
 
     def succeed(self, result: AppendResult, packed: Sequence[Part] | None = None) -> None:
         """Settle an append whose packed parts are at the offsets of `result`. Parts that were left out stay open."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from llog.sim.mutations.clocks import CLOCK_MUTATIONS
 from llog.sim.mutations.groups import GROUP_MUTATIONS
+from llog.sim.mutations.inline import INLINE_MUTATIONS
 from llog.sim.mutations.owners import OWNER_MUTATIONS
 from llog.sim.mutations.partition import PARTITION_MUTATIONS
 from llog.sim.mutations.patch import Mutation, mutated
@@ -21,6 +22,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     mutation.change.__name__.replace("_", "-"): mutation
     for mutation in (
         *PARTITION_MUTATIONS,
+        *INLINE_MUTATIONS,
         *PRODUCER_MUTATIONS,
         *STALE_READ_MUTATIONS,
         *CLOCK_MUTATIONS,

@@ -20,6 +20,7 @@ from llog.engines.object.repair import index as repair
 from llog.engines.object.repair.candidates import Candidate, fills
 from llog.errors import LlogError, VersionMismatch
 from llog.log.engine import AppendResult
+from llog.log.inline import is_inline
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Manifest, Pending, decode, encode
@@ -105,12 +106,15 @@ def ignore_in_the_mark(kind: str) -> Change:
             if found is not None and kind != "pending":
                 newest = decode(Control, found.value, found.key).pending
                 for entry in newest.entries if newest else ():
-                    yield log.blob_name(entry.data_uri)
+                    if not is_inline(entry.data_uri):
+                        yield log.blob_name(entry.data_uri)
             found = await log.meta.get(keys.compaction)
             if found is not None and kind != "breadcrumb":
                 yield decode(Compaction, found.value, found.key).blob
             async for found in scan(log.meta, keys.index):
-                yield log.blob_name(decode(IndexEntry, found.value, found.key).data_uri)
+                data_uri = decode(IndexEntry, found.value, found.key).data_uri
+                if not is_inline(data_uri):
+                    yield log.blob_name(data_uri)
 
     def mutation(patch: Patch) -> None:
         patch.setattr(collector, "references", references)

@@ -22,6 +22,7 @@ from llog.engines.object.compaction.compactor import Compactor, LaggingPartition
 from llog.engines.object.compaction.plan import CompactorOptions, read_cursor
 from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError, PartitionNotInitialized, TopicNotFound
+from llog.log.inline import is_inline
 from llog.log.log import Log
 from llog.log.opening import compactor_options
 from llog.log.records import Control, IndexEntry, Kind, decode
@@ -199,11 +200,10 @@ async def _read_input(log: Log, options: CompactorOptions, found: LaggingPartiti
     waiting += [entry for entry in (pending.entries if pending else ()) if entry.data_uri not in known]
     size = sum(entry.byte_length for entry in waiting)
     few = len(page) < _PAGE and len(waiting) < options.min_entries and size < options.max_bytes // 4
-    if few and not found.begun:
+    if few and not found.begun and not any(is_inline(entry.data_uri) for entry in waiting):
         return None
-    return CompactionInput(
-        found.tp, min(size, options.max_bytes), tuple(dict.fromkeys(entry.data_uri for entry in waiting))
-    )
+    blobs = dict.fromkeys(entry.data_uri for entry in waiting if not is_inline(entry.data_uri))
+    return CompactionInput(found.tp, min(size, options.max_bytes), tuple(blobs))
 
 
 def _compact(settings: Settings, tps: Sequence[TopicPartition]) -> CompactTotals:

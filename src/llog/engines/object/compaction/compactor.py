@@ -15,7 +15,18 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from llog.base.concurrency import gather_bounded
-from llog.engines.object.compaction.job import Done, Job, Replan, Slice, begin, fetch, finish
+from llog.engines.object.compaction.job import (
+    Done,
+    Job,
+    Replan,
+    Slice,
+    begin,
+    fetch,
+    finish,
+    shared_blob_name,
+    shares_blob,
+    write_shared_blob,
+)
 from llog.engines.object.compaction.plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError, VersionMismatch
@@ -90,6 +101,8 @@ class _Task:
         self.plan: Plan | None = None
         self.job: Job | None = None
         self.slices: list[Slice] = []
+        self.shared_blob: str | None = None
+        """The blob into which the run goes with those of other partitions."""
 
     @property
     def memory(self) -> int:
@@ -201,7 +214,13 @@ class Compactor:
 
     async def _run_wave(self, wave: Sequence[_Task], before: asyncio.Task[None] | None) -> asyncio.Task[None]:
         """Read the slices of a wave while the one before is written; return the task that writes this wave."""
-        await self._each([task for task in wave if task.plan is not None], self._begin)
+        planned = [task for task in wave if task.plan is not None]
+        sharing = [task for task in planned if task.plan is not None and shares_blob(task.plan)]
+        if len(sharing) > 1:
+            blob = shared_blob_name(self._log, [task.plan for task in sharing if task.plan is not None])
+            for task in sharing:
+                task.shared_blob = blob
+        await self._each(planned, self._begin)
         begun = [task for task in wave if task.job is not None]
         slices = await fetch(self._log, [task.job for task in begun if task.job], self._options.concurrency)
         for task, own in zip(begun, slices, strict=True):
@@ -212,8 +231,24 @@ class Compactor:
         return asyncio.create_task(self._end_wave(wave, begun))
 
     async def _end_wave(self, wave: Sequence[_Task], begun: Sequence[_Task]) -> None:
-        await self._each(begun, self._end)
+        sharing = [task for task in begun if task.shared_blob is not None and task.job is not None]
+        if sharing:
+            await self._write_shared_blob(sharing)
+        await self._each([task for task in begun if task.job is not None], self._end)
         await self._each([task for task in wave if task.claim is not None], self._release)
+
+    async def _write_shared_blob(self, sharing: Sequence[_Task]) -> None:
+        """Put the blob that the breadcrumbs of these tasks name. After an error, the next compactor resumes them."""
+        jobs = [task.job for task in sharing if task.job is not None]
+        try:
+            jobs = await write_shared_blob(self._log, self._options.codec, jobs, [task.slices for task in sharing])
+        except LlogError as error:
+            for task in sharing:
+                task.job = None
+                task.set(error=error)
+            return
+        for task, job in zip(sharing, jobs, strict=True):
+            task.job = job
 
     async def _choose(self, task: _Task, claim: bool) -> None:
         task.keys = await find_keys(self._log, task.tp)
@@ -225,7 +260,7 @@ class Compactor:
 
     async def _begin(self, task: _Task) -> None:
         assert task.plan is not None
-        task.job = await begin(self._log, task.plan)
+        task.job = await begin(self._log, task.plan, task.shared_blob)
         task.plan = None
 
     async def _end(self, task: _Task) -> None:

@@ -18,9 +18,10 @@ from llog.batch.encodings import decoder
 from llog.batch.format import Codec
 from llog.batch.multi_batch import BodyLayout, encode_run, layout_of
 from llog.batch.shared import MAGIC as SHARED_MAGIC
-from llog.batch.shared import Body, pack_one, unpack_header
+from llog.batch.shared import BlobHeader, Body, pack_encoded, pack_one, unpack_header
 from llog.engines.object.clocks import stamp_within
 from llog.engines.object.compaction.plan import Breadcrumb, Plan, clear, no_cursor, read_cursor
+from llog.engines.object.entry_bytes import location_of, read_ranges
 from llog.engines.object.reader import EntrySpan, decode_span
 from llog.errors import (
     BlobExists,
@@ -32,9 +33,10 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.log.cas import update
-from llog.log.keys import PartitionKeys
+from llog.log.inline import is_inline
+from llog.log.keys import COMPACTED_SHARED, PartitionKeys
 from llog.log.log import Log
-from llog.log.records import Compaction, CompactionCursor, CompactionState, IndexEntry, Kind, decode, encode
+from llog.log.records import Compaction, CompactionCursor, CompactionState, Control, IndexEntry, Kind, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import stamp_of, uuid7
 from llog.stores.blob_ranges import get_each
@@ -42,6 +44,13 @@ from llog.stores.blobs import Buffer
 from llog.stores.meta import ABSENT, MetaEntry, read_confirmed
 
 _WRITER: Final = "compactor"
+
+
+class WrittenBlob(NamedTuple):
+    """The layout of the compacted blob: where the records of the run lie in it."""
+
+    byte_offset: int
+    encoded: BodyLayout
 
 
 class Job(NamedTuple):
@@ -52,6 +61,8 @@ class Job(NamedTuple):
     cursor_version: int
     has_blob: bool
     """Whether the compacted blob exists already, so that its slices need not be read."""
+    written: WrittenBlob | None = None
+    """Where the run's records lie in a blob that this compactor has put for several partitions."""
 
 
 class Done(NamedTuple):
@@ -68,20 +79,23 @@ class Replan(NamedTuple):
     """A damaged slice, which the cursor has passed."""
 
 
-class _WrittenBlob(NamedTuple):
-    """The layout of the compacted blob: where the records of the run lie in it."""
-
-    byte_offset: int
-    encoded: BodyLayout
-
-
 Slice = Buffer | LlogError
 """The bytes of a span, or the error why they cannot be read."""
 
 
-async def begin(log: Log, plan: Plan) -> Job | None:
+def shares_blob(plan: Plan) -> bool:
+    """Return whether the run consists of inline records, which are too few for a blob of their own."""
+    return plan.breadcrumb is None and all(is_inline(span.entry.data_uri) for span in plan.spans)
+
+
+def shared_blob_name(log: Log, plans: Sequence[Plan]) -> str:
+    stamp = stamp_within(log.runtime.now_ms(), *(plan.control for plan in plans))
+    return COMPACTED_SHARED + uuid7(stamp, log.runtime.random())
+
+
+async def begin(log: Log, plan: Plan, shared_blob: str | None = None) -> Job | None:
     """Put the breadcrumb, then check that the run is still the next one; return None if it is not, or if another
-    compactor was faster.
+    compactor was faster. A new run goes into `shared_blob`, if there is one.
     """
     tp, keys, breadcrumb = plan.tp, plan.keys, plan.breadcrumb
     resumed = breadcrumb is not None
@@ -91,7 +105,7 @@ async def begin(log: Log, plan: Plan) -> Job | None:
             state=CompactionState.WRITING_BLOB,
             start_offset=plan.spans[0].start_offset,
             end_offset=plan.spans[-1].end_offset,
-            blob=keys.compacted(uuid7(stamp, log.runtime.random())),
+            blob=shared_blob or keys.compacted(uuid7(stamp, log.runtime.random())),
             expected_version=plan.version,
         )
         try:
@@ -144,12 +158,44 @@ async def fetch(log: Log, jobs: Sequence[Job], concurrency: int) -> list[list[Sl
     return slices
 
 
+async def write_shared_blob(
+    log: Log, codec: Codec, jobs: Sequence[Job], slices: Sequence[Sequence[Slice]]
+) -> list[Job]:
+    """Put one blob with the runs of all these jobs, whose breadcrumbs name it; return the jobs with their layouts.
+
+    A job whose slices are damaged is left as it is. So are all jobs if another compactor, which has resumed one of
+    them, was faster: each then looks for its run in the blob that exists.
+    """
+    encoded: list[tuple[Body, Sequence[Buffer]]] = []
+    layouts: list[tuple[int, BodyLayout]] = []
+    for number, (job, own) in enumerate(zip(jobs, slices, strict=True)):
+        try:
+            parts = [_decode(job, position, data) for position, data in enumerate(own)]
+        except (CorruptBatch, InconsistentReadState):
+            continue
+        buffers, layout = encode_run(parts, codec)
+        encoded.append((_body(job, layout, append_ms=parts[0].append_runs[0][1]), buffers))
+        layouts.append((number, layout))
+    written = list(jobs)
+    if not encoded:
+        return written
+    blob = jobs[0].breadcrumb.record.blob
+    buffers, bodies = pack_encoded(encoded, writer=_WRITER, created_at_ms=stamp_of(blob) or 0)
+    try:
+        await log.blobs.put(blob, buffers)
+    except BlobExists:
+        return written
+    for (number, layout), body in zip(layouts, bodies, strict=True):
+        written[number] = jobs[number]._replace(written=WrittenBlob(body.body_offset, layout))
+    return written
+
+
 async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done | Replan | None:
     """Finish the job from its present state; return None if another compactor took it over. Empties `slices`."""
     keys, breadcrumb = job.plan.keys, job.breadcrumb
     if breadcrumb.record.state is CompactionState.WRITING_BLOB:
         written = await _write_blob(log, codec, job, slices)
-        if not isinstance(written, _WrittenBlob):
+        if not isinstance(written, WrittenBlob):
             return written
         entry = _compacted_entry(log, job, written)
         following = await _advance(log, keys, breadcrumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
@@ -172,8 +218,10 @@ async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done 
             return None
         breadcrumb = following
     await _raise_cursor(log, job.plan.tp, keys, breadcrumb.record.end_offset + 1)
-    await clear(log, keys, breadcrumb)
     entry_there = breadcrumb.record.entry
+    if entry_there is not None and entry_there.inline_total > job.plan.control.inline_compacted:
+        await count_inline(log, keys, entry_there)
+    await clear(log, keys, breadcrumb)
     size = 0 if entry_there is None else entry_there.byte_length
     return Done(breadcrumb.record.end_offset - breadcrumb.record.start_offset + 1, len(job.plan.spans), size)
 
@@ -181,23 +229,24 @@ async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done 
 async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Slice]:
     """Read the ranges of one blob; return one slice or error for each."""
     try:
+        if is_inline(data_uri):
+            return await read_ranges(log, data_uri, ranges)
         return await get_each(log.blobs, log.blob_name(data_uri), ranges)
     except LlogError as error:
         return [error] * len(ranges)
 
 
-async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> _WrittenBlob | Replan | None:
+async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> WrittenBlob | Replan | None:
     """Put the compacted blob, or use the one that exists; return its layout, or how to plan another run."""
     plan, breadcrumb = job.plan, job.breadcrumb
+    if job.written is not None:
+        return job.written
     if job.has_blob:
         return await _read_existing_blob(log, job)
     parts: list[Columns] = []
     for position, span in enumerate(plan.spans):
-        data = slices[position]
         try:
-            if isinstance(data, LlogError):
-                raise data
-            parts.append(decode_span(plan.tp, span, data))
+            parts.append(_decode(job, position, slices[position]))
         except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
             return await _cut_before_damage(log, job, span, error)
     slices.clear()
@@ -216,7 +265,13 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
         await log.blobs.put(breadcrumb.record.blob, buffers)
     except BlobExists:
         return await _read_existing_blob(log, job)
-    return _WrittenBlob(body.body_offset, encoded)
+    return WrittenBlob(body.body_offset, encoded)
+
+
+def _decode(job: Job, position: int, data: Slice) -> Columns:
+    if isinstance(data, LlogError):
+        raise data
+    return decode_span(job.plan.tp, job.plan.spans[position], data)
 
 
 def _body(job: Job, encoded: BodyLayout, *, append_ms: int) -> Body:
@@ -237,7 +292,7 @@ def _body(job: Job, encoded: BodyLayout, *, append_ms: int) -> Body:
     )
 
 
-async def _read_existing_blob(log: Log, job: Job) -> _WrittenBlob | Replan | None:
+async def _read_existing_blob(log: Log, job: Job) -> WrittenBlob | Replan | None:
     """Return the layout of the blob that a twin has put; if it does not hold the run's records, clear the breadcrumb
     and plan again under another name.
     """
@@ -246,14 +301,25 @@ async def _read_existing_blob(log: Log, job: Job) -> _WrittenBlob | Replan | Non
         data = memoryview(await log.blobs.get(record.blob))
         position = 0
         if bytes(data[: len(SHARED_MAGIC)]) == SHARED_MAGIC:  # Blobs of older versions have no header.
-            body = unpack_header(data).partitions[0]
+            body = _own_body(job, unpack_header(data))
             position, data = body.body_offset, data[body.body_offset : body.body_offset + body.body_length]
         encoded = layout_of(data)
         if decoder(encoded.encoding)(data).count == record.end_offset - record.start_offset + 1:
-            return _WrittenBlob(position, encoded)
+            return WrittenBlob(position, encoded)
     except (BlobNotFound, CorruptBatch):
         pass
     return Replan() if await clear(log, job.plan.keys, job.breadcrumb) else None
+
+
+def _own_body(job: Job, header: BlobHeader) -> Body:
+    """Return the body of the job's run; raise `CorruptBatch` if the blob does not have it, because the compactor that
+    put it had resumed another partition's run.
+    """
+    keys, start = job.plan.keys, job.breadcrumb.record.start_offset
+    for body in header.partitions:
+        if (body.directory, body.partition) == (keys.directory, keys.partition) and body.start_offset in (None, start):
+            return body
+    raise CorruptBatch(f"blob {job.breadcrumb.record.blob} has no records of {job.plan.tp} from offset {start} on")
 
 
 async def _cut_before_damage(log: Log, job: Job, span: EntrySpan, error: LlogError) -> Replan | None:
@@ -271,10 +337,10 @@ async def _cut_before_damage(log: Log, job: Job, span: EntrySpan, error: LlogErr
     except VersionMismatch:
         return Replan()
     what = f"offsets {span.start_offset} to {span.end_offset} of {job.plan.tp}"
-    return Replan(damaged=f"{what} in blob {span.entry.data_uri}: {error}")
+    return Replan(damaged=f"{what} in {location_of(span.entry)}: {error}")
 
 
-def _compacted_entry(log: Log, job: Job, written: _WrittenBlob) -> IndexEntry:
+def _compacted_entry(log: Log, job: Job, written: WrittenBlob) -> IndexEntry:
     encoded = written.encoded
     entries = [span.entry for span in job.plan.spans]
     return IndexEntry(
@@ -290,6 +356,7 @@ def _compacted_entry(log: Log, job: Job, written: _WrittenBlob) -> IndexEntry:
         max_append_ms=entries[-1].max_append_ms,
         max_timestamp_ms=entries[-1].max_timestamp_ms,
         parts=encoded.parts,
+        inline_total=entries[-1].inline_total,
     )
 
 
@@ -319,6 +386,19 @@ async def _publish(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> boo
         found = await read_confirmed(log.meta, lambda: log.meta.get(key))
         return found is not None and decode(IndexEntry, found.value, key) == record.entry
     return True
+
+
+async def count_inline(log: Log, keys: PartitionKeys, entry: IndexEntry) -> None:
+    """Count the inline bytes up to this compacted entry as compacted, after the entries that held them are deleted.
+
+    The count is raised to a running total, so that a compaction which is resumed counts once.
+    """
+
+    def raise_count(control: Control) -> Control:
+        counted = max(control.inline_compacted, entry.inline_total)
+        return msgspec.structs.replace(control, inline_compacted=counted)
+
+    await update(log, keys.control, Control, raise_count)
 
 
 async def _raise_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys, offset: int) -> None:

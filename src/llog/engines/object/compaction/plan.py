@@ -7,7 +7,7 @@ compaction, and clears breadcrumbs of compactions that cannot be finished.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -18,6 +18,7 @@ from llog.engines.object.control_record import read_control
 from llog.engines.object.pending import pending_puts
 from llog.engines.object.reader import EntrySpan, span_of
 from llog.errors import InconsistentReadState, PartitionNotInitialized, VersionMismatch
+from llog.log.inline import is_inline
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import (
@@ -51,7 +52,7 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this compactor in its claims, for people."""
     idle_ms: int = 60_000
     """The time without an append after which a partition's `pending` is cleared, because it keeps a shared blob
-    alive.
+    alive, and after which even a single inline append is compacted.
     """
 
 
@@ -139,10 +140,18 @@ async def _choose_once(
             )
         size = sum(span.entry.byte_length for span in scan.spans)
         small = len(scan.spans) < options.min_entries and size < options.max_bytes // 4
-        if scan.at_tail and small and not force:
+        if scan.at_tail and small and not force and not _has_idle_inline(log, options, scan.spans):
             return None
         return Plan(tp, keys, tuple(scan.spans), scan.version, control)
     return None
+
+
+def _has_idle_inline(log: Log, options: CompactorOptions, spans: Sequence[EntrySpan]) -> bool:
+    """Return whether the run has inline records for which no later append comes: they must not stay in the metadata
+    store.
+    """
+    oldest = next((span.entry.append_ms for span in spans if is_inline(span.entry.data_uri)), None)
+    return oldest is not None and not 0 <= log.runtime.now_ms() - oldest < options.idle_ms
 
 
 async def read_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from llog.batch.shared import Body
 from llog.engines.object.blob_headers import read_header
 from llog.engines.object.gaps import Gap, Gaps
 from llog.errors import BlobNotFound, CorruptBatch
-from llog.log.keys import ROOT, SINK_BLOBS, WAL, PartitionKeys
+from llog.log.inline import is_inline
+from llog.log.keys import COMPACTED_SHARED, ROOT, SINK_BLOBS, WAL, PartitionKeys
 from llog.log.log import Log
 from llog.log.records import IndexEntry, Kind
 from llog.model import FIRST_OFFSET
@@ -28,6 +29,8 @@ from llog.runtime import stamp_of
 _CONCURRENCY: Final = 16
 _FILL_STEPS_MAX: Final = 20_000
 CANDIDATES_MAX: Final = 500
+_SHARED: Final = (WAL, SINK_BLOBS, COMPACTED_SHARED)
+"""The blobs that may hold records of any partition."""
 
 BodyLocation = tuple[str, int]
 """A blob, and the byte at which a body begins in it."""
@@ -61,6 +64,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     after: IndexEntry | None
     maxima: tuple[int, int] | None
     """The maxima of the control record, if nothing follows the gap."""
+    inline_total: int
+    """The running total of inline bytes in the control record."""
     log_start_offset: int
 
     def admits(self, candidate: Candidate) -> bool:
@@ -80,6 +85,18 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the gap begins at a raised log start, which may lie in the middle of these records."""
         known = candidate.body.next_offset or FIRST_OFFSET
         return self.gap.start_offset == self.log_start_offset > known and candidate.body.msg_count > 1
+
+    def may_have_been_inline(self) -> bool:
+        """Return whether the running totals around the gap leave room for inline records, which are lost with their
+        entries.
+        """
+        after, known = self.inline_total, 0
+        if self.after is not None:
+            own = self.after.byte_length if is_inline(self.after.data_uri) else 0
+            after = self.after.inline_total - own
+        if self.before is not None:
+            known = self.before.inline_total
+        return after > known
 
     def accepts(self, way: Sequence[Candidate]) -> bool:
         """Return whether the maxima after the gap are what they would be if these bodies had filled it."""
@@ -103,7 +120,7 @@ async def find_candidates(log: Log, gaps: Sequence[Gap]) -> CandidateSearch:
     windows.add(list(gaps))
     damaged = {PartitionKeys(gap.directory, gap.partition) for gap in gaps}
     found = CandidateSearch(candidates={keys: [] for keys in damaged}, unreadable={keys: [] for keys in damaged})
-    for prefix in (WAL, SINK_BLOBS):
+    for prefix in _SHARED:
         async for name, candidates in _scan(log, prefix, windows):
             if candidates is None:  # The blob may hold records of any partition.
                 for names in found.unreadable.values():
@@ -200,7 +217,7 @@ async def _read_bodies(log: Log, name: str) -> list[Candidate] | None:
     except BlobNotFound:
         return []
     except CorruptBatch:
-        return None if name.startswith((WAL, SINK_BLOBS)) else await _headerless_body(log, name)
+        return None if name.startswith(_SHARED) else await _headerless_body(log, name)
     return [Candidate(blob=name, writer=header.writer, body=body) for body in header.partitions]
 
 

@@ -8,6 +8,7 @@ from llog.engines.object.gaps import Gap, GapFinder, Gaps, subtract_trimmed
 from llog.engines.object.reader import EntrySpan, Reader, pending_spans
 from llog.engines.object.repair.candidates import BodyLocation
 from llog.errors import InconsistentReadState, PartitionNotInitialized, TopicNotFound
+from llog.log.inline import is_inline
 from llog.log.keys import PartitionKeys, end_offset_of
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Kind, decode
@@ -41,13 +42,16 @@ class DamagedIndex:
         before_ms = 0
         now = await log.meta.get(self.keys.control)
         pending = [] if now is None else pending_spans(decode(Control, now.value, now.key))
-        self.locations.update((log.blob_name(span.entry.data_uri), span.entry.byte_offset) for span in pending)
+        self.locations.update(
+            (log.blob_name(span.entry.data_uri), span.entry.byte_offset)
+            for span in pending
+            if not is_inline(span.entry.data_uri)
+        )
         async for item in scan(log.meta, self.keys.index):
             entry, end = decode_if_intact(item), end_offset_of(item.key)
             if entry is None:
                 continue
-            blob = log.blob_name(entry.data_uri)
-            if windows.keeps(blob):
+            if not is_inline(entry.data_uri) and windows.keeps(blob := log.blob_name(entry.data_uri)):
                 self.locations.add((blob, entry.byte_offset))
             if entry.kind is Kind.COMPACTED and entry.max_append_ms >= earliest and before_ms <= latest:
                 self.compacted.append(EntrySpan(end - entry.msg_count + 1, end, entry))

@@ -6,8 +6,8 @@ The proof that records belong to offsets is one of these:
   index.
 - Exactly one way to fill the gap with bodies to which no entry leads, orphans included, if nothing contradicts it: not
   the next offset that the writer knew, not the maxima in the entries around the gap, no unreadable blob, no record that
-  retention may have removed. Bodies that a compaction left behind are recognised by their bytes, which also lie in the
-  compacted blob.
+  retention may have removed, no inline bytes by the running totals around the gap. Bodies that a compaction left behind
+  are recognised by their bytes, which also lie in the compacted blob.
 
 All other gaps are listed for a person to judge. A repair deletes nothing and replaces only entries that are themselves
 damaged. Collectors may run at the same time: each of them meets either the gap or the entry (`gaps.py`).
@@ -24,6 +24,7 @@ import msgspec
 
 from llog.batch.columns import Columns
 from llog.batch.multi_batch import layout_of
+from llog.engines.object.entry_bytes import read_bytes
 from llog.engines.object.gaps import Gap, Gaps, subtract_range
 from llog.engines.object.reader import EntrySpan, decode_span, pending_spans
 from llog.engines.object.repair.candidates import (
@@ -222,8 +223,7 @@ class _Planner:
         """Return the entry, completed with times and parts from its bytes; None if the bytes are damaged."""
         entry = span.entry
         try:
-            blob = self._log.blob_name(entry.data_uri)
-            data = await self._log.blobs.get_range(blob, entry.byte_offset, entry.byte_length)
+            data = await read_bytes(self._log, entry)
             columns = decode_span(self._damaged.tp, span, data)
             if proof is Proof.BREADCRUMB:
                 return entry
@@ -251,6 +251,7 @@ class _Planner:
             before=None if before is None else decode_if_intact(before),
             after=following,
             maxima=(control.max_append_ms, control.max_timestamp_ms) if at_end else None,
+            inline_total=control.inline_total,
             log_start_offset=control.log_start_offset,
         )
 
@@ -280,10 +281,7 @@ class _Planner:
         ]
 
     async def _columns(self, span: EntrySpan) -> Columns:
-        entry = span.entry
-        blob = self._log.blob_name(entry.data_uri)
-        data = await self._log.blobs.get_range(blob, entry.byte_offset, entry.byte_length)
-        return decode_span(self._damaged.tp, span, data)
+        return decode_span(self._damaged.tp, span, await read_bytes(self._log, span.entry))
 
     def _choose_fill(self, around: Surroundings, unplaced: Sequence[Candidate]) -> list[Candidate] | str:
         """Return the one way to fill the gap, or the reason why none is proved."""
@@ -298,6 +296,8 @@ class _Planner:
             )
         if self._doubt:
             return self._doubt
+        if around.may_have_been_inline():
+            return "the lost entries may have held their records themselves, and any candidate may be another's"
         fitting = [each for each in unplaced if around.admits(each)]
         if any(around.may_reach_below(each) for each in fitting):
             return "the log start was raised there, perhaps in the middle of the lost records"
@@ -338,6 +338,7 @@ class _Planner:
                 new.entry,
                 max_append_ms=max(new.entry.max_append_ms, *(each.max_append_ms for each in known), 0),
                 max_timestamp_ms=max(new.entry.max_timestamp_ms, *(each.max_timestamp_ms for each in known), 0),
+                inline_total=max(new.entry.inline_total, *(each.inline_total for each in known), 0),
             )
             done.append(msgspec.structs.replace(new, entry=entry))
         return done

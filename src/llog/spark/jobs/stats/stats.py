@@ -30,6 +30,7 @@ from llog.errors import (
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.log.catalog import OBJECT, Catalog
+from llog.log.inline import is_inline
 from llog.log.log import Log
 from llog.log.records import Control, IndexEntry, Kind
 from llog.model import TopicPartition
@@ -219,7 +220,8 @@ class _LogTotals:
         before_ms = first_append_ms
         for span in spans:
             entry = span.entry
-            self._blobs[entry.kind].add(entry.data_uri)
+            if not is_inline(entry.data_uri):
+                self._blobs[entry.kind].add(entry.data_uri)
             self._bytes += entry.byte_length
             self._slices += 1
             last_ms = max(before_ms, entry.max_append_ms)
