@@ -35,7 +35,7 @@ async def viewer(world: World, me: Process, log: Log) -> None:
     def keep(directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:
         views.note_append(directory, partition, start_offset + peek(b"".join(parts)).count)
 
-    writer = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX, on_commit=keep))
+    writer = Writer(log, WriterOptions(attempts_max=ATTEMPTS_MAX, on_commit=keep, inline=world.plan.inline))
     clients = [_read_for_ever(world, me, views) for _ in range(_CLIENTS)]
     await asyncio.gather(_append_for_ever(world, me, writer), *clients)
 
