@@ -17,8 +17,10 @@ from llog.stores.meta import ABSENT, MetaStore, prefix_end
 
 FORMAT: Final = LogFormat()
 """The format of a new log."""
-INLINE_FORMAT: Final = LogFormat(number=2, needs="0.2.0")
-"""The format of a log with inline appends, and the highest that this version knows."""
+NEWEST_FORMAT: Final = LogFormat(number=2, needs="0.1.0")
+"""The format of a log with inline appends or producers that number their records, and the highest that this version
+knows.
+"""
 
 
 class Log(NamedTuple):
@@ -61,10 +63,10 @@ async def check_format(log: Log) -> None:
             raise
         return  # A log of format 1 without a number can be read while its store takes no writes.
     stored = decode(LogFormat, value, LOG_FORMAT)
-    if stored.number > INLINE_FORMAT.number:
+    if stored.number > NEWEST_FORMAT.number:
         raise WrongStore(
             f"the log has format {stored.number}, and this version of llog knows the formats up to "
-            f"{INLINE_FORMAT.number}: use llog {stored.needs} or later"
+            f"{NEWEST_FORMAT.number}: use llog {stored.needs} or later"
         )
 
 

@@ -179,7 +179,7 @@ def test_whoever_writes_needs_a_blob_store(tmp_path: Path) -> None:
 
 
 def test_a_reader_without_a_blob_store_makes_no_log_and_says_which_blob_it_cannot_find(tmp_path: Path) -> None:
-    local = Settings(data_dir=str(tmp_path))
+    local = Settings(data_dir=str(tmp_path), inline_max_bytes=0)
     with LeaderlessLogReader(Settings(data_dir=str(tmp_path), blobs=NO_BLOBS)) as reader:
         with pytest.raises(LogNotFound, match="there is no log"):
             reader.topics()

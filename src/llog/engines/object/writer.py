@@ -47,7 +47,7 @@ from llog.errors import (
 from llog.log.engine import AppendGroup, AppendResult, RetentionResult, WriterOptions
 from llog.log.inline import InlineLimits, batch_bytes_max, to_inline
 from llog.log.keys import WAL
-from llog.log.log import INLINE_FORMAT, Log, raise_format
+from llog.log.log import NEWEST_FORMAT, Log, raise_format
 from llog.log.producers import Producer, RememberedAppend, find_appended, find_repeated, remember
 from llog.log.record_producers import ProducerName, RecordProducerState
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
@@ -79,7 +79,7 @@ class Writer:
         self._states = ProducerStates(log, self._lanes)
         self._commit_order = CommitOrder()
         self._sequence = 0
-        self._has_inline_format = False
+        self._has_newest_format = False
         self.attempts = 0
         """The number of CAS attempts so far, for measuring contention."""
 
@@ -101,6 +101,8 @@ class Writer:
             ]
             if not appends:
                 raise next(lane for lane in lanes if isinstance(lane, LlogError))
+            if any(append.is_numbered for append in appends):
+                await self._require_newest_format()
             await self._drop_repeated(appends)
             now = await self._lanes.present_ms({append.lane: None for append in appends})
             packed = [append for append in appends if append.outcome is None]
@@ -160,13 +162,17 @@ class Writer:
             append.is_refused_inline = not limits.admit(append.lane.last, size)
         if any(append.is_refused_inline for append in appends):
             return False
-        if not self._has_inline_format:
-            try:
-                await raise_format(self._log, INLINE_FORMAT)
-            except LlogError:
-                return False  # A blob can be read by every version.
-            self._has_inline_format = True
+        try:
+            await self._require_newest_format()
+        except LlogError:
+            return False  # A blob can be read by every version.
         return True
+
+    async def _require_newest_format(self) -> None:
+        """Keep processes from the log that do not know inline appends, or would drop the states of producers."""
+        if not self._has_newest_format:
+            await raise_format(self._log, NEWEST_FORMAT)
+            self._has_newest_format = True
 
     def _pack_inline(self, appends: Sequence[_Append], now_ms: int) -> None:
         """Make the batches of these appends, which the control records will carry."""

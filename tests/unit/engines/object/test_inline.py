@@ -272,7 +272,7 @@ async def test_the_first_inline_append_raises_the_format_of_the_log(world: World
     await world.append("y", writer=inline_writer(world))
     found = await world.meta.get(LOG_FORMAT)
     assert found is not None
-    assert decode(LogFormat, found.value, found.key) == LogFormat(number=2, needs="0.2.0")
+    assert decode(LogFormat, found.value, found.key) == LogFormat(number=2, needs="0.1.0")
     await check_format(world.log)
 
 

@@ -26,9 +26,11 @@ from llog.errors import (
 )
 from llog.log.catalog import Catalog
 from llog.log.engine import AppendGroup, AppendResult
-from llog.log.keys import end_offset_of
+from llog.log.keys import LOG_FORMAT, end_offset_of
+from llog.log.log import check_format
 from llog.log.producers import Producer
 from llog.log.record_producers import PRODUCER_EXPIRY_MS, ProducerKind, RecordProducer
+from llog.log.records import LogFormat, decode
 from llog.model import Record
 from llog.stores.meta import prefix_end
 from tests.unit.world import TP, Faults, Interleaved, LostAnswers, StaleMeta, Stall, World
@@ -54,6 +56,20 @@ def shown(result: AppendResult | LlogError) -> tuple[int, int, bool] | type[Llog
     if isinstance(result, LlogError):
         return type(result)
     return result.start_offset, result.end_offset, result.repeated
+
+
+async def test_the_first_append_of_such_a_producer_raises_the_format_of_the_log(world: World) -> None:
+    await check_format(world.log)
+    await one(world.writer, part("a", None))
+    assert await format_number(world) == 1
+    await one(world.writer, part("b", 0))
+    assert await format_number(world) == 2
+
+
+async def format_number(world: World) -> int:
+    found = await world.meta.get(LOG_FORMAT)
+    assert found is not None
+    return decode(LogFormat, found.value, found.key).number
 
 
 def is_commit(operation: str, key: str) -> bool:
