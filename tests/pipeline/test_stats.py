@@ -32,9 +32,10 @@ APPENDS = 4
 @pytest.fixture
 def orders(log_settings: Settings) -> Settings:
     """Topic `orders`: 4 appends of 30 records with 10 keys to partition 0, of 10 records with 2 other keys to partition
-    1.
+    1. Each append is a blob.
     """
-    with LeaderlessLogWriter(log_settings) as writer:
+    settings = msgspec.structs.replace(log_settings, inline_max_bytes=0)
+    with LeaderlessLogWriter(settings) as writer:
         writer.create_topic("orders", 2)
         writer.create_topic("empty", 1)
         for _ in range(APPENDS):
