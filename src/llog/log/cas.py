@@ -68,14 +68,16 @@ async def update(
 
     `decide` may be called many times, and again on its own result if the answer to a write was lost. It returns its
     argument to change nothing, and may raise. `puts_before` returns, of the record before and after, the puts to the
-    same partition that are there whenever the change is. With `confirm`, raises `StaleReads` if nothing was changed on
-    the strength of a stale read.
+    same partition that are there whenever the change is. With `confirm`, raises `StaleReads` if nothing was changed, or
+    no key was found, on the strength of a stale read.
     """
     backoff = Backoff(log.runtime, key)
     while True:
         reads = await log.meta.begin_reads() if confirm else None
         found = await log.meta.get(key)
         if found is None:
+            if reads is not None:
+                await reads.confirm()
             return None
         old = decode(kind, found.value, key)
         new = decide(old)

@@ -125,4 +125,5 @@ async def _close_partition(log: Log, keys: PartitionKeys) -> None:
             return control
         return msgspec.structs.replace(control, log_state=LogState.DELETED, pending=None)
 
-    await change_control(log, keys, close)
+    # Its index must stay as long as writers may append to it: a stale read shows a record that is missing, or closed.
+    await change_control(log, keys, close, confirm=True)

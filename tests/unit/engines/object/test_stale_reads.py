@@ -40,6 +40,7 @@ from llog.log.pins import pin, release
 from llog.log.producers import Producer
 from llog.log.records import Control, LogState, Manifest, Sink, decode, encode
 from llog.model import Record, TopicPartition
+from llog.stores.meta import prefix_end
 from tests.unit.world import TP, World
 
 NOW = CollectorOptions(grace_ms=0)
@@ -235,3 +236,23 @@ async def test_the_files_of_a_disk_topic_that_an_old_state_does_not_show_are_kep
     with pytest.raises(PartitionNotInitialized):
         await DiskTopics(log, segments).confirm(late, place)
     await segments.close()
+
+
+async def test_an_old_state_without_the_partition_does_not_delete_the_index_of_an_open_one(world: World) -> None:
+    log, stale = world.stale_process()
+    keys = PartitionKeys((await Catalog(world.log).get(TP.topic)).directory, TP.partition)
+    await world.append("a")
+    await world.append("b")
+    before = await world.meta.keys(keys.index, prefix_end(keys.index), 10)
+    control = await world.meta.get(keys.control)
+    assert before
+    assert control is not None
+    await world.meta.delete(keys.control)
+    stale.pause(keys.control)
+    await world.meta.put(keys.control, control.value)
+    with pytest.raises(StaleReads):
+        await Catalog(log).delete(TP.topic)
+    assert await world.meta.keys(keys.index, prefix_end(keys.index), 10) == before
+    stale.wake()
+    await Catalog(log).finish_deletions()
+    assert await world.meta.keys(keys.index, prefix_end(keys.index), 10) == []
