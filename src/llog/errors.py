@@ -46,6 +46,7 @@ class ConfigurationError(LlogError):
     """A setting, an option or an address is missing, unknown or malformed. Correct the one that the message names."""
 
     code = "configuration"
+    http_status = HTTPStatus.NOT_IMPLEMENTED
     exit_code = EXIT_BAD_INPUT
     dbapi_exception = "ProgrammingError"
 
@@ -319,7 +320,8 @@ class IdempotenceUnsupported(LlogError):
 class PartlyAppended(LlogError):
     """Some append groups of one append were appended and others were not.
 
-    `results` has the result or the error of each: repeat only those that failed.
+    `results` has the result or the error of each: repeat only those that failed. Over HTTP the status is 409 if the
+    first of them was refused, and 500 if it failed.
     """
 
     code = "partly_appended"
@@ -332,6 +334,8 @@ class PartlyAppended(LlogError):
         self.appended = appended
         self.results = results
         self.first = first
+        if first.http_status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.http_status = HTTPStatus.CONFLICT
 
     def __reduce__(self) -> tuple[type[PartlyAppended], tuple[int, list[object], LlogError]]:
         return type(self), (self.appended, self.results, self.first)
@@ -653,6 +657,7 @@ class StaleWrite(LlogError):
     """This writer belongs to an older attempt: the sink has moved on. The writer wrote nothing; stop it."""
 
     code = "stale_write"
+    http_status = HTTPStatus.CONFLICT
 
 
 class BlobCollected(LlogError):
@@ -662,6 +667,7 @@ class BlobCollected(LlogError):
     """
 
     code = "blob_collected"
+    http_status = HTTPStatus.CONFLICT
 
 
 class DataLoss(LlogError):

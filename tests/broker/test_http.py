@@ -51,6 +51,14 @@ async def test_one_request_writes_many_partitions_and_makes_those_that_are_missi
     assert len(served.blobs.puts) == 1
 
 
+@pytest.mark.parametrize(("engine", "setting"), [("disk", "LLOG_SEGMENTS_DIR"), ("rocksdb", "LLOG_ROCKSDB_DIR")])
+async def test_a_topic_of_an_engine_that_the_broker_lacks_is_refused_with_its_setting(
+    served: Served, engine: str, setting: str
+) -> None:
+    refused = await served.client.post("/topics", json={"name": "t", "engine": engine})
+    assert setting in _problem(refused, 501, "configuration")["detail"]
+
+
 async def test_items_of_one_partition_keep_their_order(served: Served) -> None:
     items = [{"topic": "t", "partition": 0, "records": [f"{n}"]} for n in range(20)]
     for _ in range(2):  # the partition is new, then known

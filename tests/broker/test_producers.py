@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pyarrow as pa
 import pytest
 
+from llog.broker.http.arrow import MEDIA_TYPE
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -28,6 +31,16 @@ async def produce(served: Served, *items: dict[str, Any]) -> list[dict[str, Any]
     return answers
 
 
+async def produce_arrow(served: Served, *records: str, **query: Any) -> httpx.Response:
+    table = pa.table({"value": pa.array(records, pa.string())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    headers = {"content-type": MEDIA_TYPE}
+    body = sink.getvalue().to_pybytes()
+    return await served.client.post("/topics/t/partitions/0/records", params=query, content=body, headers=headers)
+
+
 async def payloads(served: Served) -> list[str]:
     return [each["payload"] for each in (await served.consume("t", 1))["records"]]
 
@@ -39,6 +52,50 @@ async def test_an_item_that_is_sent_again_gets_its_offsets_again(served: Served)
     assert await produce(served, item("b", sequence=1)) == [first | {"start_offset": 2, "repeated": True}]
     assert await produce(served, item("c", sequence=2)) == [first | {"start_offset": 3, "end_offset": 3}]
     assert await payloads(served) == ["a", "b", "c"]
+
+
+async def test_records_that_are_sent_again_as_arrow_get_their_offsets_again(served: Served) -> None:
+    first = {"topic": "t", "partition": 0, "start_offset": 1, "end_offset": 2}
+    assert (await produce_arrow(served, "a", "b", producer_id="p", sequence=0)).json() == first
+    again = await produce_arrow(served, "a", "b", producer_id="p", sequence=0)
+    assert again.status_code == 200
+    assert again.json() == first | {"repeated": True}
+    third = await produce_arrow(served, "c", producer_id="p", producer_epoch=1, sequence=0)
+    assert third.json() == first | {"start_offset": 3, "end_offset": 3}
+    assert await payloads(served) == ["a", "b", "c"]
+
+
+async def test_a_producer_is_the_same_whether_it_sends_json_or_arrow(served: Served) -> None:
+    await produce(served, item("a", "b", id="null"))
+    again = await produce_arrow(served, "a", "b", producer_id="null", sequence=0)
+    assert again.json() == {"topic": "t", "partition": 0, "start_offset": 1, "end_offset": 2, "repeated": True}
+    assert (await produce_arrow(served, "c", producer_id="null", sequence=2)).json()["start_offset"] == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ({"producer_id": "p", "sequence": 9}, 409, "out_of_order_sequence"),
+        ({"producer_id": "new", "sequence": 1}, 409, "unknown_producer"),
+        ({"producer_id": "fenced", "producer_epoch": 2, "sequence": 0}, 409, "producer_fenced"),
+        ({"producer_id": "p"}, 400, "invalid_argument"),
+        ({"sequence": 2}, 400, "invalid_argument"),
+        ({"producer_epoch": 1}, 400, "invalid_argument"),
+        ({"producer_id": "", "sequence": 2}, 400, "invalid_argument"),
+        ({"producer_id": "x" * 201, "sequence": 0}, 400, "invalid_argument"),
+        ({"producer_id": "p", "sequence": -1}, 400, "invalid_argument"),
+        ({"producer_id": "p", "sequence": 1 << 53}, 400, "invalid_argument"),
+        ({"producer_id": "p", "sequence": "two"}, 400, "invalid_argument"),
+        ({"producer": "p", "sequence": 2}, 400, "invalid_argument"),
+    ],
+)
+async def test_a_wrong_producer_refuses_records_as_arrow(
+    served: Served, query: dict[str, Any], status: int, code: str
+) -> None:
+    await produce(served, item("a", "b"), item("f", id="fenced", producer_epoch=3))
+    refused = await produce_arrow(served, "x", **query)
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert await payloads(served) == ["a", "b", "f"]
 
 
 async def test_what_waits_for_a_batch_shares_one_blob_and_one_cas(served: Served) -> None:

@@ -10,7 +10,15 @@ from devtools.docs import error_list
 from llog import errors
 from llog.broker.http.answers import error_answer
 from llog.client.exceptions import to_dbapi_exception
-from llog.errors import LlogError, OffsetOutOfRange, PartlyAppended, SqlError, StaleReads, StoreUnavailable
+from llog.errors import (
+    LlogError,
+    OffsetOutOfRange,
+    PartitionFenced,
+    PartlyAppended,
+    SqlError,
+    StaleReads,
+    StoreUnavailable,
+)
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, LlogError)]
 WITH_FIELDS: dict[type[LlogError], LlogError] = {
@@ -21,7 +29,7 @@ WITH_FIELDS: dict[type[LlogError], LlogError] = {
 
 OUTSIDE = {  # code, HTTP status, exit code, exception of PEP 249: changing any of them breaks programs
     "LlogError": ("error", 500, 1, "OperationalError"),
-    "ConfigurationError": ("configuration", 500, 2, "ProgrammingError"),
+    "ConfigurationError": ("configuration", 501, 2, "ProgrammingError"),
     "InvalidArgument": ("invalid_argument", 400, 2, "ProgrammingError"),
     "StoreUnavailable": ("store_unavailable", 503, 1, "OperationalError"),
     "StoreUnreachable": ("store_unreachable", 503, 2, "OperationalError"),
@@ -75,8 +83,8 @@ OUTSIDE = {  # code, HTTP status, exit code, exception of PEP 249: changing any 
     "SqlError": ("sql", 400, 2, "ProgrammingError"),
     "SqlMemoryExceeded": ("sql_memory", 422, 2, "OperationalError"),
     "SqlWorkerEnded": ("sql_worker_ended", 503, 2, "OperationalError"),
-    "StaleWrite": ("stale_write", 500, 1, "OperationalError"),
-    "BlobCollected": ("blob_collected", 500, 1, "OperationalError"),
+    "StaleWrite": ("stale_write", 409, 1, "OperationalError"),
+    "BlobCollected": ("blob_collected", 409, 1, "OperationalError"),
     "DataLoss": ("data_loss", 500, 1, "InternalError"),
     "JavaNotFound": ("java_not_found", 500, 1, "OperationalError"),
     "MissingExtra": ("missing_extra", 501, 2, "NotSupportedError"),
@@ -107,6 +115,14 @@ def test_the_broker_answers_stale_reads_as_an_error_that_passes() -> None:
     answer = error_answer(StaleReads("a server that was paused has answered"))
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
+
+
+def test_an_append_that_was_refused_in_part_is_not_a_failure_of_the_broker() -> None:
+    refused, failed = PartitionFenced("fenced"), StoreUnavailable("closed")
+    assert error_answer(PartlyAppended(1, [None, refused], refused)).status_code == 409
+    answer = error_answer(PartlyAppended(1, [None, failed], failed))
+    assert answer.status_code == 500  # not 503, which clients repeat as a whole
+    assert "retry-after" not in answer.headers
 
 
 def test_no_two_errors_have_one_code() -> None:

@@ -45,14 +45,23 @@ ARROW_RECORD_OVERHEAD: Final = 24
 """Bytes that a record counts for besides its own in Arrow: its offset, its time and where its bytes end."""
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
+_ProducerId = Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)]
+_Numbered = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+
 
 class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     topic: str
     partition: Partition
     records: Annotated[list[str | JsonRecord], Meta(min_length=1)]
-    producer_id: Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)] | None = None
-    producer_epoch: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] = 0
-    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | None = None
+    producer_id: _ProducerId | None = None
+    producer_epoch: _Numbered = 0
+    sequence: _Numbered | None = None
+
+
+class ProduceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    producer_id: _ProducerId | None = None
+    producer_epoch: _Numbered = 0
+    sequence: _Numbered | None = None
 
 
 class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,12 +144,10 @@ class RecordRoutes:
         return [self._append_answer(item, outcome) for item, outcome in zip(items, outcomes, strict=True)]
 
     def _append_answer(self, item: ProduceItem, outcome: AppendResult | LlogError) -> dict[str, Any]:
-        answer: dict[str, Any] = {"topic": item.topic, "partition": item.partition}
         if isinstance(outcome, LlogError):
             self._metrics.errors[outcome.code] += 1
-            return answer | {"error": item_error(outcome)}
-        answer |= {"start_offset": outcome.start_offset, "end_offset": outcome.end_offset}
-        return answer | {"repeated": True} if outcome.repeated else answer
+            return {"topic": item.topic, "partition": item.partition, "error": item_error(outcome)}
+        return _appended(item.topic, item.partition, outcome)
 
     async def _consume(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
@@ -210,12 +217,13 @@ class RecordRoutes:
     # --- Arrow, for one partition
 
     async def _produce_arrow(self, request: Request) -> Response:
-        tp = path_partition(request)
+        tp, query = path_partition(request), decode_query(ProduceQuery, request.query_params)
         async with self._bodies.read(request, MEDIA_TYPE) as body:
-            (result,) = await self._producer.append([Part(tp, decode_records(body))])
+            columns = decode_records(body)
+            (result,) = await self._producer.append([Part(tp, columns, _producer(tp, query, columns.count))])
         if isinstance(result, LlogError):
             raise result
-        return json_answer({**tp._asdict(), "start_offset": result.start_offset, "end_offset": result.end_offset})
+        return json_answer(_appended(*tp, result))
 
     async def _fetch_arrow(self, request: Request) -> Response:
         tp, query = path_partition(request), decode_query(FetchQuery, request.query_params)
@@ -242,26 +250,34 @@ class RecordRoutes:
 def _part_or_error(item: ProduceItem) -> Part | LlogError:
     try:
         tp = TopicPartition(check_topic_name(item.topic), item.partition)
-        return Part(tp, columns_from_json(item.records), _producer(item))
+        return Part(tp, columns_from_json(item.records), _producer(tp, item, len(item.records)))
     except LlogError as error:
         return error
 
 
-def _producer(item: ProduceItem) -> RecordProducer | None:
-    if item.producer_id is None:
-        if item.sequence is not None or item.producer_epoch:
-            raise InvalidArgument(
-                f"the item for {item.topic}/{item.partition} has a sequence or an epoch, but no producer_id"
-            )
+def _producer(tp: TopicPartition, sent: ProduceItem | ProduceQuery, records: int) -> RecordProducer | None:
+    if sent.producer_id is None:
+        if sent.sequence is not None or sent.producer_epoch:
+            raise InvalidArgument(f"the records for {tp} have a sequence or an epoch, but no producer_id")
         return None
-    if item.sequence is None:
+    if sent.sequence is None:
         raise InvalidArgument(
-            f"the item for {item.topic}/{item.partition} has the producer_id {item.producer_id[:40]!r}, but no "
-            "sequence: send the number of its first record, counted from 0 on in each partition"
+            f"the records for {tp} have the producer_id {sent.producer_id[:40]!r}, but no sequence: send the number of "
+            "the first record, counted from 0 on in each partition"
         )
-    producer = RecordProducer(id=item.producer_id, epoch=item.producer_epoch, sequence=item.sequence)
-    check_record_producer(producer, len(item.records))
+    producer = RecordProducer(id=sent.producer_id, epoch=sent.producer_epoch, sequence=sent.sequence)
+    check_record_producer(producer, records)
     return producer
+
+
+def _appended(topic: str, partition: int, result: AppendResult) -> dict[str, Any]:
+    answer = {
+        "topic": topic,
+        "partition": partition,
+        "start_offset": result.start_offset,
+        "end_offset": result.end_offset,
+    }
+    return answer | {"repeated": True} if result.repeated else answer
 
 
 def _fetch_answer(fetch: Fetch) -> dict[str, Any]:
