@@ -11,7 +11,8 @@ from llog.batch.format import Codec, peek
 from llog.batch.multi_batch import BodyLayout, encode_run
 from llog.engines.object.blob_headers import read_header
 from llog.engines.object.compaction import job as compaction
-from llog.engines.object.compaction.compactor import Compactor, CompactorOptions, claim_partition, lagging_partitions
+from llog.engines.object.compaction.claims import Claims
+from llog.engines.object.compaction.compactor import Compactor, CompactorOptions, lagging_partitions
 from llog.engines.object.pending import pending_puts
 from llog.engines.object.retention import trim
 from llog.errors import CorruptBatch, InconsistentReadState, RecordTooLarge
@@ -341,17 +342,15 @@ async def test_one_partition_s_error_stops_no_other(world: World) -> None:
 async def test_a_claimed_partition_is_left_to_its_compactor(world: World) -> None:
     for number in range(4):
         await world.append(f"a{number}")
-    keys = await world.keys()
-    async with claim_partition(world.process(), keys) as mine:
-        assert mine
-        async with claim_partition(world.log, keys) as also_mine:
-            assert not also_mine
-        [result] = await compactor(world).compact_many([TP])
-        assert (result.end_offset, result.error) == (None, None)
-        [result] = await compactor(world).compact_many([TP], claim=False)
-        assert result.end_offset == 3
-    async with claim_partition(world.log, keys) as mine:
-        assert mine
+    claim, other = (await world.keys()).claim, Claims(world.process())
+    assert await other.take(claim)
+    assert not await Claims(world.log).take(claim)
+    [result] = await compactor(world).compact_many([TP])
+    assert (result.end_offset, result.error, result.claimed_elsewhere) == (None, None, True)
+    [result] = await compactor(world).compact_many([TP], claim=False)
+    assert (result.end_offset, result.claimed_elsewhere) == (3, False)
+    await other.release(claim)
+    assert await Claims(world.log).take(claim)
 
 
 async def test_lag_counts_what_waits(world: World) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from llog.engines.object.compaction.compactor import Compactor, claim_partition
+from llog.engines.object.compaction.claims import Claims
+from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.description import describe_blob, describe_partition
 from llog.errors import BlobNotFound, CorruptBatch, InvalidArgument, PartitionNotInitialized
 from llog.log.keys import WAL
@@ -16,8 +17,10 @@ async def test_a_partition_is_described_as_it_is_stored(world: World) -> None:
     for number in range(4):
         await world.append(f"a{number}", f"b{number}")
     await Compactor(world.log).compact_once(TP)
-    async with claim_partition(world.log, await world.keys(), "compactor-1"):
-        described = await describe_partition(world.log, TP)
+    claims, claim = Claims(world.log, "compactor-1"), (await world.keys()).claim
+    assert await claims.take(claim)
+    described = await describe_partition(world.log, TP)
+    await claims.release(claim)
     assert (described.topic, described.partition, described.directory) == ("orders", 0, "orders")
     assert described.control == await world.control()
     assert described.cursor == 7

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
 from llog.base.concurrency import gather_bounded
+from llog.engines.object.compaction.claims import Claims
 from llog.engines.object.compaction.job import (
     Done,
     Job,
@@ -29,13 +29,14 @@ from llog.engines.object.compaction.job import (
 )
 from llog.engines.object.compaction.plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.engines.object.partition_keys import find_keys
-from llog.errors import LlogError, VersionMismatch
+from llog.errors import LlogError
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
-from llog.log.records import CompactionCursor, CompactorClaim, Control, IndexEntry, decode, encode
+from llog.log.records import CompactionCursor, CompactionState, Control, IndexEntry, Topic, decode
 from llog.model import TopicPartition
-from llog.stores.meta import ABSENT, prefix_end
+from llog.stores.counting import OperationCounts, measure
+from llog.stores.meta import prefix_end
 
 __all__ = [
     "CompactionResult",
@@ -43,7 +44,6 @@ __all__ = [
     "CompactorOptions",
     "Lag",
     "LaggingPartition",
-    "claim_partition",
     "lagging_partitions",
 ]
 
@@ -51,9 +51,6 @@ _ATTEMPTS_MAX: Final = 100
 _SPAN_OVERHEAD: Final = 1024
 """The bytes of memory that a slice takes besides its data."""
 _LAGGING_PAGE: Final = 64
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +67,10 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_written: int = 0
     damaged: tuple[str, ...] = ()
     """Slices that cannot be read. They stay as they are, and the cursor has passed them."""
+    resumed_from: CompactionState | None = None
+    """The state in which another compactor, or an earlier run, had left this compaction."""
+    claimed_elsewhere: bool = False
+    """Whether the partition was left to the compactor that has claimed it."""
     error: LlogError | None = None
 
 
@@ -88,6 +89,8 @@ class LaggingPartition(NamedTuple):
     offsets: int
     begun: bool
     """Whether a compaction has begun and is not finished."""
+    pending: bool = False
+    """Whether the newest append has no index entry yet."""
 
 
 class _Task:
@@ -97,7 +100,7 @@ class _Task:
         self.result = CompactionResult(topic=tp.topic, partition=tp.partition)
         self.tp = tp
         self.keys: PartitionKeys | None = None
-        self.claim: int | None = None
+        self.is_claimed = False
         self.plan: Plan | None = None
         self.job: Job | None = None
         self.slices: list[Slice] = []
@@ -125,11 +128,19 @@ class _Task:
             bytes_written=done.bytes_written,
         )
 
+    def resume(self, plan: Plan) -> None:
+        if plan.breadcrumb is not None:
+            self.set(resumed_from=plan.breadcrumb.record.state)
+
 
 class Compactor:
-    def __init__(self, log: Log, options: CompactorOptions | None = None) -> None:
+    """Compacts the partitions of a log. `stages` counts the steps of its compactions, and their seconds."""
+
+    def __init__(self, log: Log, options: CompactorOptions | None = None, claims: Claims | None = None) -> None:
+        self.stages = OperationCounts()
         self._log = log
         self._options = options or CompactorOptions()
+        self._claims = claims or Claims(log, self._options.holder)
 
     async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionResult:
         """Compact one run of the partition, resumed or new. `force` includes the newest append and a single entry."""
@@ -137,11 +148,13 @@ class Compactor:
         await self._compact_alone(task, await find_keys(self._log, tp), force)
         return task.result
 
-    async def compact_many(self, tps: Sequence[TopicPartition], *, claim: bool = True) -> list[CompactionResult]:
+    async def compact_many(
+        self, tps: Sequence[TopicPartition], *, claim: bool = True, stopping: Callable[[], bool] = lambda: False
+    ) -> list[CompactionResult]:
         """Compact one run of each partition, and read each shared blob once for every wave of slices.
 
         A partition's error is in its result and does not stop the others. With `claim`, skips partitions that other
-        compactors have claimed.
+        compactors have claimed. Once `stopping` returns True, finishes the runs that have begun, and begins no other.
         """
         tasks = {tp: _Task(tp) for tp in tps}
         waiting = list(tasks.values())
@@ -150,6 +163,8 @@ class Compactor:
         size, limit = 0, self._options.memory_bytes_max * 2 // 3  # The next wave is read while this one is written.
         try:
             for first in range(0, len(waiting), self._options.concurrency):
+                if stopping():
+                    break
                 chunk = waiting[first : first + self._options.concurrency]
                 await self._each(chunk, lambda task: self._choose(task, claim))
                 for task in chunk:
@@ -158,12 +173,14 @@ class Compactor:
                         wave, size, limit = [], 0, self._options.memory_bytes_max // 3
                     wave.append(task)
                     size += task.memory
-            ending = await self._run_wave(wave, ending)
-            await ending
+            if not stopping():
+                ending = await self._run_wave(wave, ending)
+            if ending is not None:
+                await ending
         finally:
             if ending is not None:
                 ending.cancel()
-            await self._each([task for task in waiting if task.claim is not None], self._release)
+            await self._each([task for task in waiting if task.is_claimed], self._release)
         return [tasks[tp].result for tp in tps]
 
     async def lag(self, tp: TopicPartition) -> Lag:
@@ -190,13 +207,17 @@ class Compactor:
         self, task: _Task, keys: PartitionKeys, force: bool = False, stop_before: int | None = None
     ) -> None:
         for _ in range(_ATTEMPTS_MAX):
-            plan = await choose(self._log, self._options, task.tp, keys, force=force, stop_before=stop_before)
+            with measure(self.stages, "choose"):
+                plan = await choose(self._log, self._options, task.tp, keys, force=force, stop_before=stop_before)
             if plan is None:
                 return
-            job = await begin(self._log, plan)
+            task.resume(plan)
+            with measure(self.stages, "begin"):
+                job = await begin(self._log, plan)
             if job is None:
                 continue
-            task.slices = (await fetch(self._log, [job], self._options.concurrency))[0]
+            with measure(self.stages, "fetch"):
+                task.slices = (await fetch(self._log, [job], self._options.concurrency))[0]
             outcome = await self._finish(task, job)
             if not isinstance(outcome, Replan):
                 return
@@ -204,7 +225,7 @@ class Compactor:
 
     async def _finish(self, task: _Task, job: Job) -> Done | Replan | None:
         task.count_slices()
-        outcome = await finish(self._log, self._options.codec, job, task.slices)
+        outcome = await finish(self._log, self._options.codec, job, task.slices, self.stages)
         task.slices = []
         if isinstance(outcome, Done):
             task.done(job, outcome)
@@ -222,7 +243,8 @@ class Compactor:
                 task.shared_blob = blob
         await self._each(planned, self._begin)
         begun = [task for task in wave if task.job is not None]
-        slices = await fetch(self._log, [task.job for task in begun if task.job], self._options.concurrency)
+        with measure(self.stages, "fetch"):
+            slices = await fetch(self._log, [task.job for task in begun if task.job], self._options.concurrency)
         for task, own in zip(begun, slices, strict=True):
             task.slices = own
         del slices
@@ -235,13 +257,14 @@ class Compactor:
         if sharing:
             await self._write_shared_blob(sharing)
         await self._each([task for task in begun if task.job is not None], self._end)
-        await self._each([task for task in wave if task.claim is not None], self._release)
+        await self._each([task for task in wave if task.is_claimed], self._release)
 
     async def _write_shared_blob(self, sharing: Sequence[_Task]) -> None:
         """Put the blob that the breadcrumbs of these tasks name. After an error, the next compactor resumes them."""
         jobs = [task.job for task in sharing if task.job is not None]
         try:
-            jobs = await write_shared_blob(self._log, self._options.codec, jobs, [task.slices for task in sharing])
+            with measure(self.stages, "write"):
+                jobs = await write_shared_blob(self._log, self._options.codec, jobs, [task.slices for task in sharing])
         except LlogError as error:
             for task in sharing:
                 task.job = None
@@ -253,14 +276,20 @@ class Compactor:
     async def _choose(self, task: _Task, claim: bool) -> None:
         task.keys = await find_keys(self._log, task.tp)
         if claim:
-            task.claim = await _claim(self._log, task.keys, self._options.holder)
-            if task.claim is None:
+            with measure(self.stages, "claim"):
+                task.is_claimed = await self._claims.take(task.keys.claim)
+            if not task.is_claimed:
+                task.set(claimed_elsewhere=True)
                 return
-        task.plan = await choose(self._log, self._options, task.tp, task.keys)
+        with measure(self.stages, "choose"):
+            task.plan = await choose(self._log, self._options, task.tp, task.keys)
+        if task.plan is not None:
+            task.resume(task.plan)
 
     async def _begin(self, task: _Task) -> None:
         assert task.plan is not None
-        task.job = await begin(self._log, task.plan, task.shared_blob)
+        with measure(self.stages, "begin"):
+            task.job = await begin(self._log, task.plan, task.shared_blob)
         task.plan = None
 
     async def _end(self, task: _Task) -> None:
@@ -272,10 +301,9 @@ class Compactor:
             await self._compact_alone(task, task.keys, stop_before=outcome.stop_before)
 
     async def _release(self, task: _Task) -> None:
-        version, task.claim = task.claim, None
+        task.is_claimed = False
         assert task.keys is not None
-        assert version is not None
-        await _release(self._log, task.keys, version)
+        await self._claims.release(task.keys.claim)
 
     async def _each(self, tasks: Sequence[_Task], step: Callable[[_Task], Awaitable[None]]) -> None:
         """Run the step for all tasks, some at a time; store an error in its task's result."""
@@ -289,25 +317,15 @@ class Compactor:
         await gather_bounded(guarded, tasks, self._options.concurrency)
 
 
-@asynccontextmanager
-async def claim_partition(log: Log, keys: PartitionKeys, holder: str = "") -> AsyncIterator[bool]:
-    """Claim the partition for the block; yield False if another compactor has it. The claim also ends with the
-    session.
+async def lagging_partitions(
+    log: Log, *, min_offsets: int = 1, topics: Sequence[Topic] | None = None
+) -> AsyncIterator[LaggingPartition]:
+    """Iterate over the partitions with at least `min_offsets` offsets to compact, or a compaction to resume; of all
+    object topics, or of those that the caller has found.
+
+    Costs one metadata read for every partition.
     """
-    version = await _claim(log, keys, holder)
-    try:
-        yield version is not None
-    finally:
-        if version is not None:
-            await _release(log, keys, version)
-
-
-async def lagging_partitions(log: Log, *, min_offsets: int = 1) -> AsyncIterator[LaggingPartition]:
-    """Iterate over the partitions with at least `min_offsets` offsets to compact, or a compaction to resume.
-
-    Costs one metadata read for every partition of the log.
-    """
-    for topic in await Catalog(log).topics(OBJECT):
+    for topic in await Catalog(log).topics(OBJECT) if topics is None else topics:
         for first in range(0, topic.partitions, _LAGGING_PAGE):
             partitions = range(first, min(first + _LAGGING_PAGE, topic.partitions))
 
@@ -320,13 +338,15 @@ async def lagging_partitions(log: Log, *, min_offsets: int = 1) -> AsyncIterator
 
             for partition, found in zip(partitions, await gather_bounded(one, partitions, _LAGGING_PAGE), strict=True):
                 if found is not None and (found.begun or found.offsets >= min_offsets):
-                    yield LaggingPartition(TopicPartition(topic.name, partition), found.offsets, found.begun)
+                    tp = TopicPartition(topic.name, partition)
+                    yield LaggingPartition(tp, found.offsets, found.begun, found.pending)
 
 
 class _Backlog(NamedTuple):
     cursor: int
     offsets: int
     begun: bool
+    pending: bool
 
 
 async def _read_backlog(log: Log, tp: TopicPartition, keys: PartitionKeys) -> _Backlog | None:
@@ -339,19 +359,5 @@ async def _read_backlog(log: Log, tp: TopicPartition, keys: PartitionKeys) -> _B
         return None
     control = decode(Control, found[keys.control].value, keys.control)
     cursor = max(decode(CompactionCursor, found[keys.cursor].value, keys.cursor).offset, control.log_start_offset)
-    return _Backlog(cursor, max(0, control.next_offset - cursor), keys.compaction in found)
-
-
-async def _claim(log: Log, keys: PartitionKeys, holder: str) -> int | None:
-    try:
-        return await log.meta.put(keys.claim, encode(CompactorClaim(holder=holder)), expected=ABSENT, ephemeral=True)
-    except VersionMismatch:
-        return None
-
-
-async def _release(log: Log, keys: PartitionKeys, version: int) -> None:
-    """Release a claim; one that cannot be released now ends with its session."""
-    try:
-        await log.meta.delete(keys.claim, expected=version)
-    except LlogError:
-        pass
+    offsets = max(0, control.next_offset - cursor)
+    return _Backlog(cursor, offsets, keys.compaction in found, control.pending is not None)

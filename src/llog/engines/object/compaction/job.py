@@ -41,6 +41,7 @@ from llog.model import TopicPartition
 from llog.runtime import stamp_of, uuid7
 from llog.stores.blob_ranges import get_each
 from llog.stores.blobs import Buffer
+from llog.stores.counting import OperationCounts, measure
 from llog.stores.meta import ABSENT, MetaEntry, read_confirmed
 
 _WRITER: Final = "compactor"
@@ -190,18 +191,30 @@ async def write_shared_blob(
     return written
 
 
-async def finish(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> Done | Replan | None:
-    """Finish the job from its present state; return None if another compactor took it over. Empties `slices`."""
-    keys, breadcrumb = job.plan.keys, job.breadcrumb
+async def finish(
+    log: Log, codec: Codec, job: Job, slices: list[Slice], stages: OperationCounts
+) -> Done | Replan | None:
+    """Finish the job from its present state, and measure its stages; return None if another compactor took it over.
+    Empties `slices`.
+    """
+    breadcrumb = job.breadcrumb
     if breadcrumb.record.state is CompactionState.WRITING_BLOB:
-        written = await _write_blob(log, codec, job, slices)
+        with measure(stages, "write"):
+            written = await _write_blob(log, codec, job, slices)
         if not isinstance(written, WrittenBlob):
             return written
         entry = _compacted_entry(log, job, written)
-        following = await _advance(log, keys, breadcrumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
+        following = await _advance(log, job.plan.keys, breadcrumb, CompactionState.WRITING_COMPACTED_INDEX, entry)
         if following is None:
             return None
         breadcrumb = following
+    with measure(stages, "publish"):
+        return await _finish_written(log, job, breadcrumb)
+
+
+async def _finish_written(log: Log, job: Job, breadcrumb: Breadcrumb) -> Done | Replan | None:
+    """Finish a job whose blob exists."""
+    keys = job.plan.keys
     if breadcrumb.record.state is CompactionState.WRITING_COMPACTED_INDEX:
         if not await _publish(log, keys, breadcrumb):
             return Replan() if await clear(log, keys, breadcrumb) else None
