@@ -264,7 +264,6 @@ def slow_notifications(plan: SimPlan) -> SimPlan:
         {"viewer": 3, "writer": 1, "retainer": 1, "deleter": 1},
         Faults(unavailable=0.01, lost_answer=0.01, throttled=0.1, delay=0.05, throttle_delay=8.0),
         stall_every=10.0,
-        old_every=1e9,
     )
 
 
