@@ -27,14 +27,17 @@ from llog.engines.object.reader import KnownPartition, Reader
 from llog.errors import LlogError, PartitionNotInitialized, StaleReads, StoreUnavailable
 from llog.log.catalog import OBJECT, check_partition, topic_in
 from llog.log.engine import Batch, Bounds
+from llog.log.inline import is_inline
 from llog.log.keys import ROOT, TOPICS, PartitionKeys, topic_key
 from llog.log.log import Log
-from llog.log.records import Control, Topic
+from llog.log.records import Control, Pending, Topic
 from llog.model import TopicPartition, check_topic_name
 from llog.stores.meta import Changes, MetaEntry, Watch
 
 VIEWS_MAX: Final = 20_000
 """Partitions that are remembered; beyond it, those that nobody waits for are forgotten, the oldest first."""
+INLINE_BYTES_MAX: Final = 16 << 20
+"""Inline bytes that all views keep; beyond it, the oldest views lose theirs, and a read looks them up again."""
 _ATTEMPTS: Final = 3
 _CONFIRM_S_MAX: Final = 1.0
 """How long a confirmation of the watch may take. The watch may have lost its connection while reads still work."""
@@ -49,8 +52,10 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
     topic: Topic
     bounds: Bounds | None
-    control: Control | None = None
-    """The control record that was read last, without its producers; the bounds may be ahead of it."""
+    pending: Pending | None = None
+    """The newest append as of the last read, without its producers; the bounds may be ahead of it. None if it is in the
+    index by now, or has too many inline bytes to be kept.
+    """
 
     @property
     def directory(self) -> str:
@@ -61,6 +66,12 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
     def ends_at(self, offset: int) -> bool:
         return self.bounds is not None and self.bounds.next_offset == offset
+
+    @property
+    def inline_bytes(self) -> int:
+        if self.pending is None:
+            return 0
+        return sum(len(entry.data_uri) for entry in self.pending.entries if is_inline(entry.data_uri))
 
 
 Found = View | LlogError
@@ -123,6 +134,9 @@ class Views:
         """The partitions that a topic's or a control record's key belongs to."""
         self._waiters: dict[TopicPartition, dict[Waiter, int]] = {}
         """Who waits for a record, and for which offset."""
+        self._inline: dict[TopicPartition, int] = {}
+        """The inline bytes of each view that has some, the oldest first."""
+        self._inline_bytes = 0
         self._all_marks = 0
         self._confirmed_at = _NEVER
         """Every change that was committed before this moment has left its mark."""
@@ -160,9 +174,8 @@ class Views:
         Raises `PartitionNotInitialized` if the topic was created again.
         """
         assert view.bounds is not None
-        assert view.control is not None
         start, end = view.bounds
-        control = msgspec.structs.replace(view.control, log_start_offset=start, next_offset=end)
+        control = Control(log_start_offset=start, next_offset=end, pending=view.pending)
         return await self._reader.read(tp, offset, max_bytes, stop=stop, known=KnownPartition(view.topic, control))
 
     def note_append(self, directory: str, partition: int, next_offset: int) -> None:
@@ -174,7 +187,7 @@ class Views:
                 known.seen_at = self.now()
                 if view.bounds.next_offset < next_offset:
                     bounds = view.bounds._replace(next_offset=next_offset)
-                    self._replace(tp, known, msgspec.structs.replace(view, bounds=bounds))
+                    self._replace(tp, known, View(view.topic, bounds))  # what was pending is in the index now
 
     def note_change(self, topic: str) -> None:
         """Learn that this process has changed the topic: it is looked up again before it is read."""
@@ -257,6 +270,7 @@ class Views:
             if tp not in self._waiters and tp not in busy:
                 self._unlink(topic_key(tp.topic), tp)
                 self._unlink(self._known.pop(tp).control, tp)
+                self._inline_bytes -= self._inline.pop(tp, 0)
                 return True
         return False
 
@@ -294,8 +308,22 @@ class Views:
 
     def _replace(self, tp: TopicPartition, known: _KnownPartition, found: Found) -> None:
         known.found = found
+        self._count_inline(tp, found)
         if tp in self._waiters:
             self._wake(tp)
+
+    def _count_inline(self, tp: TopicPartition, found: Found) -> None:
+        """Count the inline bytes of the partition's new view, and make room for them."""
+        size = found.inline_bytes if isinstance(found, View) else 0
+        self._inline_bytes += size - self._inline.pop(tp, 0)
+        if size:
+            self._inline[tp] = size
+        while self._inline_bytes > INLINE_BYTES_MAX:
+            oldest = next(iter(self._inline))
+            self._inline_bytes -= self._inline.pop(oldest)
+            view = self._known[oldest].found
+            assert isinstance(view, View)
+            self._known[oldest].found = View(view.topic, view.bounds)
 
     def _wake(self, tp: TopicPartition) -> None:
         """Wake the waiters for whom the partition does not end where they wait."""
@@ -497,6 +525,8 @@ def _view_of(tp: TopicPartition, topic: Topic, control: MetaEntry | None) -> Fou
         found = decode_control(tp, control)
     except LlogError as error:
         return error
-    # A broker may know many partitions, and producers take most of the room of a record.
-    bare = msgspec.structs.replace(found, producers={}, writers={})
-    return View(topic, Bounds(found.log_start_offset, found.next_offset), bare)
+    pending = found.pending
+    if pending is not None and pending.producers:
+        # A broker may know many partitions, and producers take most of the room of a record.
+        pending = Pending(start_offset=pending.start_offset, entries=pending.entries)
+    return View(topic, Bounds(found.log_start_offset, found.next_offset), pending)
