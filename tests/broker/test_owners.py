@@ -136,6 +136,20 @@ def test_every_broker_serves_the_topics_of_the_one_that_owns_them(machine: Machi
     assert owner.client.get("/topics/t").status_code == 404
 
 
+@pytest.mark.parametrize("engine", ["disk", "rocksdb"])
+def test_records_that_name_no_partition_reach_the_owner_of_their_topic(machine: Machine, engine: str) -> None:
+    owner, other = machine("a"), machine("b")
+    made(owner, "t", engine, partitions=3)
+    sent = {"records": [{"key": f"{n}", "value": {"n": n}} for n in range(9)]}
+    through = [broker.client.post("/topics/t/records", json=sent) for broker in (owner, other)]
+    assert [response.status_code for response in through] == [200, 200], through[1].text
+    first, second = (response.json()["records"] for response in through)
+    assert [each["partition"] for each in second] == [each["partition"] for each in first]
+    counts = [sum(each["partition"] == partition for each in first) for partition in range(3)]
+    assert [each["offset"] for each in second] == [each["offset"] + counts[each["partition"]] for each in first]
+    assert forwarded(other) == 1
+
+
 def test_an_owner_answers_what_is_sent_on_to_it_whatever_its_role(machine: Machine) -> None:
     writer, reader = machine("1", LLOG_ROLE="write"), machine("2", LLOG_ROLE="read")
     made(writer, "t", "disk")

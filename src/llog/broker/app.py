@@ -19,12 +19,14 @@ from llog.broker.http.bodies import Bodies
 from llog.broker.http.forwarding import Forwarding
 from llog.broker.http.routing import build_app
 from llog.broker.metrics import Metrics
+from llog.broker.partitioner import Partitioner
 from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
 from llog.broker.routes.keyed import KeyedRoutes
 from llog.broker.routes.metrics import MetricRoutes
 from llog.broker.routes.records import RecordRoutes
 from llog.broker.routes.sql import SqlRoutes
+from llog.broker.routes.topic_records import TopicRecordRoutes
 from llog.broker.routes.topics import TopicRoutes
 from llog.config import Settings
 from llog.engines.object.reader import Reader
@@ -74,15 +76,19 @@ class Broker:
         self._forwarding = Forwarding(settings, bodies, self.metrics, self.stopping)
         self._keyed = KeyedRoutes(settings, self.metrics, self.stopping, bodies, log.owners)
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
+        producer = AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics)
+        records = RecordRoutes(
+            producer,
+            Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping),
+            reader,
+            bodies,
+            self._forwarding,
+            self.metrics,
+            Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime),
+        )
         self._resources = (
-            RecordRoutes(
-                AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics),
-                Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping),
-                reader,
-                bodies,
-                self._forwarding,
-                self.metrics,
-            ),
+            records,
+            TopicRecordRoutes(records.produce_items, bodies),
             TopicRoutes(log, catalog, reader, self._views, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),

@@ -128,6 +128,12 @@ class AutoCreatingProducer:
                 self._metrics.produced_bytes += byte_size(part.columns)
         return outcomes
 
+    async def find_topics(self, names: Collection[str]) -> dict[str, Topic | LlogError]:
+        """Return the topic of each name, created if it is missing and may be, or why there is none."""
+        async with self._creating:
+            found = await self._creation.create_missing([TopicPartition(name, 0) for name in names])
+        return {tp.topic: topic for tp, topic in found.items()}
+
     async def _append(self, parts: Sequence[Part]) -> list[Outcome]:
         producers = await self._find_producers({part.tp for part in parts})
         indexes: dict[BatchingProducer, list[int]] = {}

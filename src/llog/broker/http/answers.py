@@ -58,7 +58,7 @@ def items_answer(items: list[dict[str, Any]]) -> Response:
     It is 503 if all of them failed with an error that may pass, else 200.
     """
     body = {"topic_partitions": items}
-    errors = [item["error"] for item in items if "error" in item]
+    errors = [item["error"] for item in items if "error" in item and not item.get("records")]
     if len(errors) < len(items) or not all(error["code"] in _TRANSIENT_CODES for error in errors):
         return json_answer(body)
     headers = {"retry-after": str(RETRY_AFTER_S)}
@@ -68,6 +68,17 @@ def items_answer(items: list[dict[str, Any]]) -> Response:
 def item_error(error: LlogError) -> dict[str, Any]:
     """Return the error of one item, for an answer whose other items may have succeeded."""
     return {"code": error.code, "detail": str(error)} | error.fields()
+
+
+def item_problem(error: dict[str, Any]) -> Response:
+    """Return the answer to a request that failed as a whole, from the error of its only item."""
+    more = {name: value for name, value in error.items() if name not in ("code", "detail")}
+    status, headers = BY_CODE[error["code"]].http_status, {}
+    if "owner" in error:
+        status, headers = HTTPStatus.MISDIRECTED_REQUEST, {OWNER_HEADER: error["owner"]}
+    elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers = {"retry-after": str(RETRY_AFTER_S)}
+    return problem(status, error["code"], error["detail"], headers, more)
 
 
 def with_error_answers(handler: Handler, path: str, metrics: Metrics) -> Handler:

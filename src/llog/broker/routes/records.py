@@ -32,6 +32,7 @@ from llog.broker.http.requests import (
 )
 from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
+from llog.broker.partitioner import Partitioner
 from llog.engines.routing import EngineReader
 from llog.errors import InvalidArgument, LlogError
 from llog.log.engine import AppendResult
@@ -45,23 +46,23 @@ ARROW_RECORD_OVERHEAD: Final = 24
 """Bytes that a record counts for besides its own in Arrow: its offset, its time and where its bytes end."""
 _RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
-_ProducerId = Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)]
-_Numbered = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+ProducerId = Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)]
+SequenceNumber = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class ProduceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     topic: str
-    partition: Partition
     records: Annotated[list[str | JsonRecord], Meta(min_length=1)]
-    producer_id: _ProducerId | None = None
-    producer_epoch: _Numbered = 0
-    sequence: _Numbered | None = None
+    partition: Partition | None = None
+    producer_id: ProducerId | None = None
+    producer_epoch: SequenceNumber = 0
+    sequence: SequenceNumber | None = None
 
 
 class ProduceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    producer_id: _ProducerId | None = None
-    producer_epoch: _Numbered = 0
-    sequence: _Numbered | None = None
+    producer_id: ProducerId | None = None
+    producer_epoch: SequenceNumber = 0
+    sequence: SequenceNumber | None = None
 
 
 class ProduceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,8 +106,10 @@ class RecordRoutes:
         bodies: Bodies,
         forwarding: Forwarding,
         metrics: Metrics,
+        partitioner: Partitioner,
     ) -> None:
         self._producer = producer
+        self._partitioner = partitioner
         self._fetcher = fetcher
         self._reader = reader
         self._bodies = bodies
@@ -128,13 +131,22 @@ class RecordRoutes:
         async with self._bodies.read(request) as body:
             produce = decode_body(ProduceRequest, body)
             body.clear()
-            answers = await self._append(produce.topic_partitions)
-            owned = self._forwarding.owned_items(request, answers)
-            parts = [
-                self._forwarding.ask_owner(owner, "/produce", _part(produce, indexes))
-                for owner, indexes in owned.items()
-            ]
-            return items_answer(_merge(answers, zip(owned.values(), await asyncio.gather(*parts), strict=True)))
+            return items_answer(await self.produce_items(request, produce.topic_partitions))
+
+    async def produce_items(self, request: Request, items: Sequence[ProduceItem]) -> ItemAnswers:
+        """Append the records of items, here or at their owners; one answer per item, in their order."""
+        placement = None
+        if any(item.partition is None for item in items):
+            placement = await self._partitioner.place(items)
+            items = placement.items
+        answers = await self._append(items)
+        owned = self._forwarding.owned_items(request, answers)
+        parts = [
+            self._forwarding.ask_owner(owner, "/produce", ProduceRequest([items[index] for index in indexes]))
+            for owner, indexes in owned.items()
+        ]
+        answers = _merge(answers, zip(owned.values(), await asyncio.gather(*parts), strict=True))
+        return answers if placement is None else placement.fold(answers, self._metrics)
 
     async def _append(self, items: Sequence[ProduceItem]) -> ItemAnswers:
         """Append on this broker; one answer per item, in their order. Partitions are appended to independently."""
@@ -147,6 +159,7 @@ class RecordRoutes:
         if isinstance(outcome, LlogError):
             self._metrics.errors[outcome.code] += 1
             return {"topic": item.topic, "partition": item.partition, "error": item_error(outcome)}
+        assert item.partition is not None
         return _appended(item.topic, item.partition, outcome)
 
     async def _consume(self, request: Request) -> Response:
@@ -248,6 +261,7 @@ class RecordRoutes:
 
 
 def _part_or_error(item: ProduceItem) -> Part | LlogError:
+    assert item.partition is not None
     try:
         tp = TopicPartition(check_topic_name(item.topic), item.partition)
         return Part(tp, columns_from_json(item.records), _producer(tp, item, len(item.records)))
