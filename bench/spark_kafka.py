@@ -16,9 +16,9 @@ from pathlib import Path
 import pyspark
 
 from bench.peers.kafka import SERVER, fetch_jars, find_java, kafka_broker
-from bench.peers.peer import UnobtainableError
 from bench.report import Report, rate
 from bench.turns import in_turns
+from devtools.servers.downloads import UnobtainableError
 
 PARTITIONS = 8
 """Of each topic, as of the log's."""

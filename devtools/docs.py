@@ -11,12 +11,15 @@ from pathlib import Path
 
 from devtools.markdown import wrap
 from llog import errors
+from llog.broker.monitoring import description, families
 from llog.config import SETTINGS, Secret, Setting
 from llog.config.broker import BrokerSettings
 from llog.config.loading import CONFIG_FILE, CONFIG_VARIABLE
 from llog.config.segments import SegmentSettings
 from llog.config.stores import StoreSettings
 from llog.config.upkeep import UpkeepSettings
+from llog.metrics import process, stores
+from llog.metrics.families import Family
 from llog.sql.commands.command import Section, Usage
 from llog.sql.commands.registry import COMMANDS
 
@@ -26,6 +29,12 @@ SUBJECTS = {
     "Compaction and collection": UpkeepSettings,
     "Disk topics": SegmentSettings,
     "Brokers and SQL": BrokerSettings,
+}
+METRICS: dict[str, tuple[Family, ...]] = {
+    "The broker and its settings": description.FAMILIES,
+    "Requests, batches and the tail": families.FAMILIES,
+    "The stores": stores.FAMILIES,
+    "The process": process.FAMILIES,
 }
 SUBJECT_COMMENT = "# --- "
 """What a line begins with in `errors.py` that names the subject of the errors below it."""
@@ -126,11 +135,34 @@ def sql() -> str:
     return text
 
 
+def metrics() -> str:
+    """Return docs/metrics.md: the families of metrics by subject, in their order in the code."""
+    subjects = [_metrics_of(title, declared) for title, declared in METRICS.items()]
+    return f"""# Metrics
+
+Generated from `src/llog/metrics/` and `src/llog/broker/monitoring/` by `make docs`; do not edit.
+
+| request | answer |
+| --- | --- |
+| `GET /metrics` | JSON; to a client whose `Accept` prefers text, as that of Prometheus, its text format |
+| `GET /metrics/prometheus` | the Prometheus text format, always |
+
+Both answers have the same numbers, since the process started. In JSON, a metric is a number under
+its name; one with labels is a list of objects that have the labels and a `value`. A histogram has
+its cumulative `…_bucket`, by their upper bound `le`, a `…_sum` and a `…_count`.
+
+Metrics are those of one process: sum counters over all brokers. Labels that clients could grow are
+bounded: a broker names the 500 topics that it saw last, and counts the others as `(others)`.
+
+{chr(10).join(subjects)}"""
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration,
     "docs/errors.md": error_list,
     ".env.example": example_environment,
     "docs/sql.md": sql,
+    "docs/metrics.md": metrics,
 }
 
 
@@ -159,6 +191,15 @@ def _error(kind: type[errors.LlogError]) -> str:
     description = wrap(" ".join((kind.__doc__ or "").split()))
     about = f"HTTP {kind.http_status.value} · exit code {kind.exit_code} · `{kind.dbapi_exception}`"
     return f"### `{kind.code}`\n\n{description}\n\n`{kind.__name__}` · {about}\n"
+
+
+def _metrics_of(title: str, declared: Sequence[Family]) -> str:
+    rows = [
+        f"| `{family.name}` | {family.kind} | {family.unit} | {', '.join(f'`{label}`' for label in family.labels)} | "
+        f"{family.help} |"
+        for family in declared
+    ]
+    return "\n".join([f"## {title}\n", "| metric | type | unit | labels | meaning |", "| --- " * 5 + "|", *rows, ""])
 
 
 def _subject(title: str, declared: type) -> str:

@@ -25,10 +25,11 @@ from bench.broker.reads import measure_relay, measure_tail
 from bench.broker.subject import PARTITIONS, VALUE, Subject
 from bench.peers.kafka import kafka
 from bench.peers.nats import nats
-from bench.peers.peer import Peer, UnobtainableError
+from bench.peers.peer import Peer
 from bench.peers.redis import redis
 from bench.report import Report
 from bench.stores import STORES
+from devtools.servers.downloads import UnobtainableError
 from devtools.servers.weed import ServerError, weed_server
 from llog.broker.http.connections import allowed_files
 

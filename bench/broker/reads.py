@@ -15,9 +15,9 @@ from bench.broker.appends import ARROW_REQUEST_BYTES, append_arrow
 from bench.broker.process import TOPIC, Client, consume, empty_exchange, encode_request, produce
 from bench.broker.subject import VALUE, Subject
 from bench.load import STALL_S, connect, p50_ms, run_load
-from bench.peers.peer import free_ports, listening_server
 from bench.report import rate
 from bench.turns import in_turns
+from devtools.servers.listening import free_ports, listening_server
 
 TAIL_PARTITION = 5
 TAIL_BYTES = 128 << 20

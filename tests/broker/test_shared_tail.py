@@ -29,7 +29,7 @@ def _counted(server: Running) -> dict[str, Any]:
 
 def _blob_gets(server: Running) -> int:
     operations = _counted(server)["llog_store_operations_total"]
-    return sum(each["value"] for each in operations if each["store"] == "blobs" and each["operation"].startswith("get"))
+    return sum(each["value"] for each in operations if each["store"] == "blobs" and each["operation"].endswith("get"))
 
 
 def _until(done: Callable[[], bool]) -> None:

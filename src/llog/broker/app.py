@@ -19,6 +19,7 @@ from llog.broker.http.bodies import Bodies
 from llog.broker.http.forwarding import Forwarding
 from llog.broker.http.routing import build_app
 from llog.broker.metrics import Metrics
+from llog.broker.monitoring.description import Description
 from llog.broker.partitioner import Partitioner
 from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
@@ -38,7 +39,7 @@ from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.log.catalog import OBJECT, Catalog
 from llog.log.keys import LOG_ID
-from llog.log.log import Log, is_remote
+from llog.log.log import Log
 from llog.log.opening import inline_limits, writer_options
 from llog.log.records import Topic
 from llog.runtime import uuid7
@@ -65,11 +66,11 @@ class Broker:
         )
         self._eager_producer = self._batching_producer(appender, is_eager=True)
         self._patient_producer = self._batching_producer(appender, is_eager=False)
-        is_patient = settings.batch_max_delay_ms is not None or is_remote(log.blobs.uri)
+        description = Description(log, settings)
 
         def choose_producer(topic: Topic) -> BatchingProducer:
             uses_blobs = not catalog.engine(topic).has_owner
-            return self._patient_producer if uses_blobs and is_patient else self._eager_producer
+            return self._patient_producer if uses_blobs and description.is_patient else self._eager_producer
 
         self._arrivals = Arrivals(reader, self._views, self.metrics, self.stopping)
         bodies = Bodies(settings, self.metrics)
@@ -98,7 +99,7 @@ class Broker:
                 self.metrics,
             ),
             HealthRoutes(log, self.stopping, {"keyed log": self._keyed.check}),
-            MetricRoutes(log, self.metrics),
+            MetricRoutes(log, self.metrics, description),
             self._keyed,
             self._sql,
         )

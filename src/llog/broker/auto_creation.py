@@ -124,8 +124,8 @@ class AutoCreatingProducer:
             outcomes[index] = outcome
         for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, AppendResult) and not outcome.repeated:
-                self._metrics.produced_records += part.columns.count
-                self._metrics.produced_bytes += byte_size(part.columns)
+                producer = None if part.producer is None else part.producer.id
+                self._metrics.count_produced(part.tp.topic, producer, part.columns.count, byte_size(part.columns))
         return outcomes
 
     async def find_topics(self, names: Collection[str]) -> dict[str, Topic | LlogError]:

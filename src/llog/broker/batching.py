@@ -11,9 +11,10 @@ is what needs no blob because it is small enough to be inline (`log/inline.py`),
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -32,6 +33,7 @@ PARTS_MAX: Final = 20_000
 """Parts of one batch, unless a single request has more: a blob's header has room for about 50,000 partitions."""
 
 Outcome = AppendResult | LlogError
+FlushReason = Literal["bytes", "delay", "idle", "inline", "closing"]
 
 
 class Part(NamedTuple):
@@ -97,6 +99,8 @@ class BatchingProducer:
             return request.answer
         self._waiting.append(request)
         self._waiting_bytes += size
+        self._metrics.queued_requests += 1
+        self._metrics.queued_bytes += size
         # Not at once: requests that are read in the same round of the event loop go together.
         if len(self._waiting) == 1 or self._waiting_bytes >= self._max_bytes:
             self._set_timer(loop.call_soon(self._flush))
@@ -117,19 +121,26 @@ class BatchingProducer:
     def _flush(self) -> None:
         """Begin all batches that are due, and set the timer for the next one."""
         loop = asyncio.get_running_loop()
-        while self._waiting and len(self._flushes) < self._flushes_max and self._is_due(loop.time()):
-            task = loop.create_task(self._append(self._next_batch()))
+        while self._waiting and len(self._flushes) < self._flushes_max and (reason := self._due(loop.time())):
+            self._metrics.flushes[reason] += 1
+            task = loop.create_task(self._append(self._next_batch(loop.time())))
             self._flushes.add(task)
             self._metrics.flushes_in_flight += 1
             task.add_done_callback(self._end_flush)
         if self._waiting and len(self._flushes) < self._flushes_max:
             self._set_timer(loop.call_at(self._waiting[0].deadline, self._flush))
 
-    def _is_due(self, now: float) -> bool:
-        is_full = self._waiting_bytes >= self._max_bytes
-        if is_full or self._is_closing or now >= self._waiting[0].deadline:
-            return True
-        return not self._flushes and (self._is_eager or self._fits_inline())
+    def _due(self, now: float) -> FlushReason | None:
+        """Return why the next batch must leave now; None if it may wait."""
+        if self._waiting_bytes >= self._max_bytes:
+            return "bytes"
+        if self._is_closing:
+            return "closing"
+        if self._flushes or not self._is_eager:
+            if now >= self._waiting[0].deadline:
+                return "delay"
+            return "inline" if not self._flushes and self._fits_inline() else None
+        return "idle"
 
     def _fits_inline(self) -> bool:
         """Return whether all that waits needs no blob, as far as the last batch shows."""
@@ -151,8 +162,9 @@ class BatchingProducer:
         self._metrics.flushes_in_flight -= 1
         self._flush()
 
-    def _next_batch(self) -> list[_Request]:
+    def _next_batch(self, now: float) -> list[_Request]:
         """Take at least one request, and as many more as fit."""
+        metrics = self._metrics
         batch: list[_Request] = []
         size = parts = 0
         while self._waiting:
@@ -163,19 +175,25 @@ class BatchingProducer:
                 break
             batch.append(self._waiting.popleft())
             self._waiting_bytes -= request.size
+            metrics.queued_requests -= 1
+            metrics.queued_bytes -= request.size
+            metrics.queue_wait.observe(now - request.deadline + self._max_delay_s)
         return batch
 
     async def _append(self, batch: Sequence[_Request]) -> None:
+        started = time.perf_counter()
         try:
             joined = _join(batch)
             refused = self._metrics.appends.full
             results = await self._append_groups([each.group() for each in joined])
             self._is_inline_refused = self._metrics.appends.full > refused
         except Exception as error:
+            self._metrics.flush_errors += 1
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(error)
             return
+        self._metrics.flush_seconds.observe(time.perf_counter() - started)
         records = sum(part.columns.count for request in batch for part in request.parts)
         partitions = len({each.tp for each in joined})
         self._metrics.count_batch(records, sum(request.size for request in batch), partitions)

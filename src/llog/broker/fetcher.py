@@ -158,8 +158,9 @@ class Fetcher:
                 break
             arrival = await self._arrivals.first([(each.tp, each.position) for each in growing], left)
         for each in fetches:
-            self._metrics.consumed_records += each.count
-            self._metrics.consumed_bytes += each.size - each.record_overhead * each.count
+            if each.count:
+                size = each.size - each.record_overhead * each.count
+                self._metrics.count_consumed(each.tp.topic, None, each.count, size)
 
     async def _look(self, fetches: Sequence[Fetch], arrived: float, arrival: Arrival | None, *, may_wait: bool) -> None:
         """Find the bounds of all partitions, as they must be known to answer a request that arrived then.

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from llog.base.histogram import BYTES_BOUNDS, Histogram
 from llog.batch.columns import Columns, byte_size
 from llog.batch.format import HEADER_BYTES
 from llog.errors import CorruptBatch
@@ -53,12 +54,14 @@ class InlineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppendCounts:
-    """The number of appends that went each way, for metrics."""
+    """The number of appends that went each way, and the sizes of their blobs, for metrics."""
 
     def __init__(self) -> None:
         self.inline = 0
         self.inline_bytes = 0
         self.blob = 0
+        self.blob_bytes = Histogram(BYTES_BOUNDS)
+        """The sizes of the shared blobs that were put, as stored."""
         self.full = 0
         """Appends that were small enough to be inline, but whose partitions were full."""
 

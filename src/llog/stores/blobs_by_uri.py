@@ -38,7 +38,7 @@ class BlobsByUri:
 
     async def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         store, path = self._locate(name)
-        with measure(self.counts, "get") as call:
+        with measure(self.counts, "range_get") as call:
             call.size = sum(length for _, length in ranges)
             return await store.get_ranges(path, ranges)
 

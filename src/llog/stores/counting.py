@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from llog.base.histogram import Histogram
 from llog.errors import BlobExists, BlobNotFound, VersionMismatch
 
 T = TypeVar("T")
@@ -19,13 +20,16 @@ class OperationCounts:
         self.count: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
         self.errors: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
+        self.latency: dict[str, Histogram] = {}
 
     def add(self, operation: str, size: int, seconds: float, *, calls: int = 1, failures: int = 0) -> None:
         """Add `calls`, of which `failures` failed; all together they moved `size` bytes and took `seconds`."""
         self.count[operation] = self.count.get(operation, 0) + calls
         self.bytes[operation] = self.bytes.get(operation, 0) + size
-        self.seconds[operation] = self.seconds.get(operation, 0.0) + seconds
+        latency = self.latency.get(operation)
+        if latency is None:
+            latency = self.latency[operation] = Histogram()
+        latency.observe_mean(seconds, calls)
         if failures:
             self.errors[operation] = self.errors.get(operation, 0) + failures
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from llog.broker.http.requests import JSON
 from llog.broker.metrics import Metrics
-from llog.errors import BY_CODE, LlogError, LogOwned, RequestTimeout, RequestTooLarge
+from llog.errors import BY_CODE, InvalidArgument, LlogError, LogOwned, RequestTimeout, RequestTooLarge
 
 OWNER_HEADER: Final = "llog-owner"
 RETRY_AFTER_S: Final = 1
@@ -86,9 +86,9 @@ def with_error_answers(handler: Handler, path: str, metrics: Metrics) -> Handler
 
     async def answer(request: Request) -> Response:
         start = time.perf_counter()
-        response = await _answer(handler, request, metrics)
-        metrics.requests[f"{request.method} {path}", response.status_code] += 1
-        metrics.request_seconds[f"{request.method} {path}"] += time.perf_counter() - start
+        route = f"{request.method} {path}"
+        response = await _answer(handler, request, route, metrics)
+        metrics.count_request(route, response.status_code, time.perf_counter() - start)
         return response
 
     return answer
@@ -108,11 +108,13 @@ def no_route_answers(metrics: Metrics) -> Callable[[Request, Exception], Awaitab
     return answer
 
 
-async def _answer(handler: Handler, request: Request, metrics: Metrics) -> Response:
+async def _answer(handler: Handler, request: Request, route: str, metrics: Metrics) -> Response:
     try:
         return await handler(request)
     except LlogError as error:
         metrics.errors[error.code] += 1
+        if isinstance(error, InvalidArgument | RequestTooLarge):
+            metrics.validation_failures[route] += 1
         response = error_answer(error)
         if isinstance(error, RequestTooLarge | RequestTimeout):
             response.headers["connection"] = "close"  # the rest of the body is not wanted

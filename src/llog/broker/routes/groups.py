@@ -143,8 +143,9 @@ class GroupRoutes:
             command = decode_body(GroupConsumeRequest, body)
         options = self._dispatcher.name_member(_consume_options(command))
         found = await unless_gone(request, self._dispatcher.consume(options))
-        self._metrics.consumed_records += found.num_rows
-        self._metrics.consumed_bytes += sum(_byte_size(found.column(name)) for name in ("key", "payload"))
+        if found.num_rows:
+            size = sum(_byte_size(found.column(name)) for name in ("key", "payload"))
+            self._metrics.count_consumed(command.topic, command.group_id, found.num_rows, size)
         if MEDIA_TYPE in request.headers.get("accept", ""):
             return Response(
                 encode_stream(found.schema, found.to_batches()),

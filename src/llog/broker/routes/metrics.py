@@ -1,4 +1,4 @@
-"""The broker's metrics: `GET /metrics` as JSON, and `GET /metrics/prometheus` as Prometheus text."""
+"""The broker's metrics: `GET /metrics` as JSON or, to Prometheus, as text; `GET /metrics/prometheus` always as text."""
 
 from __future__ import annotations
 
@@ -9,27 +9,38 @@ from starlette.responses import Response
 
 from llog.broker.http.answers import json_answer
 from llog.broker.http.routing import Route
-from llog.broker.metrics import Metrics, Sample, as_json, as_prometheus
+from llog.broker.metrics import Metrics
+from llog.broker.monitoring.description import Description
+from llog.broker.monitoring.families import broker_samples
 from llog.log.log import Log
+from llog.metrics.exposition import PROMETHEUS, as_json, as_prometheus, prefers_prometheus
+from llog.metrics.families import Sample
+from llog.metrics.process import process_samples
+from llog.metrics.stores import store_samples
 
 
 class MetricRoutes:
-    def __init__(self, log: Log, metrics: Metrics) -> None:
+    def __init__(self, log: Log, metrics: Metrics, description: Description) -> None:
         self._log = log
         self._metrics = metrics
+        self._description = description
 
     def routes(self) -> list[Route]:
         return [
-            Route("all", "GET", "/metrics", self._json),
+            Route("all", "GET", "/metrics", self._json_or_prometheus),
             Route("all", "GET", "/metrics/prometheus", self._prometheus),
         ]
 
-    async def _json(self, _: Request) -> Response:
-        return json_answer(as_json(self._samples()))
+    async def _json_or_prometheus(self, request: Request) -> Response:
+        if prefers_prometheus(request.headers.get("accept")):
+            return await self._prometheus(request)
+        return json_answer({**self._description.as_json(), **as_json(self._samples())})
 
     async def _prometheus(self, _: Request) -> Response:
-        return Response(as_prometheus(self._samples()), media_type="text/plain; version=0.0.4")
+        return Response(as_prometheus(self._samples()), media_type=PROMETHEUS)
 
     def _samples(self) -> Iterator[Sample]:
-        stores = (("meta", self._log.meta), ("blobs", self._log.blobs))
-        return self._metrics.samples((name, getattr(store, "counts", None)) for name, store in stores)
+        yield from self._description.samples()
+        yield from broker_samples(self._metrics)
+        yield from store_samples(self._log)
+        yield from process_samples()

@@ -158,6 +158,7 @@ class RecordRoutes:
     def _append_answer(self, item: ProduceItem, outcome: AppendResult | LlogError) -> dict[str, Any]:
         if isinstance(outcome, LlogError):
             self._metrics.errors[outcome.code] += 1
+            self._metrics.validation_failures["POST /produce"] += isinstance(outcome, InvalidArgument)
             return {"topic": item.topic, "partition": item.partition, "error": item_error(outcome)}
         assert item.partition is not None
         return _appended(item.topic, item.partition, outcome)
@@ -189,6 +190,7 @@ class RecordRoutes:
         for fetch in fetches:
             if fetch.error is not None:
                 self._metrics.errors[fetch.error.code] += 1
+                self._metrics.validation_failures["POST /consume"] += isinstance(fetch.error, InvalidArgument)
         return [_fetch_answer(fetch) for fetch in fetches]
 
     async def _consume_at_owners(

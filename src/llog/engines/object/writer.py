@@ -197,6 +197,8 @@ class Writer:
             next_offsets=[control.next_offset for control in controls],
         )
         await self._log.blobs.put(blob, parts)
+        if self._options.counts is not None:
+            self._options.counts.blob_bytes.observe(sum(memoryview(part).nbytes for part in parts))
         for append, control, body in zip(appends, controls, bodies, strict=True):
             append.sources = ((blob, body),)
             append.inline_uri = ""

@@ -236,7 +236,7 @@ def _compact(settings: Settings, tps: Sequence[TopicPartition]) -> CompactTotals
 def _blob_reads(log: Log) -> int:
     """Return the number of reads that the blob store has counted so far."""
     counts = getattr(log.blobs, "counts", None)
-    return counts.count.get("get", 0) if counts is not None else 0
+    return sum(counts.count.get(name, 0) for name in ("get", "range_get")) if counts is not None else 0
 
 
 def _sum(parts: Sequence[CompactTotals]) -> CompactTotals:

@@ -92,7 +92,7 @@ class FileBlobStore:
             check_range(name, offset, length)
         if not ranges:
             return []
-        with measure(self.counts, "get") as call:
+        with measure(self.counts, "range_get") as call:
             data = await self._run(_OTHER_POOL, lambda: self._read(name, path, ranges))
             call.size = sum(map(len, data))
             return data

@@ -65,7 +65,7 @@ class MemoryBlobStore:
         if not ranges:
             return []
         data = self._content(name)
-        self._count("get", sum(length for _, length in ranges))
+        self._count("range_get", sum(length for _, length in ranges))
         for offset, length in ranges:
             if offset + length > len(data):
                 raise blob_too_short(name, offset, length, len(data))

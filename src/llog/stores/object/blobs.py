@@ -331,7 +331,7 @@ class ObjectBlobStore:
         return True
 
     async def _fetch(self, name: str, start: int, end: int, ranges: Sequence[tuple[int, int]]) -> memoryview:
-        with measure(self.counts, "get") as call:
+        with measure(self.counts, "range_get") as call:
             try:
                 data = await self._request(
                     name, lambda: obstore.get_range_async(self._store(), name, start=start, end=end), ranged=True

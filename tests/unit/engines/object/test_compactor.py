@@ -304,7 +304,7 @@ async def test_one_pass_reads_each_shared_blob_once(world: World) -> None:
     world.blobs.counts.count.clear()
     results = await compactor(world).compact_many(tps)
     assert [(result.start_offset, result.end_offset, result.error) for result in results] == [(1, 5, None)] * 4
-    assert world.blobs.counts.count == {"get": 5, "put": 4}
+    assert world.blobs.counts.count == {"range_get": 5, "put": 4}
     for tp in tps:
         await world.check_index(tp)
         assert await world.payloads(tp) == [str(number) for number in range(6)]
@@ -323,7 +323,7 @@ async def test_a_pass_with_little_memory_goes_in_waves(world: World) -> None:
     world.blobs.counts.count.clear()
     results = await compactor(world, memory_bytes_max=1).compact_many(tps)
     assert [result.end_offset for result in results] == [5] * 4
-    assert world.blobs.counts.count == {"get": 20, "put": 4}
+    assert world.blobs.counts.count == {"range_get": 20, "put": 4}
 
 
 async def test_one_partition_s_error_stops_no_other(world: World) -> None:

@@ -60,9 +60,9 @@ async def test_a_point_read_costs_two_gets_a_ceiling_and_one_ranged_get(world: W
     world.blobs.counts.count.clear()
     await world.reader.read_offset(TP, 7)
     assert world.meta.counts.count == {"get": 2, "ceiling": 1}
-    assert world.blobs.counts.count == {"get": 1}
+    assert world.blobs.counts.count == {"range_get": 1}
     length = (await world.index())[6].entry.byte_length
-    assert world.blobs.counts.bytes["get"] == length
+    assert world.blobs.counts.bytes["range_get"] == length
 
 
 async def test_the_newest_append_is_read_through_pending(world: World) -> None:
@@ -153,7 +153,9 @@ async def test_one_get_brings_all_that_a_page_of_the_index_wants_of_a_blob(world
     world.blobs.counts.count.clear()
     batches = await world.reader.read(TP, 1)
     assert [batch.start_offset for batch in batches] == list(range(1, 23))
-    assert world.blobs.counts.count == {"get": 4}, "the first append, two pages of the uploaded blob, the last append"
+    assert world.blobs.counts.count == {"range_get": 4}, (
+        "the first append, two pages of the uploaded blob, the last append"
+    )
 
 
 async def appended_together(world: World, count: int) -> list[TopicPartition]:
@@ -188,7 +190,7 @@ async def test_all_readers_of_a_log_share_their_gets(world: World) -> None:
     tps = await appended_together(world, 1)
     world.blobs.counts.count.clear()
     await asyncio.gather(*(EngineReader(world.log).read(tp, 1) for tp in tps))
-    assert world.blobs.counts.count == {"get": 1}
+    assert world.blobs.counts.count == {"range_get": 1}
 
 
 async def test_two_equal_reads_are_one_get(world: World) -> None:
@@ -196,7 +198,7 @@ async def test_two_equal_reads_are_one_get(world: World) -> None:
     world.blobs.counts.count.clear()
     found = await asyncio.gather(*(world.reader.read_offset(TP, 2) for _ in range(2)))
     assert [record.payload for record in found] == [b"a1.0"] * 2
-    assert world.blobs.counts.count == {"get": 1}
+    assert world.blobs.counts.count == {"range_get": 1}
 
 
 async def test_damage_in_a_shared_blob_concerns_the_partition_that_has_it(world: World) -> None:
@@ -246,11 +248,11 @@ async def test_a_reader_that_catches_up_gets_large_pieces_of_compacted_blobs(
         found += [value for batch in batches for value in batch.columns.values.to_pylist()]
         offset = batches[-1].end_offset + 1
     assert found == payloads
-    fetched = world.blobs.counts.bytes["get"]
+    fetched = world.blobs.counts.bytes["range_get"]
     assert fetched < 1.01 * sum(map(len, payloads))
     # A compacted blob may be smaller than this: then it is one GET.
     blobs = len(await world.index())
-    assert world.blobs.counts.count["get"] <= max(blobs, fetched // (4 << 20))
+    assert world.blobs.counts.count["range_get"] <= max(blobs, fetched // (4 << 20))
 
 
 async def test_a_read_fetches_nothing_beyond_its_end(world: World) -> None:
@@ -261,7 +263,7 @@ async def test_a_read_fetches_nothing_beyond_its_end(world: World) -> None:
     world.blobs.counts.bytes.clear()
     found = [value async for batch in world.reader.iter_from(TP, 1, 3) for value in batch.columns.values.to_pylist()]
     assert found == payloads[:2]
-    assert world.blobs.counts.bytes["get"] <= 4.1 * (1 << 20)
+    assert world.blobs.counts.bytes["range_get"] <= 4.1 * (1 << 20)
 
 
 @pytest.mark.parametrize("damage", ["blob", "entry"])

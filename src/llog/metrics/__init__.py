@@ -1,0 +1,1 @@
+"""What every process that exports metrics shares: families, samples, and both forms of the answer."""
