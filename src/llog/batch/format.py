@@ -104,7 +104,7 @@ def _encode(values: Sequence[Any], rest: Columns, codec: Codec) -> list[Buffer]:
     """Encode a batch of these values, one array after the other, and of all other columns of `rest`."""
     count = rest.count
     flags = 0
-    sections: list[Sequence[Buffer]] = [*_binary_sections(values)]
+    sections = [*_binary_sections(values)]
     if rest.keys is not None and rest.keys.null_count < count:
         flags |= KEYS
         sections += [[_bitmap([rest.keys])], *_binary_sections([rest.keys])]
@@ -331,16 +331,18 @@ def _check_stamped(columns: Columns) -> None:
         raise InvalidArgument(f"append runs cover {covered} of {count} records: stamp them first")
     if timestamps is not None and timestamps.null_count:
         raise InvalidArgument(f"{timestamps.null_count} records have no timestamp: stamp them first")
-    for name, array, wanted in (
-        ("values", values, _BINARY),
-        ("keys", keys, _BINARY),
-        ("timestamps", timestamps, _INT64),
-        ("headers", headers, _BINARY),
-    ):
-        if array is not None and (array.type != wanted or len(array) != count):
-            raise InvalidArgument(
-                f"{name} of {count} records are {len(array)} of type {array.type}, not of type {wanted}"
-            )
+    _check_column("values", values, _BINARY, count)
+    if keys is not None:
+        _check_column("keys", keys, _BINARY, count)
+    if timestamps is not None:
+        _check_column("timestamps", timestamps, _INT64, count)
+    if headers is not None:
+        _check_column("headers", headers, _BINARY, count)
+
+
+def _check_column(name: str, array: Any, wanted: Any, count: int) -> None:
+    if array.type != wanted or len(array) != count:
+        raise InvalidArgument(f"{name} of {count} records are {len(array)} of type {array.type}, not of type {wanted}")
 
 
 def _binary_sections(arrays: Sequence[Any]) -> tuple[Sequence[Buffer], Sequence[Buffer]]:

@@ -23,10 +23,11 @@ def pending_puts(keys: PartitionKeys, pending: Pending | None) -> list[Put]:
     for entry in pending.entries:
         end += entry.msg_count
         puts.append(Put(keys.entry(end), encode(entry), ABSENT))
-    return puts + [
+    puts.extend(
         Put(keys.producer(stored.name.digest, stored.state.end_offset), encode(stored), ABSENT)
         for stored in pending.producers
-    ]
+    )
+    return puts
 
 
 def puts_before_change(keys: PartitionKeys, old: Control, new: Control) -> list[Put]:

@@ -24,11 +24,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from llog.batch.columns import Buffer, Columns, stamp
+from llog.batch.columns import stamp
 from llog.batch.shared import Body, body_parts, encode_body, pack
 from llog.engines.checks import checked_columns
+from llog.engines.object.append import Append
 from llog.engines.object.append_parts import AppendParts, Judgement, Part, join_groups
-from llog.engines.object.clocks import clamp_to_ceiling, may_commit, stamp_within
+from llog.engines.object.clocks import clamp_to_ceiling, stamp_within
 from llog.engines.object.commit_order import CommitOrder, CommitTurn, end_turns, wait_for_turn
 from llog.engines.object.lanes import Lane, Lanes
 from llog.engines.object.pending import pending_puts
@@ -45,15 +46,15 @@ from llog.errors import (
     VersionMismatch,
 )
 from llog.log.engine import AppendGroup, AppendResult, RetentionResult, WriterOptions
-from llog.log.inline import InlineLimits, batch_bytes_max, to_inline
+from llog.log.inline import batch_bytes_max, to_inline
 from llog.log.keys import WAL
 from llog.log.log import NEWEST_FORMAT, Log, raise_format
 from llog.log.producers import Producer, RememberedAppend, find_appended, find_repeated, remember
-from llog.log.record_producers import ProducerName, RecordProducerState
+from llog.log.record_producers import ProducerName, RecordProducer
 from llog.log.records import Control, Kind, LogState, Pending, encode, entry_of
 from llog.model import TopicPartition
 from llog.runtime import uuid7
-from llog.stores.meta import ABSENT, Put, Reads, check_size
+from llog.stores.meta import Put, Reads, check_size
 
 COMMIT_BYTES_MAX: Final = 64 << 20
 """The most bytes of values in one `put_many`; further partitions commit with the next one."""
@@ -88,22 +89,33 @@ class Writer:
 
         Raises only if nothing at all was appended (an invalid argument, or the blob could not be put).
         """
-        joined = join_groups(groups, checked_columns(groups, self._options.append_bytes_max))
-        tps = [parts.tp for parts in joined]
+        columns = checked_columns(groups, self._options.append_bytes_max)
+        joined = join_groups(groups, columns) if any(map(_is_numbered, groups)) else None
+        if joined is None:
+            tps = [TopicPartition(group.topic, group.partition) for group in groups]
+        else:
+            tps = [parts.tp for parts in joined]
         # Before the first await: calls that have yet to learn their lanes must not overtake each other.
         turns = self._commit_order.take_turns(tps)
         try:
             lanes = await self._lanes.find(tps)
-            appends = [
-                _Append(lane, turn, self._next_sequence(), parts.producer, None, parts)
-                for lane, turn, parts in zip(lanes, turns, joined, strict=True)
-                if isinstance(lane, Lane)
-            ]
+            if joined is None:
+                appends = [
+                    Append(lane, turn, self._next_sequence(), _producer_of_appends(group), records)
+                    for lane, turn, group, records in zip(lanes, turns, groups, columns, strict=True)
+                    if isinstance(lane, Lane)
+                ]
+            else:
+                appends = [
+                    Append(lane, turn, self._next_sequence(), parts.producer, None, parts)
+                    for lane, turn, parts in zip(lanes, turns, joined, strict=True)
+                    if isinstance(lane, Lane)
+                ]
             if not appends:
                 raise next(lane for lane in lanes if isinstance(lane, LlogError))
-            if any(append.is_numbered for append in appends):
+            if joined is not None:
                 await self._require_newest_format()
-            await self._drop_repeated(appends)
+                await self._drop_repeated(appends)
             now = await self._lanes.present_ms({append.lane: None for append in appends})
             packed = [append for append in appends if append.outcome is None]
             if packed and await self._may_be_inline(packed):
@@ -111,7 +123,7 @@ class Writer:
             elif packed:
                 await self._upload(packed, now)
             outcomes = await self._commit_in_order(lanes, turns, appends)
-            return _in_order_of_groups(joined, outcomes)
+            return outcomes if joined is None else _in_order_of_groups(joined, outcomes)
         finally:
             end_turns(turns)
 
@@ -127,7 +139,7 @@ class Writer:
             appends = []
             for lane, turn, upload in zip(lanes, turns, uploads, strict=True):
                 if isinstance(lane, Lane):
-                    appends.append(_Append(lane, turn, self._next_sequence(), upload.producer, None, None))
+                    appends.append(Append(lane, turn, self._next_sequence(), upload.producer, None))
                     appends[-1].sources = upload.sources
             return await self._commit_in_order(lanes, turns, appends)
         finally:
@@ -148,7 +160,7 @@ class Writer:
         self._sequence += 1
         return self._sequence
 
-    async def _may_be_inline(self, appends: Sequence[_Append]) -> bool:
+    async def _may_be_inline(self, appends: Sequence[Append]) -> bool:
         """Return whether these appends need no blob, as far as their partitions are known; mark those that only their
         partitions refuse.
         """
@@ -174,7 +186,7 @@ class Writer:
             await raise_format(self._log, NEWEST_FORMAT)
             self._has_newest_format = True
 
-    def _pack_inline(self, appends: Sequence[_Append], now_ms: int) -> None:
+    def _pack_inline(self, appends: Sequence[Append], now_ms: int) -> None:
         """Make the batches of these appends, which the control records will carry."""
         for append in appends:
             lane = append.lane
@@ -185,7 +197,7 @@ class Writer:
             if self._options.on_commit is not None:
                 append.batch = parts
 
-    async def _upload(self, appends: Sequence[_Append], now_ms: int) -> None:
+    async def _upload(self, appends: Sequence[Append], now_ms: int) -> None:
         """Put one shared blob of all these appends, stamped within their known bounds as far as one stamp can be."""
         controls = [append.lane.last for append in appends]
         blob = WAL + uuid7(stamp_within(now_ms, *controls), self._log.runtime.random())
@@ -208,7 +220,7 @@ class Writer:
                 append.batch = batch
 
     async def _commit_in_order(
-        self, lanes: Sequence[Lane | LlogError], turns: Sequence[CommitTurn], appends: Sequence[_Append]
+        self, lanes: Sequence[Lane | LlogError], turns: Sequence[CommitTurn], appends: Sequence[Append]
     ) -> list[AppendResult | LlogError]:
         """Commit the appends, and return the results and the errors of missing lanes in the order of the call."""
         end_turns(turn for lane, turn in zip(lanes, turns, strict=True) if isinstance(lane, LlogError))
@@ -216,7 +228,7 @@ class Writer:
         final_outcome = iter(appends)
         return [lane if isinstance(lane, LlogError) else next(final_outcome).final_outcome for lane in lanes]
 
-    async def _commit(self, appends: Sequence[_Append]) -> None:
+    async def _commit(self, appends: Sequence[Append]) -> None:
         """Settle all appends: first those that may commit at once, then those that lost their CAS or wait for their
         turn.
         """
@@ -234,7 +246,7 @@ class Writer:
             end_turns(append.turn for append in left if append.outcome is not None)
             left = [append for append in left if append.outcome is None]
 
-    async def _look(self, appends: Sequence[_Append]) -> None:
+    async def _look(self, appends: Sequence[Append]) -> None:
         """Read the control records of these appends, after a pause if other writers won their CAS."""
         attempts = max(append.attempts for append in appends)
         if attempts:
@@ -256,14 +268,14 @@ class Writer:
             if append.lane.tp in errors:
                 self._fail([append], errors[append.lane.tp])
 
-    async def _attempt(self, appends: Sequence[_Append]) -> None:
+    async def _attempt(self, appends: Sequence[Append]) -> None:
         """Judge these appends by the known control records, and try one CAS for each that may proceed, in one request.
 
         Leaves unsettled the appends that lost their CAS or may have, that only an old control record refuses, and that
         did not fit into the request.
         """
-        going: list[_Append] = []
-        refused: list[tuple[_Append, Reads, Part | None, LlogError]] = []
+        going: list[Append] = []
+        refused: list[tuple[Append, Reads, Part | None, LlogError]] = []
         for append in appends:
             assert append.lane.known is not None
             append.control, append.version = append.lane.known
@@ -291,7 +303,7 @@ class Writer:
         limits = self._options.inline
         going = [append for append in going if append.may_commit(limits)] or await self._upload_again(going)
         puts: list[Put] = []
-        tried: list[_Append] = []
+        tried: list[Append] = []
         places: list[int] = []
         size = 0
         for append in going:
@@ -322,7 +334,7 @@ class Writer:
         else:
             self._settle(tried, [results[place] for place in places])
 
-    async def _refuse(self, refused: Sequence[tuple[_Append, Reads, Part | None, LlogError]]) -> None:
+    async def _refuse(self, refused: Sequence[tuple[Append, Reads, Part | None, LlogError]]) -> None:
         """Refuse these appends, or one part of each, unless the read of their control records was stale."""
         for look in {look: None for _, look, _, _ in refused}:
             together = list({append: None for append, own, _, _ in refused if own is look})
@@ -336,7 +348,7 @@ class Writer:
             else:
                 append.refuse(part, verdict)
 
-    async def _drop_repeated(self, appends: Sequence[_Append]) -> None:
+    async def _drop_repeated(self, appends: Sequence[Append]) -> None:
         """Settle the parts that the partitions remember, and pack the others for the first upload.
 
         What a partition remembers was appended, even if an old state shows it. Everything else is judged at the commit.
@@ -356,7 +368,7 @@ class Writer:
             if append.outcome is None:
                 append.columns = append.parts.pack(packed)
 
-    async def _learn_states(self, appends: Sequence[_Append]) -> None:
+    async def _learn_states(self, appends: Sequence[Append]) -> None:
         """Read the control records and the states that these appends need. Errors are left to the commit."""
         wanted: dict[Lane, list[ProducerName]] = {}
         for append in appends:
@@ -366,7 +378,7 @@ class Writer:
         for append in appends:
             append.is_fresh = append.lane.tp not in errors
 
-    def _judge(self, append: _Append) -> Judgement:
+    def _judge(self, append: Append) -> Judgement:
         """Judge the parts by the known states, which the append then has."""
         assert append.parts is not None
         states = self._states.find(append.lane, append.parts.producers_left())
@@ -374,15 +386,15 @@ class Writer:
         append.states = states
         return append.parts.judge(states)
 
-    def _has_old_repetition(self, append: _Append) -> bool:
+    def _has_old_repetition(self, append: Append) -> bool:
         return not append.is_fresh and self._knows_states(append) and bool(self._judge(append).repeated)
 
-    def _knows_states(self, append: _Append) -> bool:
+    def _knows_states(self, append: Append) -> bool:
         if append.parts is None or not append.is_numbered:
             return True
         return self._states.find(append.lane, append.parts.producers_left()) is not None
 
-    def _judge_parts(self, append: _Append) -> list[tuple[Part, LlogError]] | None:
+    def _judge_parts(self, append: Append) -> list[tuple[Part, LlogError]] | None:
         """Settle the repeated parts, choose those of the batch, and return those that are to be refused; None if the
         control record has to be read before.
         """
@@ -392,12 +404,12 @@ class Writer:
             return None
         append.settle_repeated(judgement)
         if not judgement.refused and append.outcome is None and append.parts.packed != judgement.accepted:
-            append.attempted[append.sequence] = append.parts.packed
+            append.attempted = {**append.attempted, append.sequence: append.parts.packed}
             append.sequence = self._next_sequence()
             append.columns, append.sources = append.parts.pack(judgement.accepted), ()
         return judgement.refused
 
-    def _settle(self, tried: Sequence[_Append], results: Sequence[int | VersionMismatch]) -> None:
+    def _settle(self, tried: Sequence[Append], results: Sequence[int | VersionMismatch]) -> None:
         """Acknowledge each append that won its own CAS."""
         for append, result in zip(tried, results, strict=True):
             if isinstance(result, VersionMismatch):
@@ -411,7 +423,7 @@ class Writer:
                     keys = append.lane.keys
                     self._options.on_commit(keys.directory, keys.partition, append.appended.start_offset, append.batch)
 
-    def _count(self, append: _Append) -> None:
+    def _count(self, append: Append) -> None:
         counts = self._options.counts
         if counts is not None:
             counts.inline += bool(append.inline_uri)
@@ -419,13 +431,13 @@ class Writer:
             counts.blob += not append.inline_uri
             counts.full += append.is_refused_inline
 
-    def _keep_states(self, append: _Append, version: int) -> None:
+    def _keep_states(self, append: Append, version: int) -> None:
         """Keep the states after a commit, if they are still those of the lane's known control record."""
         pending, known = append.changed.pending, append.lane.known
         if append.states and pending is not None and known is not None and known[1] == version:
-            self._states.keep(append.lane, append.states | {each.name: each.state for each in pending.producers})
+            self._states.keep(append.lane, {**append.states, **{each.name: each.state for each in pending.producers}})
 
-    def _lose(self, append: _Append, error: OutcomeUnknown | None = None) -> None:
+    def _lose(self, append: Append, error: OutcomeUnknown | None = None) -> None:
         append.lane.known = None
         append.look = None
         append.attempts += 1
@@ -440,7 +452,7 @@ class Writer:
                 f"{append.lane.tp}: {self._options.attempts_max} attempts to append lost their race; try again"
             )
 
-    def _fail(self, appends: Sequence[_Append], error: LlogError) -> None:
+    def _fail(self, appends: Sequence[Append], error: LlogError) -> None:
         """Apply a failed request to its appends: each did not happen, or has to be looked up."""
         for append in appends:
             if isinstance(error, OutcomeUnknown):
@@ -452,7 +464,7 @@ class Writer:
             if append.is_doubtful and isinstance(error, StoreUnavailable):
                 append.outcome = OutcomeUnknown(f"the append to {append.lane.tp} may have happened: {error}")
 
-    def _verdict(self, append: _Append, control: Control) -> AppendResult | LlogError | None:
+    def _verdict(self, append: Append, control: Control) -> AppendResult | LlogError | None:
         """Return the outcome of this append according to the control record; None if it may proceed."""
         lane, producer = append.lane, append.producer
         mine = self._find_mine(append, control)
@@ -485,13 +497,13 @@ class Writer:
             return PartitionNotInitialized(f"partition {lane.tp} was deleted")
         return None
 
-    def _find_mine(self, append: _Append, control: Control) -> AppendResult | None:
+    def _find_mine(self, append: Append, control: Control) -> AppendResult | None:
         """Return the result of an attempt of this append that the partition remembers; None if parts of the append are
         left to be judged after it.
         """
-        mine = find_appended(control.writers, self._name, append.sequence)
-        if mine is not None and not append.is_numbered:
-            return _result(append.lane, mine)
+        if not append.is_numbered:
+            mine = find_appended(control.writers, self._name, append.sequence)
+            return None if mine is None else _result(append.lane, mine)
         for sequence, packed in ((append.sequence, None), *append.attempted.items()):
             mine = find_appended(control.writers, self._name, sequence)
             if mine is not None:
@@ -500,7 +512,7 @@ class Writer:
                     return append.outcome
         return None
 
-    async def _upload_again(self, appends: Sequence[_Append]) -> list[_Append]:
+    async def _upload_again(self, appends: Sequence[Append]) -> list[Append]:
         """Put records under new names whose blobs a collector may have decided to delete, or which their partitions no
         longer admit inline, in one blob for each stamp.
 
@@ -508,8 +520,8 @@ class Writer:
         """
         now = self._log.runtime.now_ms()
         limits = self._options.inline
-        by_stamp: dict[int, list[_Append]] = {}
-        done: list[_Append] = []
+        by_stamp: dict[int, list[Append]] = {}
+        done: list[Append] = []
         for append in appends:
             if append.inline_uri and limits.admit(append.control, batch_bytes_max(append.records)):
                 # Judging has left parts of it out, and the others are still inline.
@@ -526,7 +538,7 @@ class Writer:
                 self._fail(together, error)
         return done
 
-    def _advance(self, append: _Append) -> tuple[Control, RememberedAppend]:
+    def _advance(self, append: Append) -> tuple[Control, RememberedAppend]:
         """Return the control record after this append, and the append as the record remembers it."""
         control, now_ms = append.control, self._log.runtime.now_ms()
         start, end = control.next_offset, control.next_offset - 1
@@ -571,105 +583,12 @@ class Writer:
         return changed, appended
 
 
-_NOTHING_KNOWN: Final = Control()
-_NOTHING_APPENDED: Final = RememberedAppend(0, 0, 0)
+def _is_numbered(group: AppendGroup) -> bool:
+    return isinstance(group.producer, RecordProducer)
 
 
-class _Append(msgspec.Struct, eq=False, gc=False):
-    """An append of one group to its partition, while it is under way."""
-
-    lane: Lane
-    turn: CommitTurn
-    sequence: int
-    producer: Producer | None
-    columns: Columns | None
-    """The records, to be put again if their blob may be gone; None if the caller keeps their blobs."""
-    parts: AppendParts | None
-    """The groups of the call that the append consists of; None if the caller keeps their blobs."""
-    states: dict[ProducerName, RecordProducerState | None] = {}
-    """The states of the producers of records by which the parts were judged last."""
-    attempted: dict[int, list[Part]] = {}
-    """Other parts that were packed before, by the sequence of their attempts."""
-    sources: Sequence[tuple[str, Body]] = ()
-    """Each body of the records with its blob, or with its inline address."""
-    inline_uri: str = ""
-    """The address that contains the batch, if the append is inline."""
-    is_refused_inline: bool = False
-    """Whether the append is small enough to be inline, but its partition has too much that is."""
-    batch: Sequence[Buffer] = ()
-    """The parts of the batch in the blob that this writer put last; kept only for `on_commit`."""
-    clock_repairs: int = 0
-    """The partition's count that the writer knew when it chose the blob's name."""
-    control: Control = _NOTHING_KNOWN
-    version: int = ABSENT
-    """The control record, with its version, by which the append was judged last."""
-    changed: Control = _NOTHING_KNOWN
-    appended: RememberedAppend = _NOTHING_APPENDED
-    """The control record that the last attempt tried to put, and the append's offsets if it succeeded."""
-    since: int = 0
-    """The partition's next offset before the first attempt: a remembered append below it cannot be this one."""
-    attempts: int = 0
-    look: Reads | None = None
-    """The reads of the control record after the last attempt; an append may be refused only by a record read here."""
-    is_fresh: bool = False
-    """Whether the control record was read, or put, since the append began."""
-    is_doubtful: bool = False
-    """Whether an earlier attempt may have happened."""
-    outcome: AppendResult | LlogError | None = None
-
-    @property
-    def records(self) -> Columns:
-        assert self.columns is not None
-        return self.columns
-
-    @property
-    def final_outcome(self) -> AppendResult | LlogError:
-        assert self.outcome is not None
-        return self.outcome
-
-    @property
-    def is_numbered(self) -> bool:
-        return self.parts is not None and self.parts.is_numbered
-
-    @property
-    def inline_bytes(self) -> int:
-        return self.sources[0][1].body_length if self.inline_uri else 0
-
-    def may_commit(self, limits: InlineLimits) -> bool:
-        """Return whether the append has a blob that no collector can have decided to delete, or the partition still
-        admits it inline.
-        """
-        if self.columns is None:
-            return True
-        if not self.sources:
-            return False
-        if self.inline_uri:
-            return limits.admit(self.control, self.inline_bytes)
-        return may_commit(self.control, self.sources[0][0], self.clock_repairs)
-
-    def succeed(self, result: AppendResult, packed: Sequence[Part] | None = None) -> None:
-        """Settle an append whose packed parts are at the offsets of `result`. Parts that were left out stay open."""
-        if self.parts is None or not self.is_numbered:
-            self.outcome = result
-            return
-        self.is_fresh = True
-        self.parts.settle(self.parts.packed if packed is None else packed, result.start_offset)
-        self._end_if_settled()
-
-    def settle_repeated(self, judgement: Judgement) -> None:
-        assert self.parts is not None
-        for part, start_offset in judgement.repeated:
-            self.parts.settle([part], start_offset, repeated=True)
-        self._end_if_settled()
-
-    def refuse(self, part: Part, error: LlogError) -> None:
-        part.outcome = part.outcome or error
-        self._end_if_settled()
-
-    def _end_if_settled(self) -> None:
-        assert self.parts is not None
-        if not self.parts.left:
-            self.outcome = self.parts.all[-1].outcome
+def _producer_of_appends(group: AppendGroup) -> Producer | None:
+    return group.producer if isinstance(group.producer, Producer) else None
 
 
 def _in_order_of_groups(
