@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llog.broker.routes.records import JSON_RECORD_OVERHEAD
 from llog.engines.object.compaction.compactor import Compactor
+from llog.engines.object.reader import Reader
 from llog.engines.object.retention import trim
+from llog.log.records import encode
 from llog.model import TopicPartition
 from tests.broker.serving import Served
 
@@ -50,11 +54,72 @@ async def test_a_cold_consume_of_partitions_in_one_blob_is_one_get(served: Serve
     assert len(served.blobs.puts) == 1
     other = Served(beside=served)
     wanted = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in range(8)]
-    # Room for all of them: the fetcher reads no partition for which the answer may have no room.
-    response = await other.client.post("/consume", json={"topic_partitions": wanted, "max_bytes": 8 << 20})
+    response = await other.client.post("/consume", json={"topic_partitions": wanted})
     found = [each["records"][0]["payload"] for each in response.json()["topic_partitions"]]
     assert found == [f"{p}" for p in range(8)]
     assert served.blobs.reads == 1
+    await other.close()
+
+
+async def test_what_was_read_ahead_and_had_no_room_is_there_for_the_next_request(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 8})
+    items = [{"topic": "t", "partition": p, "records": [f"{p}" * 1000] * 5} for p in range(8)]
+    await served.client.post("/produce", json={"topic_partitions": items})
+    other = Served(beside=served)
+    offsets = dict.fromkeys(range(8), 1)
+    found: dict[int, list[str]] = {p: [] for p in range(8)}
+    for _ in range(8):
+        wanted = [{"topic": "t", "partition": p, "fetch_offset": offset} for p, offset in offsets.items()]
+        asked = {"topic_partitions": wanted, "max_bytes": 5 * (1000 + JSON_RECORD_OVERHEAD)}
+        for each in (await other.client.post("/consume", json=asked)).json()["topic_partitions"]:
+            offsets[each["partition"]] = each["next_fetch_offset"]
+            found[each["partition"]] += [record["payload"] for record in each["records"]]
+    assert found == {p: [f"{p}" * 1000] * 5 for p in range(8)}
+    assert served.blobs.reads == 1
+    await other.close()
+
+
+async def test_a_damaged_partition_that_is_read_ahead_fails_alone(served: Served) -> None:
+    await served.client.post("/topics", json={"name": "t", "partitions": 8})
+    items = [{"topic": "t", "partition": p, "records": [f"{p}" * 1000]} for p in range(8)]
+    await served.client.post("/produce", json={"topic_partitions": items})
+    keys, control = await Reader(served.log).control(TopicPartition("t", 7))
+    assert control.pending is not None
+    lost = [replace(entry, data_uri="llog/wal/none") for entry in control.pending.entries]
+    damaged = replace(control, pending=replace(control.pending, entries=tuple(lost)))
+    await served.log.meta.put(keys.control, encode(damaged))
+    other = Served(beside=served)
+    wanted = [{"topic": "t", "partition": p, "fetch_offset": 1} for p in range(8)]
+    answers = (await other.client.post("/consume", json={"topic_partitions": wanted})).json()["topic_partitions"]
+    assert [len(each["records"]) for each in answers] == [1] * 7 + [0]
+    assert answers[7]["error"]["code"] == "inconsistent_read_state"
+    await other.close()
+
+
+async def test_consumers_that_catch_up_get_large_pieces_of_compacted_blobs(served: Served) -> None:
+    source = random.Random(1)
+    values = [source.randbytes(50_000).hex() for _ in range(300)]
+    for first in range(0, 300, 10):
+        await served.produce("t", *values[first : first + 10])
+    assert (await Compactor(served.log).compact_once(TopicPartition("t", 0), force=True)).records == 300
+    served.blobs.counts.count.clear()
+    served.blobs.counts.bytes.clear()
+    other = Served(beside=served)
+    await other.produce("t", "at the end")
+    offsets = [1, 151]  # two consumers of one partition that take turns
+    found: list[list[str]] = [[], []]
+    while offsets[0] < 151 or offsets[1] < 302:
+        for number in range(2):
+            answer = await other.consume("t", offsets[number])
+            assert len(answer["records"]) <= 11, "the limits are those of the request"
+            found[number] += [each["payload"] for each in answer["records"]]
+            offsets[number] = answer["next_fetch_offset"]
+    assert found[1] == [*values[150:], "at the end"]
+    assert (found[0] + found[1])[: offsets[0] - 1] == [*values, "at the end"][: offsets[0] - 1]
+    fetched, gets = served.blobs.counts.bytes["get"], served.blobs.counts.count["get"]
+    # The consumers overlap by a piece in the middle.
+    assert fetched < 1.5 * sum(map(len, values)), "what was read ahead was read again"
+    assert fetched / gets >= 4 << 20
     await other.close()
 
 

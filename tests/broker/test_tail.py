@@ -190,6 +190,28 @@ async def test_a_way_through_the_past_takes_one_page_at_a_time_and_leaves_the_en
     assert tail.get(PLACE, 1000) is not None
 
 
+async def test_clients_that_read_the_past_share_half_of_the_room() -> None:
+    metrics = Metrics()
+    tail = Tail(20_000, metrics)
+    for n in range(4):
+        tail.keep_appended(*PLACE, 1000 + n, _stored(b"x" * 1000))
+    columns = stamp(columns_of([Record(payload=b"y" * 1000)]), 5)
+    for page in range(50):
+        tail.keep_read(PLACE, [(20 * page + 1, columns), (20 * page + 2, columns)], 1004)
+    assert all(tail.get(PLACE, 1000 + n) is not None for n in range(4))
+    kept = [page for page in range(50) if tail.get(PLACE, 20 * page + 2) is not None]
+    assert kept[-1] == 49, "the newest is there"
+    assert 2 <= len(kept) <= 4
+    assert metrics.tail_bytes <= 17_000
+    for n in range(30):
+        tail.keep_appended(*PLACE, 1004 + n, _stored(b"x" * 1000))
+    assert all(tail.get(PLACE, 20 * page + 2) is None for page in range(50)), "the oldest go first"
+    for n in range(30):
+        assert metrics.tail_bytes <= 20_000
+        tail.keep_read(PLACE, [(20 * n + 1, columns)], 1040)
+        assert tail.get(PLACE, 20 * n + 1) is not None
+
+
 async def test_what_is_larger_once_it_is_decompressed_still_stays_within_the_bound() -> None:
     served = Served(codec="zstd", tail_cache_max_bytes=100_000)
     for _ in range(20):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from llog.batch.columns import Columns, count_fitting, slice_columns
@@ -26,8 +27,10 @@ from llog.model import TimestampType, TopicPartition
 _CONCURRENCY: Final = 8
 _SHARES: Final = 8
 """Reads ask for this part of the room in the answer, where records count for more than they take in the log."""
+_PAGES: Final = 4
+"""Reads ask for as many bytes as this many answers have room for, and the tail keeps the rest for the next requests."""
 _READ_BYTES: Final = 4 << 20
-"""Up to this size, reads ask for all that has room: in one GET where the log is compacted. The tail keeps the rest."""
+"""The most that reads ask for ahead of the answer: one GET where the log is compacted."""
 
 
 class Fetch:
@@ -138,6 +141,8 @@ class Fetcher:
 
     async def fetch(self, fetches: Sequence[Fetch], *, max_bytes: int, min_bytes: int, max_wait_ms: int) -> None:
         """Fill the fetches. Earlier ones go first where `max_bytes` is not enough for all."""
+        for each in fetches:
+            each.max_bytes = min(each.max_bytes, max_bytes)
         arrived = self._views.now()
         deadline = arrived + max_wait_ms / 1000
         arrival: Arrival | None = None
@@ -202,7 +207,11 @@ class Fetcher:
             fetch.max_bytes = 0
 
     async def _fill(self, fetches: Sequence[Fetch], max_bytes: int) -> None:
-        """Read what is there, several partitions at a time, each within a share of what is left of `max_bytes`."""
+        """Read what is there, several partitions at a time, each within a share of what is left of `max_bytes`.
+
+        Shares are what partitions may have, and most have less. So those for which no share is left are read at the
+        same time, into the tail: partitions share blobs, and one GET is for all of them.
+        """
         waiting = [each for each in fetches if each.room and each.has_more]
         left = max_bytes - sum(each.size for each in fetches)
         while waiting and left > 0:
@@ -212,6 +221,8 @@ class Fetcher:
                 share = min(fetch.room, left)
                 left -= share
                 reads.append(self._read(fetch, share))
+            if self._tail.is_on:
+                reads += [self._read_ahead(each) for each in waiting[: _CONCURRENCY - len(reads)]]
             await asyncio.gather(*reads)
             left = max_bytes - sum(each.size for each in fetches)
 
@@ -232,6 +243,13 @@ class Fetcher:
                             return
         except LlogError as error:
             fetch.fail(error)
+
+    async def _read_ahead(self, fetch: Fetch) -> None:
+        """Read into the tail what the fetch is about to want. An error is left to the fetch, which meets it again."""
+        if fetch.view is not None:
+            with suppress(LlogError):
+                async with self._gate:
+                    await self._read_batches(fetch, 1)
 
     async def _read_batches(self, fetch: Fetch, max_bytes: int) -> list[tuple[int, Columns]] | None:
         """Return batches from the fetch's position on, each with its start offset.
@@ -254,7 +272,7 @@ class Fetcher:
                 columns = columns._replace(timestamps=None)
             return [(start, columns)]
         if self._tail.is_on:
-            max_bytes = max(max_bytes, min(max_bytes * _SHARES, _READ_BYTES))
+            max_bytes = max(max_bytes, min(fetch.max_bytes * _PAGES, _READ_BYTES))
         stop = self._tail.next_start(key, fetch.position, fetch.end)
         try:
             batches = await self._views.read(fetch.tp, fetch.view, fetch.position, max_bytes, stop=stop)

@@ -8,8 +8,8 @@ With LLOG_TAIL_CACHE_DIR, batches that are not in memory are looked for in the s
 processes of this machine put what they append. A failure there is counted, reported once, and counts as a miss.
 
 One bound holds for two kinds of batches, and the oldest go first: those at the end of their partition, and the pages of
-clients that read old records. The next page of a partition replaces the previous one, so that a client that reads the
-past does not push out what everybody is about to read.
+clients that read old records. A page replaces the one that it follows, and all pages together have at most half of the
+room, so that clients that read the past do not push out what everybody is about to read.
 """
 
 from __future__ import annotations
@@ -50,14 +50,25 @@ _WAITING_BYTES_MAX: Final = 32 << 20
 class _CachedBatch:
     """One batch. An appended one is decoded when it is first read."""
 
-    __slots__ = ("columns", "count", "data", "end_offset", "size")
+    __slots__ = ("columns", "count", "data", "end_offset", "page_end", "size")
 
-    def __init__(self, start_offset: int, count: int, columns: Columns | None, data: Buffer | None, size: int) -> None:
+    def __init__(
+        self,
+        start_offset: int,
+        count: int,
+        columns: Columns | None,
+        data: Buffer | None,
+        size: int,
+        *,
+        page_end: int | None = None,
+    ) -> None:
         self.end_offset = start_offset + count - 1
         self.count = count
         self.columns = columns
         self.data = data
         self.size = size + BATCH_OVERHEAD
+        self.page_end = page_end
+        """The offset that follows the page of old records that the batch belongs to, if it does."""
 
 
 class _ExpectedBatch(NamedTuple):
@@ -79,7 +90,9 @@ class Tail:
         """By partition and start offset, the oldest first."""
         self._starts: dict[TailKey, list[int]] = {}
         """The start offsets of each partition, in order."""
-        self._pages: dict[TailKey, list[int]] = {}
+        self._pages: dict[tuple[TailKey, int], dict[int, None]] = {}
+        """The start offsets of each page, by partition and the offset that follows the page, the oldest page first."""
+        self._page_bytes = 0
         self._expected: dict[TailKey, _ExpectedBatch] = {}
 
     async def find(self, key: TailKey, offset: int) -> tuple[int, Columns] | None:
@@ -174,14 +187,16 @@ class Tail:
 
         They are at the end of the partition if they reach `next_offset`; otherwise they are a page of old records.
         """
-        for start in self._pages.pop(key, ()):
+        if not batches:
+            return
+        for start in list(self._pages.get((key, batches[0][0]), ())):
             self._drop(key, start)
-        pages = []
+        end = batches[-1][0] + batches[-1][1].count
+        page_end = end if end < next_offset else None
         for start, columns in batches:
-            if self._keep(key, start, _CachedBatch(start, columns.count, columns, None, _memory_bytes(columns))):
-                pages.append(start)
-        if batches and batches[-1][0] + batches[-1][1].count < next_offset:
-            self._pages[key] = pages
+            self._keep(
+                key, start, _CachedBatch(start, columns.count, columns, None, _memory_bytes(columns), page_end=page_end)
+            )
 
     @property
     def is_on(self) -> bool:
@@ -197,12 +212,12 @@ class Tail:
             await self._shared.close()
             self._shared = None
 
-    def _keep(self, key: TailKey, start: int, kept: _CachedBatch) -> bool:
+    def _keep(self, key: TailKey, start: int, kept: _CachedBatch) -> None:
         if kept.size > self._max_bytes:
-            return False
+            return
         old = self._batches.get((key, start))
         if old is not None and old.count >= kept.count:
-            return False
+            return
         self._drop(key, start)
         self._batches[key, start] = kept
         starts = self._starts.setdefault(key, [])
@@ -211,14 +226,22 @@ class Tail:
         else:
             starts.append(start)
         self._metrics.tail_bytes += kept.size
+        if kept.page_end is not None:
+            self._page_bytes += kept.size
+            self._pages.setdefault((key, kept.page_end), {})[start] = None
         self._make_room()
-        return (key, start) in self._batches
 
     def _drop(self, key: TailKey, start: int) -> None:
         kept = self._batches.pop((key, start), None)
         if kept is None:
             return
         self._metrics.tail_bytes -= kept.size
+        if kept.page_end is not None:
+            self._page_bytes -= kept.size
+            page = self._pages[key, kept.page_end]
+            del page[start]
+            if not page:
+                del self._pages[key, kept.page_end]
         starts = self._starts[key]
         del starts[bisect_right(starts, start) - 1]
         if not starts:
@@ -237,6 +260,9 @@ class Tail:
         return columns
 
     def _make_room(self) -> None:
+        while self._page_bytes > self._max_bytes // 2:
+            (key, _), page = next(iter(self._pages.items()))
+            self._drop(key, next(iter(page)))
         while self._metrics.tail_bytes > self._max_bytes:
             self._drop(*next(iter(self._batches)))
 
