@@ -116,7 +116,7 @@ async def test_consumers_that_catch_up_get_large_pieces_of_compacted_blobs(serve
             offsets[number] = answer["next_fetch_offset"]
     assert found[1] == [*values[150:], "at the end"]
     assert (found[0] + found[1])[: offsets[0] - 1] == [*values, "at the end"][: offsets[0] - 1]
-    fetched, gets = served.blobs.counts.bytes["get"], served.blobs.counts.count["get"]
+    fetched, gets = served.blobs.counts.bytes["range_get"], served.blobs.counts.count["range_get"]
     # The consumers overlap by a piece in the middle.
     assert fetched < 1.5 * sum(map(len, values)), "what was read ahead was read again"
     assert fetched / gets >= 4 << 20
