@@ -11,14 +11,15 @@ from pathlib import Path
 
 from devtools.markdown import wrap
 from llog import errors
-from llog.broker.monitoring import description, families
+from llog.broker.monitoring import description, families, group_lag
 from llog.config import SETTINGS, Secret, Setting
 from llog.config.broker import BrokerSettings
 from llog.config.loading import CONFIG_FILE, CONFIG_VARIABLE
+from llog.config.monitoring import MonitoringSettings
 from llog.config.segments import SegmentSettings
 from llog.config.stores import StoreSettings
 from llog.config.upkeep import UpkeepSettings
-from llog.metrics import process, stores
+from llog.metrics import billing, process, stores
 from llog.metrics.families import Family
 from llog.sql.commands.command import Section, Usage
 from llog.sql.commands.registry import COMMANDS
@@ -29,11 +30,14 @@ SUBJECTS = {
     "Compaction and collection": UpkeepSettings,
     "Disk topics": SegmentSettings,
     "Brokers and SQL": BrokerSettings,
+    "Metrics and costs": MonitoringSettings,
 }
 METRICS: dict[str, tuple[Family, ...]] = {
     "The broker and its settings": description.FAMILIES,
     "Requests, batches and the tail": families.FAMILIES,
+    "Consumer groups": group_lag.FAMILIES,
     "The stores": stores.FAMILIES,
+    "Costs, where blobs are in a bucket": billing.FAMILIES,
     "The process": process.FAMILIES,
 }
 SUBJECT_COMMENT = "# --- "
@@ -151,8 +155,13 @@ Both answers have the same numbers, since the process started. In JSON, a metric
 its name; one with labels is a list of objects that have the labels and a `value`. A histogram has
 its cumulative `…_bucket`, by their upper bound `le`, a `…_sum` and a `…_count`.
 
-Metrics are those of one process: sum counters over all brokers. Labels that clients could grow are
-bounded: a broker names the 500 topics that it saw last, and counts the others as `(others)`.
+Metrics are those of one process: sum counters over all brokers. What describes the whole log (the
+lag of groups, the blobs in the bucket) is the same on every broker: take the maximum. Labels that
+clients could grow are bounded: a broker names the 500 topics that it saw last and counts the others
+as `(others)`, and it names the first 100 consumer groups.
+
+JSON has more than numbers: `broker` (version, role, name, the schemes of the stores), `batch` (the
+settings of batches), and `s3.billing` if the blobs are in a bucket ([costs.md](costs.md)).
 
 {chr(10).join(subjects)}"""
 

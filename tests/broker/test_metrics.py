@@ -160,3 +160,29 @@ async def test_records_and_bytes_are_counted_by_topic(served: Served) -> None:
     assert _labelled(counted["llog_topic_produced_bytes_total"], "topic") == {("a",): 5, ("b",): 1}
     assert _labelled(counted["llog_topic_consumed_records_total"], "topic") == {("a",): 1, ("b",): 0}
     assert _labelled(counted["llog_topic_consumed_bytes_total"], "topic") == {("a",): 2, ("b",): 0}
+
+
+async def test_the_lag_of_groups_is_counted_by_topic() -> None:
+    served = Served(group_lag_interval_ms=1)
+    await served.produce("t", "a", "b", "c")
+    await served.produce("t", "d", partition=1)
+    asked = {"topic": "t", "group_id": "g", "start": "Earliest", "partition_id": 0, "limit": 2}
+    await served.client.post("/topics/consume", json=asked)
+    await _counted(served)  # which reads the lag again for the next answer
+
+    async def lag(family: str) -> dict[tuple[str, ...], float]:
+        return _labelled((await _counted(served))[family], "group", "topic")
+
+    while (await lag("llog_group_outstanding_records")) != {("g", "t"): 2}:
+        await asyncio.sleep(0.002)
+    assert await lag("llog_group_lag_records") == {("g", "t"): 4}
+    await served.client.post("/topics/ack", json={"topic": "t", "group_id": "g", "partition_id": 0, "upto_offset": 2})
+    while (await lag("llog_group_lag_records")) != {("g", "t"): 2}:
+        await asyncio.sleep(0.002)
+    await served.close()
+
+
+async def test_a_group_lag_that_is_turned_off_asks_no_store() -> None:
+    served = Served(group_lag_interval_ms=0)
+    assert "llog_group_lag_failures_total" not in await _counted(served)
+    await served.close()

@@ -20,6 +20,7 @@ from llog.broker.http.forwarding import Forwarding
 from llog.broker.http.routing import build_app
 from llog.broker.metrics import Metrics
 from llog.broker.monitoring.description import Description
+from llog.broker.monitoring.group_lag import GroupLags
 from llog.broker.partitioner import Partitioner
 from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
@@ -42,6 +43,7 @@ from llog.log.keys import LOG_ID
 from llog.log.log import Log
 from llog.log.opening import inline_limits, writer_options
 from llog.log.records import Topic
+from llog.metrics.billing import Billing
 from llog.runtime import uuid7
 
 
@@ -87,19 +89,22 @@ class Broker:
             self.metrics,
             Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime),
         )
+        self._billing = Billing(log, settings)
+        group_listing = GroupListing(Groups(log, reader))
+        self._group_lags = GroupLags(group_listing, settings.group_lag_interval_ms)
         self._resources = (
             records,
             TopicRecordRoutes(records.produce_items, bodies),
             TopicRoutes(log, catalog, reader, self._views, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),
-                GroupListing(Groups(log, reader)),
+                group_listing,
                 self._sql.find_tables_owner,
                 bodies,
                 self.metrics,
             ),
             HealthRoutes(log, self.stopping, {"keyed log": self._keyed.check}),
-            MetricRoutes(log, self.metrics, description),
+            MetricRoutes(log, self.metrics, description, self._billing, self._group_lags),
             self._keyed,
             self._sql,
         )
@@ -129,6 +134,8 @@ class Broker:
         await self._views.close()
         await self._tail.close()
         await self._keyed.close()
+        await self._billing.close()
+        await self._group_lags.close()
         await self._sql.close()
         await self._forwarding.close()
 

@@ -123,7 +123,10 @@ class BatchingProducer:
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._flushes) < self._flushes_max and (reason := self._due(loop.time())):
             self._metrics.flushes[reason] += 1
-            task = loop.create_task(self._append(self._next_batch(loop.time())))
+            batch = self._next_batch(loop.time())
+            if not self._is_eager and reason != "inline":
+                self._count_shares(batch)
+            task = loop.create_task(self._append(batch))
             self._flushes.add(task)
             self._metrics.flushes_in_flight += 1
             task.add_done_callback(self._end_flush)
@@ -156,6 +159,14 @@ class BatchingProducer:
                 if total > self._inline.flush_bytes_max:
                     return False
         return self._inline.fit(sizes.values())
+
+    def _count_shares(self, batch: Sequence[_Request]) -> None:
+        """Share the blob to come among the parts of the batch, by their bytes, for the estimate of costs."""
+        total = sum(request.size for request in batch)
+        for request in batch:
+            for tp, columns, producer in request.parts:
+                share = (byte_size(columns) + RECORD_OVERHEAD * columns.count) / total
+                self._metrics.count_batch_share(tp.topic, None if producer is None else producer.id, share)
 
     def _end_flush(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)

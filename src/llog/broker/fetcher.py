@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from llog.batch.columns import Columns, count_fitting, slice_columns
+from llog.batch.columns import Columns, byte_size, count_fitting, slice_columns
 from llog.broker.arrivals import Arrival, Arrivals
 from llog.broker.cache.tail import Tail
 from llog.broker.metrics import Metrics
@@ -281,6 +281,7 @@ class Fetcher:
         except PartitionNotInitialized:
             return None
         found = [(batch.start_offset, batch.columns) for batch in batches]
+        self._metrics.count_fetched(fetch.tp.topic, None, sum(byte_size(columns) for _, columns in found))
         assert fetch.next_offset is not None
         self._tail.keep_read(key, found, fetch.next_offset)
         return found

@@ -84,3 +84,15 @@ class Metrics:
         self.topics.of(topic).add_consumed(records, size)
         if group is not None:
             self.groups.of(group).add_consumed(records, size)
+
+    def count_fetched(self, topic: str, group: str | None, size: int) -> None:
+        """Count bytes that were read from the blob store for a topic, and for a consumer group if it was one."""
+        self.topics.of(topic).fetched_bytes += size
+        if group is not None:
+            self.groups.of(group).fetched_bytes += size
+
+    def count_batch_share(self, topic: str, producer: str | None, share: float) -> None:
+        """Count the share of a topic, and of a producer if it gave its id, in a batch that went into a blob."""
+        self.topics.of(topic).batch_shares += share
+        if producer is not None:
+            self.producers.of(producer).batch_shares += share

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "repair": "llog.cli.repair.command:repair",
     "pipeline": "llog.cli.pipeline.command:pipeline",
     "doctor": "llog.cli.doctor:doctor",
+    "cost": "llog.cli.cost:cost",
     "demo": "llog.cli.demo:demo",
     "simulate": "llog.cli.simulate:simulate",
 }

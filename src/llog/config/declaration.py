@@ -30,13 +30,13 @@ class Setting(NamedTuple):
 
     field: str
     kind: type
-    """str, int or Secret."""
+    """str, int, float or Secret."""
     choices: tuple[str, ...]
     optional: bool
     default: object
     doc: str
-    low: int | None
-    high: int | None
+    low: float | None
+    high: float | None
     unit: str | None
     fallbacks: tuple[str, ...]
     default_doc: str | None
@@ -50,12 +50,12 @@ class Setting(NamedTuple):
         """The values that the setting accepts, in words, for an error message."""
         if self.choices:
             return " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
-        if self.kind is not int:
+        if self.kind not in (int, float):
             return "text"
         what = {
             "duration": f"a duration such as {self._examples(_DURATION_EXAMPLES_MS)}",
             "size": f"a size such as {self._examples(_SIZE_EXAMPLES)}",
-            None: "a whole number",
+            None: "a whole number" if self.kind is int else "a number such as 0.02",
         }
         bounds = [
             f"from {self.format(self.low)}" if self.low is not None else "",
@@ -69,11 +69,11 @@ class Setting(NamedTuple):
         low, high = self.low or 0, math.inf if self.high is None else self.high
         return " or ".join(self.format(value) for value in values if low <= value <= high)
 
-    def format(self, value: int) -> str:
+    def format(self, value: float) -> str:
         """Return the value as a user would write it, with its unit."""
         if self.unit == "duration":
-            return format_duration_ms(value)
-        return format_size(value).replace(" ", "") if self.unit == "size" else str(value)
+            return format_duration_ms(int(value))
+        return format_size(int(value)).replace(" ", "") if self.unit == "size" else str(value)
 
 
 def declarations(settings: type[msgspec.Struct]) -> dict[str, Setting]:
@@ -114,7 +114,7 @@ def check(setting: Setting, value: object, source: str | None = None) -> None:
     if value is None and setting.optional:
         return
     fits = isinstance(value, setting.kind) and not isinstance(value, bool)
-    if fits and isinstance(value, int):
+    if fits and isinstance(value, int | float):
         fits = (setting.low is None or value >= setting.low) and (setting.high is None or value <= setting.high)
     if fits and setting.choices:
         fits = value in setting.choices

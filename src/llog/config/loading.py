@@ -154,19 +154,28 @@ def _fallbacks(values: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     return found
 
 
-def _parse(setting: Setting, value: object, source: str) -> str | int | Secret:
+def _parse(setting: Setting, value: object, source: str) -> str | int | float | Secret:
     """Return the typed value; the `ConfigurationError` for a malformed one names its `source`."""
     shown = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
     try:
         if setting.kind is int and isinstance(value, str):
             value = _parse_number(setting, value)
+        if setting.kind is float and isinstance(value, str | int) and not isinstance(value, bool):
+            value = _parse_decimal(value)
     except InvalidArgument as error:
         raise ConfigurationError(f"{source} is {shown}: it must be {setting.accepts}") from error
     if setting.kind is Secret and isinstance(value, str):
         value = Secret(value)
     check(setting, value, source)
-    assert isinstance(value, str | int | Secret)
+    assert isinstance(value, str | int | float | Secret)
     return value
+
+
+def _parse_decimal(given: str | int) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise InvalidArgument(f"{str(given)[:40]!r} is not a number") from None
 
 
 def _parse_number(setting: Setting, text: str) -> int:

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from llog.base.secret import Secret
-from llog.config.broker import BrokerSettings
 from llog.config.declaration import Setting, check, declarations
 from llog.config.locations import NO_BLOBS, blobs_url, meta_url, normalize_prefix, parse_address
+from llog.config.monitoring import MonitoringSettings
 from llog.errors import ConfigurationError, InvalidArgument
 from llog.model import PARTITIONS_MAX, check_topic_name
 from llog.stores.addresses import redact
@@ -23,7 +23,7 @@ from llog.stores.registry import meta_adapter, settings_prefixes
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}")
 
 
-class Settings(BrokerSettings, frozen=True, kw_only=True):
+class Settings(MonitoringSettings, frozen=True, kw_only=True):
     """The settings of one process.
 
     Creating them checks and completes them: paths become absolute and the stores' URLs are filled in. They pickle, and
@@ -121,7 +121,7 @@ class Settings(BrokerSettings, frozen=True, kw_only=True):
         bounds = SETTINGS["oxia_session_timeout_ms"]
         assert bounds.low is not None
         assert bounds.high is not None
-        return self.oxia_session_timeout_ms or min(max(self.session_timeout_ms, bounds.low), bounds.high)
+        return self.oxia_session_timeout_ms or int(min(max(self.session_timeout_ms, bounds.low), bounds.high))
 
     @property
     def uses_postgres(self) -> bool:

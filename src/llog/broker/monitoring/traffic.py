@@ -12,32 +12,32 @@ OTHERS: Final = "(others)"
 
 
 class Traffic:
-    """What one name produced and consumed. A request counts once for every partition of the name that it concerns."""
+    """What one name produced and consumed."""
 
     __slots__ = (
-        "consume_requests",
+        "batch_shares",
         "consumed_bytes",
         "consumed_records",
-        "produce_requests",
+        "fetched_bytes",
         "produced_bytes",
         "produced_records",
     )
 
     def __init__(self) -> None:
-        self.produce_requests = 0
         self.produced_records = 0
         self.produced_bytes = 0
-        self.consume_requests = 0
+        self.batch_shares = 0.0
+        """The name's share, by bytes, of the batches that went into blobs: 1 for a batch of its own."""
         self.consumed_records = 0
         self.consumed_bytes = 0
+        self.fetched_bytes = 0
+        """Bytes of batches that were read from the blob store, not from the tail."""
 
     def add_produced(self, records: int, size: int) -> None:
-        self.produce_requests += 1
         self.produced_records += records
         self.produced_bytes += size
 
     def add_consumed(self, records: int, size: int) -> None:
-        self.consume_requests += 1
         self.consumed_records += records
         self.consumed_bytes += size
 

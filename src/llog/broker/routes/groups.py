@@ -146,6 +146,7 @@ class GroupRoutes:
         if found.num_rows:
             size = sum(_byte_size(found.column(name)) for name in ("key", "payload"))
             self._metrics.count_consumed(command.topic, command.group_id, found.num_rows, size)
+            self._metrics.count_fetched(command.topic, command.group_id, size)  # groups do not read from the tail
         if MEDIA_TYPE in request.headers.get("accept", ""):
             return Response(
                 encode_stream(found.schema, found.to_batches()),

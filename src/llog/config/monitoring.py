@@ -1,0 +1,51 @@
+"""Settings of metrics: prices for the estimate of costs, and how often what costs requests is read again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from llog.config.broker import BrokerSettings
+
+
+class MonitoringSettings(BrokerSettings, frozen=True, kw_only=True):
+    """How a process is observed, in addition to the settings of a broker."""
+
+    price_storage_gb_month: Annotated[
+        float,
+        Meta(
+            description="The price in US dollars of storing a GB (2^30 bytes) for a month, for the estimate of costs "
+            "in the metrics and in `llog cost`. The defaults are those of S3 Standard in us-east-1.",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0.023
+    price_put_1000: Annotated[
+        float,
+        Meta(description="The price in US dollars of 1,000 PUT, COPY, POST or LIST requests.", ge=0, le=1_000_000),
+    ] = 0.005
+    price_get_10000: Annotated[
+        float, Meta(description="The price in US dollars of 10,000 GET and other requests.", ge=0, le=1_000_000)
+    ] = 0.004
+    footprint_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How old the number and size of the blobs in the bucket may be in the metrics. A request for "
+            "metrics starts a new LIST of all blobs if they are older, but LISTs never exceed one in ten seconds on "
+            "average. 0 turns the listing off.",
+            ge=0,
+            le=604_800_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 900_000
+    group_lag_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How old the lag of consumer groups may be in the metrics. A request for metrics reads it "
+            "again from the metadata store if it is older. 0 turns it off.",
+            ge=0,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 30_000
