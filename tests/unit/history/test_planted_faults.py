@@ -23,6 +23,7 @@ from llog.broker.app import Broker
 from llog.config import Settings
 from llog.config.loading import load_settings
 from llog.engines.object import reader, writer
+from llog.engines.object.append import Append
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
@@ -220,7 +221,7 @@ def acknowledge_without_a_commit(patch: Patch) -> None:
     """A lost acknowledged append."""
     shipped, is_due = writer.Writer._commit, every(10)
 
-    async def commit(self: Writer, appends: Sequence[writer._Append]) -> None:
+    async def commit(self: Writer, appends: Sequence[Append]) -> None:
         for append in appends:
             if is_due():
                 append.control = append.lane.last
@@ -234,7 +235,7 @@ def say_that_nothing_was_appended(patch: Patch) -> None:
     """An append that failed, and is there."""
     shipped, is_due = writer.Writer._commit, every(10)
 
-    async def commit(self: Writer, appends: Sequence[writer._Append]) -> None:
+    async def commit(self: Writer, appends: Sequence[Append]) -> None:
         await shipped(self, appends)
         for append in appends:
             if append.producer is None and is_due():
@@ -288,7 +289,7 @@ def leave_out_an_offset(patch: Patch) -> None:
     """A gap: the counter jumps over an offset that no record has."""
     shipped, is_due = writer.Writer._advance, every(10)
 
-    def advanced(self: Writer, append: writer._Append) -> tuple[Control, RememberedAppend]:
+    def advanced(self: Writer, append: Append) -> tuple[Control, RememberedAppend]:
         if is_due():
             skipped = append.control.next_offset + 1
             append.control = msgspec.structs.replace(append.control, next_offset=skipped)

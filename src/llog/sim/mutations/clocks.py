@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from llog.engines.object import clocks, collector, lanes, writer
+from llog.engines.object import append, clocks, collector, lanes, writer
 from llog.engines.object.repair import clock as clock_repair
 from llog.log.keys import PartitionKeys
 from llog.log.log import Log
@@ -22,7 +22,7 @@ def commit_what_is_stamped_above_the_ceiling(patch: Patch) -> None:
     def stamp_within(now_ms: int, *controls: Control) -> int:
         return max([now_ms, *(control.blob_floor_ms for control in controls)])
 
-    patch.setattr(writer, "may_commit", may_commit)
+    patch.setattr(append, "may_commit", may_commit)
     patch.setattr(writer, "stamp_within", stamp_within)
     patch.setattr(lanes, "is_near_ceiling", lambda *_: False)
 
@@ -33,7 +33,7 @@ def commit_after_a_repair_what_was_uploaded_before(patch: Patch) -> None:
     def may_commit(control: Control, blob: str, clock_repairs: int) -> bool:
         return shipped(control, blob, control.clock_repairs)
 
-    patch.setattr(writer, "may_commit", may_commit)
+    patch.setattr(append, "may_commit", may_commit)
 
 
 def judge_by_its_age_what_is_stamped_below_a_ceiling(patch: Patch) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from llog.engines.object import pending, writer
+from llog.engines.object.append import Append
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
 from llog.engines.object.compaction.plan import Breadcrumb
@@ -61,12 +62,12 @@ def append_inline_to_a_full_partition(patch: Patch) -> None:
 
 def judge_inline_appends_only_once(patch: Patch) -> None:
     """An append that lost its CAS stays inline, however full the partition is by then."""
-    shipped = writer._Append.may_commit
+    shipped = Append.may_commit
 
-    def may_commit(self: writer._Append, limits: InlineLimits) -> bool:
+    def may_commit(self: Append, limits: InlineLimits) -> bool:
         return bool(self.inline_uri) or shipped(self, limits)
 
-    patch.setattr(writer._Append, "may_commit", may_commit)
+    patch.setattr(Append, "may_commit", may_commit)
 
 
 def _without_bytes(put: Put) -> bytes:

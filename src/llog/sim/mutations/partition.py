@@ -11,6 +11,7 @@ import msgspec
 
 from llog.batch.shared import Body
 from llog.engines.object import blob_reads, collector, pending, sink, writer
+from llog.engines.object.append import Append
 from llog.engines.object.clocks import Window
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
@@ -167,7 +168,7 @@ def forget_what_this_writer_appended(patch: Patch) -> None:
 def answer_before_the_commit(patch: Patch) -> None:
     shipped = writer.Writer._commit
 
-    async def answered(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+    async def answered(self: writer.Writer, appends: Sequence[Append]) -> None:
         early = [append for append in appends if not append.is_numbered]
         copies = [copy(append) for append in early]
         for append in early:
@@ -184,7 +185,7 @@ def answer_before_the_commit(patch: Patch) -> None:
 def acknowledge_a_lost_commit_because_a_neighbour_won(patch: Patch) -> None:
     shipped = writer.Writer._settle
 
-    def settle(self: writer.Writer, tried: Sequence[writer._Append], results: Sequence[int | VersionMismatch]) -> None:
+    def settle(self: writer.Writer, tried: Sequence[Append], results: Sequence[int | VersionMismatch]) -> None:
         won = [result for result in results if not isinstance(result, VersionMismatch)]
         shipped(self, tried, [won[0] if won and isinstance(each, VersionMismatch) else each for each in results])
 
@@ -195,7 +196,7 @@ def take_a_request_for_done_because_one_of_its_commits_was(patch: Patch) -> None
     """After a lost answer: what one partition shows is believed of all that were in the request."""
     shipped = writer.Writer._look
 
-    async def look(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+    async def look(self: writer.Writer, appends: Sequence[Append]) -> None:
         await shipped(self, appends)
         left = [append for append in appends if append.is_doubtful and append.outcome is None]
         if any(isinstance(self._verdict(append, append.lane.last), AppendResult) for append in left):
@@ -208,7 +209,7 @@ def take_a_request_for_done_because_one_of_its_commits_was(patch: Patch) -> None
 def give_all_groups_of_a_call_one_sequence(patch: Patch) -> None:
     shipped = writer.Writer._commit
 
-    async def commit(self: writer.Writer, appends: Sequence[writer._Append]) -> None:
+    async def commit(self: writer.Writer, appends: Sequence[Append]) -> None:
         for append in appends:
             append.sequence = appends[0].sequence
         await shipped(self, appends)
