@@ -118,8 +118,8 @@ def take_answers(buffer: bytearray, status: bytes = b"200") -> int:
 
 
 def encode_request(method: str, path: str, body: bytes = b"", kind: str = "application/json") -> bytes:
-    content = f"content-type: {kind}\r\n" if body else ""
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{content}content-length: {len(body)}\r\n\r\n"
+    fields = f"accept: {kind}\r\n" + (f"content-type: {kind}\r\n" if body else "")
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{fields}content-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -18,6 +18,7 @@ from bench.load import STALL_S, connect, p50_ms, run_load
 from bench.report import rate
 from bench.turns import in_turns
 from devtools.servers.listening import free_ports, listening_server
+from llog.broker.http.arrow import MEDIA_TYPE
 
 TAIL_PARTITION = 5
 TAIL_BYTES = 128 << 20
@@ -81,7 +82,7 @@ def _read_tail(subject: Subject, first: int, stop: int) -> float:
         began = time.perf_counter()
         while offset < stop:
             path = f"/topics/{TOPIC}/partitions/{TAIL_PARTITION}/records?offset={offset}&max_bytes={ANSWER_BYTES_MAX}"
-            connection.sendall(encode_request("GET", path))
+            connection.sendall(encode_request("GET", path, kind=MEDIA_TYPE))
             head, received = b"", 0
             while b"\r\n\r\n" not in head:
                 arrived = connection.recv_into(buffer[received:])

@@ -95,7 +95,7 @@ async def test_a_client_that_catches_up_gets_large_pieces_of_compacted_blobs(ser
 
 async def test_an_answer_can_be_sent_on_as_it_is(served: Served) -> None:
     await served.produce("t", {"value": "a", "key": "k", "timestamp": 5}, "b")
-    answer = await served.client.get(PATH, params={"offset": 1})
+    answer = await served.client.get(PATH, params={"offset": 1}, headers={"accept": MEDIA_TYPE})
     assert (await _post(served, answer.content)).json()["start_offset"] == 3
     table, _ = await _get(served, 1)
     assert table["value"].to_pylist() == [b"a", b"b"] * 2
@@ -234,7 +234,8 @@ async def test_an_offset_outside_the_bounds_is_a_problem_with_them(served: Serve
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
-        (PATH, 400, "invalid_argument"),
+        (f"{PATH}?offset=1&last=1", 400, "invalid_argument"),
+        (f"{PATH}?limit=0", 400, "invalid_argument"),
         (f"{PATH}?offset=0", 400, "invalid_argument"),
         (f"{PATH}?offset=x", 400, "invalid_argument"),
         (f"{PATH}?offset=1&max_bytes=999999999", 400, "invalid_argument"),

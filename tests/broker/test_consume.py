@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llog.broker.routes.records import JSON_RECORD_OVERHEAD
+from llog.broker.http.json_records import JSON_RECORD_OVERHEAD
 from llog.engines.object.compaction.compactor import Compactor
 from llog.engines.object.reader import Reader
 from llog.engines.object.retention import trim

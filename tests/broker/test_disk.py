@@ -21,7 +21,9 @@ def _make(server: Running, **asked: object) -> None:
 
 def _arrow(server: Running, offset: int, **asked: object) -> tuple[pa.Table, Any]:
     query: dict[str, Any] = {"offset": offset, **asked}
-    response = server.client.get("/topics/t/partitions/0/records", params=query)
+    response = server.client.get(
+        "/topics/t/partitions/0/records", params=query, headers={"accept": "application/vnd.apache.arrow.stream"}
+    )
     assert response.status_code == 200, response.text
     return pa.ipc.open_stream(response.content).read_all(), response.headers
 

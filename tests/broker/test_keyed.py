@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pyarrow as pa
 import pytest
@@ -18,12 +17,13 @@ import pytest
 from devtools.servers.weed import S3Server
 from llog.base.secret import Secret
 from llog.broker.http.arrow import MEDIA_TYPE
+from llog.broker.http.events import TAILS_MAX
 from llog.broker.keyed.messages import ScanQuery
 from llog.broker.keyed.pages import scan_page
-from llog.broker.keyed.tail import TAILS_MAX
 from llog.keyed import KeyedLog, KeyedLogReader, SyncKeyedLog, follower
 from llog.keyed.model import KEY_BYTES_MAX
 from llog.log.opening import opened_log
+from tests.broker.events import Events
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -296,112 +296,58 @@ async def test_a_log_in_a_bucket_is_served_with_the_credentials_of_the_settings(
     async with opened_log(served.settings):  # where the lease of the writer is
         await _append(served, ("k", "1"))
         assert _values((await _get(served, "scan", key="k"))["records"]) == ["1"]
-        async with _Events(served, "key=k&after=-1") as events:
-            assert await events.records(1) == [(0, "1")]
+        async with Events(served, "/keyed/tail?key=k&after=-1") as events:
+            assert await tailed(events, 1) == [(0, "1")]
         await served.close()
 
 
 # --- tails
 
 
-class _Events:
-    """One client of the tail, on the ASGI application itself: httpx would wait for the end of the answer."""
-
-    def __init__(self, served: Served, query: str, last: str | None = None) -> None:
-        self._chunks: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
-        self._gone = asyncio.Event()
-        self._rest = b""
-        headers = [] if last is None else [(b"last-event-id", last.encode())]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "method": "GET",
-            "path": "/keyed/tail",
-            "query_string": query.encode(),
-            "headers": [(b"host", b"localhost"), *headers],
-        }
-        transport = served.client._transport
-        assert isinstance(transport, httpx.ASGITransport)
-        self._task = asyncio.ensure_future(transport.app(scope, self._receive, self._send))
-
-    async def __aenter__(self) -> _Events:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._gone.set()
-        await asyncio.wait_for(self._task, 10)
-
-    async def _receive(self) -> dict[str, Any]:
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: MutableMapping[str, Any]) -> None:
-        await self._chunks.put(message)
-
-    async def next(self) -> dict[str, str] | None:
-        """The fields of the next event; None at the end."""
-        while b"\n\n" not in self._rest:
-            message = await asyncio.wait_for(self._chunks.get(), 10)
-            if message["type"] == "http.response.start":
-                assert message["status"] == 200
-                assert (b"content-type", b"text/event-stream; charset=utf-8") in message["headers"]
-                continue
-            self._rest += message["body"]
-            if not message["more_body"]:
-                return None
-        event, _, self._rest = self._rest.partition(b"\n\n")
-        return dict(line.split(": ", 1) for line in event.decode().splitlines())
-
-    async def records(self, number: int) -> list[tuple[int, object]]:
-        found: list[tuple[int, object]] = []
-        while len(found) < number:
-            event = await self.next()
-            assert event is not None
-            if "data" in event:
-                data = json.loads(event["data"])
-                assert event["id"] == str(data["sequence"])
-                found.append((data["sequence"], data["value"]))
-        return found
+async def tailed(events: Events, number: int) -> list[tuple[int, object]]:
+    found = await events.records(number)
+    assert [id for id, _ in found] == [str(data["sequence"]) for _, data in found]
+    return [(data["sequence"], data["value"]) for _, data in found]
 
 
 async def test_a_tail_goes_on_behind_the_last_event_without_loss_or_repetition(keyed: Served) -> None:
     await _append(keyed, *(("k", str(n)) for n in range(3)), ("other", "x"))
-    async with _Events(keyed, "key=k&after=-1") as events:
-        assert await events.records(2) == [(0, "0"), (1, "1")]
-    async with _Events(keyed, "key=k&after=-1", last="1") as events:
-        assert await events.records(1) == [(2, "2")]
+    async with Events(keyed, "/keyed/tail?key=k&after=-1") as events:
+        assert await tailed(events, 2) == [(0, "0"), (1, "1")]
+    async with Events(keyed, "/keyed/tail?key=k&after=-1", last="1") as events:
+        assert await tailed(events, 1) == [(2, "2")]
         await _append(keyed, ("k", "3"))
-        assert await events.records(1) == [(4, "3")]
-    async with _Events(keyed, "prefix=&after=2") as events:
-        assert await events.records(2) == [(3, "x"), (4, "3")]
+        assert await tailed(events, 1) == [(4, "3")]
+    async with Events(keyed, "/keyed/tail?prefix=&after=2") as events:
+        assert await tailed(events, 2) == [(3, "x"), (4, "3")]
     metrics = (await keyed.client.get("/metrics")).json()
     assert metrics["llog_keyed_tails"] == 0
 
 
 async def test_a_tail_that_is_cut_off_before_any_record_knows_where_it_began(keyed: Served) -> None:
     await _append(keyed, ("k", "old"))
-    async with _Events(keyed, "key=k") as events:
+    async with Events(keyed, "/keyed/tail?key=k") as events:
         begun = await events.next()
         assert begun is not None
         assert "data" not in begun
     await _append(keyed, ("k", "while it was away"))
-    async with _Events(keyed, "key=k", last=begun["id"]) as events:
-        assert await events.records(1) == [(1, "while it was away")]
+    async with Events(keyed, "/keyed/tail?key=k", last=begun["id"]) as events:
+        assert await tailed(events, 1) == [(1, "while it was away")]
 
 
 async def test_a_tail_follows_the_next_writer_too(keyed: Served, url: str) -> None:
     await _append(keyed, ("k", "1"))
-    async with _Events(keyed, "key=k&after=-1") as events:
-        await events.records(1)
+    async with Events(keyed, "/keyed/tail?key=k&after=-1") as events:
+        await tailed(events, 1)
         other = await KeyedLog.open(url)
         sequence = await other.append([(b"k", b"2")])
-        assert await events.records(1) == [(sequence, "2")]
+        assert await tailed(events, 1) == [(sequence, "2")]
         await other.close()
 
 
 async def test_a_tail_tells_that_it_lives_and_ends_with_the_broker(keyed: Served) -> None:
     await _append(keyed, ("k", "1"))
-    async with _Events(keyed, "key=k&heartbeat_ms=100") as events:
+    async with Events(keyed, "/keyed/tail?key=k&heartbeat_ms=100") as events:
         assert await events.next() == {"retry": "1000", "id": "0"}
         for _ in range(2):
             assert await events.next() == {"": "still here"}

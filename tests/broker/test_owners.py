@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from devtools.servers.postgres import PostgresServer
 from llog.errors import LogOwned
 from tests.broker.test_process import LIMIT_S, Running, running
 
-ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+ARROW = dict.fromkeys(("accept", "content-type"), "application/vnd.apache.arrow.stream")
 Machine = Callable[..., Running]
 
 on_each_store = pytest.mark.parametrize("machine", ["sqlite", "postgres"], indirect=True)
@@ -115,7 +116,7 @@ def test_every_broker_serves_the_topics_of_the_one_that_owns_them(machine: Machi
     posted = other.client.post("/topics/t/partitions/0/records", content=stream(b"c"), headers=ARROW)
     assert posted.json()["start_offset"] == 3
     assert consumed(other, "t") == consumed(owner, "t") == {"t": ["a", "b", "c"]}
-    fetched = other.client.get("/topics/t/partitions/0/records", params={"offset": 2})
+    fetched = other.client.get("/topics/t/partitions/0/records", params={"offset": 2}, headers=ARROW)
     assert fetched.headers["llog-next-offset"] == "4"
     assert fetched.headers["llog-owner"] == address(owner)
     assert pa.ipc.open_stream(fetched.content).read_all()["value"].to_pylist() == [b"b", b"c"]
@@ -148,6 +149,10 @@ def test_records_that_name_no_partition_reach_the_owner_of_their_topic(machine: 
     counts = [sum(each["partition"] == partition for each in first) for partition in range(3)]
     assert [each["offset"] for each in second] == [each["offset"] + counts[each["partition"]] for each in first]
     assert forwarded(other) == 1
+    with other.client.stream("GET", "/topics/t/tail?offset=earliest") as response:
+        assert response.headers["llog-owner"] == address(owner)
+        events = (line for line in response.iter_lines() if line.startswith("data: "))
+        assert sorted(json.loads(next(events)[6:])["value"]["n"] for _ in range(18)) == sorted([*range(9)] * 2)
 
 
 def test_an_owner_answers_what_is_sent_on_to_it_whatever_its_role(machine: Machine) -> None:

@@ -26,10 +26,13 @@ from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
 from llog.broker.routes.keyed import KeyedRoutes
 from llog.broker.routes.metrics import MetricRoutes
+from llog.broker.routes.partition_records import PartitionRecordRoutes
 from llog.broker.routes.records import RecordRoutes
 from llog.broker.routes.sql import SqlRoutes
+from llog.broker.routes.tails import TailRoutes
 from llog.broker.routes.topic_records import TopicRecordRoutes
 from llog.broker.routes.topics import TopicRoutes
+from llog.broker.tails import Tails
 from llog.config import Settings
 from llog.engines.object.reader import Reader
 from llog.engines.object.views import Views
@@ -80,9 +83,10 @@ class Broker:
         self._keyed = KeyedRoutes(settings, self.metrics, self.stopping, bodies, log.owners)
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
         producer = AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics)
+        fetcher = Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping)
         records = RecordRoutes(
             producer,
-            Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping),
+            fetcher,
             reader,
             bodies,
             self._forwarding,
@@ -95,6 +99,8 @@ class Broker:
         self._resources = (
             records,
             TopicRecordRoutes(records.produce_items, bodies),
+            PartitionRecordRoutes(fetcher, reader),
+            TailRoutes(Tails(fetcher, self.metrics, self.stopping), catalog, reader),
             TopicRoutes(log, catalog, reader, self._views, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),

@@ -37,7 +37,14 @@ class Fetch:
     """What a request wants of one partition, from `position` on and below `stop`, and what was found of it so far."""
 
     def __init__(
-        self, tp: TopicPartition, position: int, max_bytes: int, *, record_overhead: int, stop: int | None = None
+        self,
+        tp: TopicPartition,
+        position: int,
+        max_bytes: int,
+        *,
+        record_overhead: int,
+        stop: int | None = None,
+        records_max: int | None = None,
     ) -> None:
         self.tp = tp
         self.position = position
@@ -45,6 +52,7 @@ class Fetch:
         self.record_overhead = record_overhead
         """Bytes that a record counts for besides its own."""
         self.stop = stop
+        self.records_max = records_max
         self.topic: Topic | None = None
         self.view: View | None = None
         """The broker's view of a partition whose engine has no owner."""
@@ -57,6 +65,8 @@ class Fetch:
     @property
     def room(self) -> int:
         if self.stop is not None and self.position >= self.stop:
+            return 0
+        if self.records_max is not None and self.count >= self.records_max:
             return 0
         return max(0, self.max_bytes - self.size)
 
@@ -103,6 +113,8 @@ class Fetch:
         """Take as many of these records as fit into `share` bytes; return their bytes, and whether all of them fit."""
         self.position = max(self.position, min(start, self.end))  # key compaction removed the records between
         first, stop = self.position - start, min(self.end - start, columns.count)
+        if self.records_max is not None:
+            stop = min(stop, first + self.records_max - self.count)
         if first >= stop:
             return 0, True
         wanted = slice_columns(columns, first, stop)
@@ -114,7 +126,7 @@ class Fetch:
         self.batches.append(Batch(self.tp, self.position, slice_columns(wanted, 0, count)))
         self.position += count
         self.size += size
-        return size, count == wanted.count
+        return size, count == wanted.count and self.room > 0
 
 
 class Fetcher:

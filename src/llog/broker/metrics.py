@@ -42,6 +42,7 @@ class Metrics:
         self.flush_seconds = Histogram()
         self.buffered_bytes = 0
         self.flushes_in_flight = 0
+        self.tails = 0
         self.tail_hits = 0
         self.tail_misses = 0
         self.tail_bytes = 0

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from starlette.requests import Request
 
 from llog.batch.columns import (
     HEADERS_TYPE,
@@ -33,6 +34,7 @@ from llog.batch.columns import (
     headers_from_arrow,
     headers_to_arrow,
 )
+from llog.broker.http.requests import JSON
 from llog.errors import InvalidArgument
 from llog.log.engine import Batch
 
@@ -55,6 +57,16 @@ _SMALL_BYTES: Final = 64 << 10
 _COLUMNS_MAX: Final = 5
 _RECORD_BATCH: Final = 3
 _COMPRESSION: Final = 3
+
+
+def wants_arrow(request: Request) -> bool:
+    """Return whether the client accepts an Arrow stream; otherwise it gets JSON."""
+    accepted = request.headers.get("accept", "*/*")
+    if MEDIA_TYPE in accepted:
+        return True
+    if any(each in accepted for each in (JSON, "*/*", "application/*")):
+        return False
+    raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {JSON} or {MEDIA_TYPE}")
 
 
 def encode_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:

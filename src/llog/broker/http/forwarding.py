@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from llog.broker.http.answers import OWNER_HEADER, Handler, item_error
 from llog.broker.http.bodies import BODY, Bodies
 from llog.broker.http.disconnects import unless_gone
+from llog.broker.http.events import EVENTS
 from llog.broker.http.requests import JSON
 from llog.broker.metrics import Metrics
 from llog.config import Settings
@@ -48,7 +49,6 @@ _HOP_BY_HOP: Final = frozenset(
 )
 _NOT_SENT: Final = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "user-agent"}
 _NOT_PASSED: Final = _HOP_BY_HOP | {"date", "server", "vary"}
-_EVENTS: Final = "text/event-stream"
 _READS: Final = ("GET", "HEAD")
 
 FindOwner = Callable[[], Awaitable[str | None]]
@@ -229,7 +229,7 @@ class Forwarding:
 
         chunks = answer.aiter_raw()
         try:
-            if not answer.headers.get("content-type", "").startswith(_EVENTS):
+            if not answer.headers.get("content-type", "").startswith(EVENTS):
                 async for chunk in chunks:
                     yield chunk
                 return

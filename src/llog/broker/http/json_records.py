@@ -6,7 +6,7 @@ Bytes that are text are a JSON string, other bytes `{"base64": …}`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +17,11 @@ from llog.batch.columns import Columns, columns_of, decode_headers, effective_ti
 from llog.errors import InvalidArgument
 from llog.log.engine import Batch
 from llog.model import Record
+
+JSON_RECORD_OVERHEAD: Final = 80
+"""Bytes that a record counts for besides its own in JSON: about what its field names take."""
+ValueForm = Literal["json", "text"]
+"""How values are shown: those that are JSON as JSON, or all of them as text."""
 
 
 class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +88,31 @@ def records_to_json(batch: Batch) -> list[dict[str, Any]]:
             zip(columns.values.to_pylist(), keys, times, headers, strict=True), batch.start_offset
         )
     ]
+
+
+def values_to_json(batch: Batch, form: ValueForm) -> list[dict[str, Any]]:
+    """Return an object for each record of the batch, as people read it; the caller bounds their number."""
+    return [
+        {
+            "offset": record["offset"],
+            "timestamp": record["timestamp"],
+            "key": record["key"],
+            "value": value_to_json(value) if form == "json" else record["payload"],
+            "headers": record["headers"],
+        }
+        for record, value in zip(records_to_json(batch), batch.columns.values.to_pylist(), strict=True)
+    ]
+
+
+def value_to_json(value: bytes | None) -> Any:
+    """Return a value as it is if it is JSON, else as text or `{"base64": …}`."""
+    if value is None:
+        return None
+    try:
+        msgspec.json.decode(value)  # the whole of it: what is put into the answer as it is must be JSON
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return bytes_to_json(value)
+    return msgspec.Raw(value)
 
 
 def keyed_pairs_from_json(records: Sequence[JsonKeyedRecord]) -> list[tuple[bytes, bytes]]:

@@ -9,12 +9,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from llog.base.units import bytes_to_json
 from llog.broker.http.answers import json_answer
-from llog.broker.http.arrow import MEDIA_TYPE, encode_stream
+from llog.broker.http.arrow import MEDIA_TYPE, encode_stream, wants_arrow
 from llog.broker.http.bodies import Bodies
+from llog.broker.http.events import LAST_EVENT_ID, events_answer
 from llog.broker.http.json_records import bytes_from_json, keyed_pairs_from_json, keyed_records_to_json
 from llog.broker.http.requests import JSON, content_type, decode_body, decode_query
 from llog.broker.keyed.holder import HeldLog
@@ -34,7 +35,6 @@ from llog.broker.keyed.messages import (
     decode_keyed_records,
     decode_parameters,
     segment_to_json,
-    wants_arrow,
 )
 from llog.broker.keyed.pages import keys_page, scan_page
 from llog.broker.keyed.tail import Tails
@@ -47,7 +47,6 @@ from llog.keyed.runs import SCHEMA
 from llog.log.owners import Owners
 
 _TOKEN_HEADER: Final = "llog-cursor"
-_EVENTS: Final = "text/event-stream"
 
 
 class KeyedHandlers:
@@ -142,14 +141,11 @@ class KeyedHandlers:
 
     async def tail(self, request: Request) -> Response:
         query = decode_parameters(TailQuery, request)
-        last = request.headers.get("last-event-id", "")
+        last = request.headers.get(LAST_EVENT_ID, "")
         if last:
             seen = decode_query(LastEvent, {"last_event_id": last})
             query = msgspec.structs.replace(query, after=seen.last_event_id)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        if request.method == "HEAD":  # it would wait for the end of an endless answer
-            return Response(headers=headers, media_type=_EVENTS)
-        return StreamingResponse(await self._tails.follow(query), headers=headers, media_type=_EVENTS)
+        return await events_answer(request, lambda: self._tails.follow(query))
 
 
 def _arrow(schema: pa.Schema, batches: list[pa.RecordBatch], token: str | None = None) -> Response:

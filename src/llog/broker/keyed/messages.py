@@ -15,9 +15,10 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from llog.base.units import bytes_to_json, parse_base64url
-from llog.broker.http.arrow import MEDIA_TYPE, decode_stream
+from llog.broker.http.arrow import decode_stream
+from llog.broker.http.events import HeartbeatMs
 from llog.broker.http.json_records import Data, JsonKeyedRecord
-from llog.broker.http.requests import JSON, FetchBytes, decode_query
+from llog.broker.http.requests import FetchBytes, decode_query
 from llog.errors import InvalidArgument
 from llog.keyed.model import NUMBER_MAX, Segment
 
@@ -108,7 +109,7 @@ class TailQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     key: bytes | None = None
     prefix: bytes | None = None
     after: After | None = None
-    heartbeat_ms: Annotated[int, Meta(ge=100, le=60_000)] = 15_000
+    heartbeat_ms: HeartbeatMs = 15_000
 
     def __post_init__(self) -> None:
         if (self.key is None) == (self.prefix is None):
@@ -148,16 +149,6 @@ def _decode_base64(name: str, text: str) -> bytes:
         return parse_base64url(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name} is wrong: {error}") from None
-
-
-def wants_arrow(request: Request) -> bool:
-    """Return whether the client accepts an Arrow stream; otherwise it gets JSON."""
-    accepted = request.headers.get("accept", "*/*")
-    if MEDIA_TYPE in accepted:
-        return True
-    if any(each in accepted for each in (JSON, "*/*", "application/*")):
-        return False
-    raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {JSON} or {MEDIA_TYPE}")
 
 
 def decode_keyed_records(body: bytearray) -> pa.Table:

@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
-from llog.broker.http.answers import item_error
+from llog.broker.http.events import HEARTBEAT, TAILS_MAX, event, opening_event, problem_event
 from llog.broker.http.json_records import keyed_records_to_json
 from llog.broker.keyed.holder import HeldLog
 from llog.broker.keyed.messages import TailQuery
@@ -25,10 +24,7 @@ from llog.keyed import KeyedLogReader, Segment
 from llog.keyed.follower import follow_key, follow_prefix
 from llog.keyed.model import Ranges
 
-TAILS_MAX: Final = 256
-RETRY_MS: Final = 1000
 _RECORDS_AT_ONCE: Final = 256
-_HEARTBEAT: Final = b": still here\n\n"
 
 
 class FollowedLog:
@@ -92,13 +88,13 @@ class Tails:
     async def _events(self, log: FollowedLog, query: TailQuery, after: int) -> AsyncIterator[bytes]:
         self._metrics.keyed_tails += 1
         try:
-            yield f"retry: {RETRY_MS}\nid: {after}\n\n".encode()
+            yield opening_event(str(after))
             key, prefix = query.key, query.prefix or b""
             batches = follow_prefix(log, prefix, after) if key is None else follow_key(log, key, after)
             async with aclosing(_with_pauses(batches, query.heartbeat_ms / 1000, self._stopping)) as found:
                 async for batch in found:
                     if batch is None:
-                        yield _HEARTBEAT
+                        yield HEARTBEAT
                         continue
                     for start in range(0, batch.num_rows, _RECORDS_AT_ONCE):
                         if self._stopping.is_set():
@@ -110,7 +106,7 @@ class Tails:
             self._metrics.errors[error.code] += 1
             if isinstance(error, StoreUnavailable):
                 await self._held.drop_reader(log.reader)
-            yield b"event: problem\ndata: " + msgspec.json.encode(item_error(error)) + b"\n\n"
+            yield problem_event(error)
         finally:
             self._metrics.keyed_tails -= 1
 
@@ -143,10 +139,7 @@ async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _encode_events(batch: pa.RecordBatch) -> bytes:
-    encode = msgspec.json.encode
-    return b"".join(
-        [b"id: %d\ndata: %s\n\n" % (each["sequence"], encode(each)) for each in keyed_records_to_json(batch)]
-    )
+    return b"".join([event(str(each["sequence"]), each) for each in keyed_records_to_json(batch)])
 
 
 def _retrieve_exception(done: asyncio.Task[None]) -> None:

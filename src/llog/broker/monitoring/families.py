@@ -71,6 +71,7 @@ _NUMBERS: Final[tuple[_Number, ...]] = (
         lambda m: m.appends.full,
     ),
     (gauge("llog_buffered_bytes", "Bytes of requests not answered yet."), lambda m: m.buffered_bytes),
+    (gauge("llog_tails", "Clients following topics."), lambda m: m.tails),
     (counter("llog_tail_hits_total", "Batches read from the tail."), lambda m: m.tail_hits),
     (counter("llog_tail_misses_total", "Reads that the tail could not serve."), lambda m: m.tail_misses),
     (gauge("llog_tail_bytes", "Bytes of batches in the tail."), lambda m: m.tail_bytes),

@@ -22,6 +22,7 @@ from llog.broker.http.arrow import MEDIA_TYPE, encode_stream
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import unless_gone
 from llog.broker.http.forwarding import FindOwner
+from llog.broker.http.json_records import value_to_json
 from llog.broker.http.requests import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, decode_body
 from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
@@ -234,7 +235,7 @@ def _messages_to_json(table: pa.Table) -> list[dict[str, Any]]:
             "ts": _time_to_json(ms),
             "payload_mode": mode,
             "key": bytes_to_json(key),
-            "payload": _payload_to_json(payload),
+            "payload": value_to_json(payload),
             "headers": [[name, bytes_to_json(value)] for name, value in headers],
             "attempt": attempt,
         }
@@ -317,16 +318,6 @@ def _time_to_json(ms: int) -> str | int:
         return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds") + "Z"
     except OverflowError:
         return ms
-
-
-def _payload_to_json(payload: bytes | None) -> Any:
-    if payload is None:
-        return None
-    try:
-        msgspec.json.decode(payload)  # the whole of it: what is put into the answer as it is must be JSON
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return bytes_to_json(payload)
-    return msgspec.Raw(payload)
 
 
 def _byte_size(column: pa.ChunkedArray) -> int:

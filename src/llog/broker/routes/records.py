@@ -1,10 +1,10 @@
-"""Records: `POST /produce` and `POST /consume` for many partitions as JSON, and Arrow streams of one partition."""
+"""Records: `POST /produce` and `POST /consume` for many partitions as JSON, and Arrow streams for one partition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,11 +16,11 @@ from llog.broker.auto_creation import AutoCreatingProducer
 from llog.broker.batching import Part
 from llog.broker.fetcher import Fetch, Fetcher
 from llog.broker.http.answers import item_error, items_answer, json_answer
-from llog.broker.http.arrow import MEDIA_TYPE, decode_records, encode_records
+from llog.broker.http.arrow import MEDIA_TYPE, decode_records
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import unless_gone
 from llog.broker.http.forwarding import Forwarding, ItemAnswers
-from llog.broker.http.json_records import JsonRecord, columns_from_json, records_to_json
+from llog.broker.http.json_records import JSON_RECORD_OVERHEAD, JsonRecord, columns_from_json, records_to_json
 from llog.broker.http.requests import (
     ITEMS_MAX,
     WAIT_MS_MAX,
@@ -33,18 +33,13 @@ from llog.broker.http.requests import (
 from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
 from llog.broker.partitioner import Partitioner
+from llog.broker.routes.partition_records import RECORDS
 from llog.engines.routing import EngineReader
 from llog.errors import InvalidArgument, LlogError
 from llog.log.engine import AppendResult
 from llog.log.producers import PRODUCER_ID_MAX
 from llog.log.record_producers import SEQUENCE_MAX, RecordProducer, check_record_producer
 from llog.model import TopicPartition, check_topic_name
-
-JSON_RECORD_OVERHEAD: Final = 80
-"""Bytes that a record counts for besides its own in JSON: about what its field names take."""
-ARROW_RECORD_OVERHEAD: Final = 24
-"""Bytes that a record counts for besides its own in Arrow: its offset, its time and where its bytes end."""
-_RECORDS: Final = "/topics/{name}/partitions/{partition}/records"
 
 ProducerId = Annotated[str, Meta(min_length=1, max_length=PRODUCER_ID_MAX)]
 SequenceNumber = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
@@ -83,13 +78,6 @@ class ConsumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: FetchBytes = 4 << 20
 
 
-class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    offset: Annotated[int, Meta(ge=1)]
-    stop: Annotated[int, Meta(ge=1)] | None = None
-    max_bytes: FetchBytes = 4 << 20
-    max_wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
-
-
 class TimeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timestamp_ms: int
 
@@ -119,9 +107,8 @@ class RecordRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("write", "POST", "/produce", self._produce),
-            Route("write", "POST", _RECORDS, self._produce_arrow),
+            Route("write", "POST", RECORDS, self._produce_arrow),
             Route("read", "POST", "/consume", self._consume),
-            Route("read", "GET", _RECORDS, self._fetch_arrow, wait_ms=WAIT_MS_MAX),
             Route("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset_for_time),
         ]
 
@@ -239,23 +226,6 @@ class RecordRoutes:
         if isinstance(result, LlogError):
             raise result
         return json_answer(_appended(*tp, result))
-
-    async def _fetch_arrow(self, request: Request) -> Response:
-        tp, query = path_partition(request), decode_query(FetchQuery, request.query_params)
-        accepted = request.headers.get("accept", "*/*")
-        if not any(kind in accepted for kind in (MEDIA_TYPE, "*/*", "application/*")):
-            raise InvalidArgument(f"accept is {accepted[:80]!r}: this is answered as {MEDIA_TYPE}")
-        fetch = Fetch(tp, query.offset, query.max_bytes, record_overhead=ARROW_RECORD_OVERHEAD, stop=query.stop)
-        await self._fetcher.fetch([fetch], max_bytes=query.max_bytes, min_bytes=1, max_wait_ms=query.max_wait_ms)
-        if fetch.error is not None:
-            raise fetch.error
-        headers = {
-            "llog-log-start-offset": str(fetch.log_start_offset),
-            "llog-next-offset": str(fetch.next_offset),
-            "llog-next-fetch-offset": str(fetch.position),
-            "llog-topic-directory": fetch.directory,
-        }
-        return Response(encode_records(fetch.batches), headers=headers, media_type=MEDIA_TYPE)
 
     async def _offset_for_time(self, request: Request) -> Response:
         query = decode_query(TimeQuery, request.query_params)
