@@ -12,6 +12,7 @@ from pathlib import Path
 from devtools.markdown import wrap
 from llog import errors
 from llog.broker.monitoring import description, families, group_lag
+from llog.compactor import metrics as compactor_metrics
 from llog.config import SETTINGS, Secret, Setting
 from llog.config.broker import BrokerSettings
 from llog.config.loading import CONFIG_FILE, CONFIG_VARIABLE
@@ -36,6 +37,7 @@ METRICS: dict[str, tuple[Family, ...]] = {
     "The broker and its settings": description.FAMILIES,
     "Requests, batches and the tail": families.FAMILIES,
     "Consumer groups": group_lag.FAMILIES,
+    "The compactor": compactor_metrics.FAMILIES,
     "The stores": stores.FAMILIES,
     "Costs, where blobs are in a bucket": billing.FAMILIES,
     "The process": process.FAMILIES,
@@ -144,7 +146,8 @@ def metrics() -> str:
     subjects = [_metrics_of(title, declared) for title, declared in METRICS.items()]
     return f"""# Metrics
 
-Generated from `src/llog/metrics/` and `src/llog/broker/monitoring/` by `make docs`; do not edit.
+Generated from `src/llog/metrics/`, `src/llog/broker/monitoring/` and
+`src/llog/compactor/metrics.py` by `make docs`; do not edit.
 
 | request | answer |
 | --- | --- |
@@ -155,13 +158,16 @@ Both answers have the same numbers, since the process started. In JSON, a metric
 its name; one with labels is a list of objects that have the labels and a `value`. A histogram has
 its cumulative `…_bucket`, by their upper bound `le`, a `…_sum` and a `…_count`.
 
-Metrics are those of one process: sum counters over all brokers. What describes the whole log (the
-lag of groups, the blobs in the bucket) is the same on every broker: take the maximum. Labels that
+Metrics are those of one process: sum counters over all brokers and compactors. What describes the
+whole log (the lag of groups and of compaction, the blobs in the bucket) is the same on each: take
+the maximum. `llog serve` has no metrics of the compactor; `llog compactor` has those, and of the
+others those of requests, connections, stores, costs and its process; `llog up` has all. Labels that
 clients could grow are bounded: a broker names the 500 topics that it saw last and counts the others
 as `(others)`, and it names the first 100 consumer groups.
 
 JSON has more than numbers: `broker` (version, role, name, the schemes of the stores), `batch` (the
-settings of batches), and `s3.billing` if the blobs are in a bucket ([costs.md](costs.md)).
+settings of batches), `compactor` (the name and settings of a compactor), and `s3.billing` if the
+blobs are in a bucket ([costs.md](costs.md)).
 
 {chr(10).join(subjects)}"""
 

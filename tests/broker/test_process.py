@@ -38,6 +38,7 @@ class Running:
         files_max: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._arguments = arguments
         self._errors = directory / f"stderr-{time.monotonic_ns()}"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -63,7 +64,7 @@ class Running:
         return self.errors
 
     def _address(self) -> str:
-        self.wait_for("listening on" if "serve" in self.process.args else "end it with")  # type: ignore[operator]
+        self.wait_for("end it with" if "up" in self._arguments else "listening on")
         while not self.errors.endswith("\n"):
             time.sleep(0.01)
         line = next(line for line in self.errors.splitlines() if "listening on" in line)

@@ -1,4 +1,4 @@
-"""Work on many items at the same time, but not on all of them."""
+"""Work on many items at the same time, but not on all of them; work that ends when it is told to."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ async def gather_bounded(step: Callable[[T], Awaitable[R]], items: Iterable[T], 
             return await step(item)
 
     return list(await asyncio.gather(*map(bounded, items)))
+
+
+async def run_until(stopping: asyncio.Event, work: Awaitable[None]) -> None:
+    """Run the work until it ends, or cancel it once `stopping` is set; return when it has ended, or raise its error."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        stop.cancel()
+        await asyncio.wait({task, stop})
+    if not task.cancelled():
+        task.result()
 
 
 class ByteGate:

@@ -21,6 +21,7 @@ from llog.broker.http.routing import build_app
 from llog.broker.metrics import Metrics
 from llog.broker.monitoring.description import Description
 from llog.broker.monitoring.group_lag import GroupLags
+from llog.broker.monitoring.report import BrokerReport
 from llog.broker.partitioner import Partitioner
 from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
@@ -96,6 +97,7 @@ class Broker:
         self._billing = Billing(log, settings)
         group_listing = GroupListing(Groups(log, reader))
         self._group_lags = GroupLags(group_listing, settings.group_lag_interval_ms)
+        self.report = BrokerReport(log, self.metrics, description, self._billing, self._group_lags)
         self._resources = (
             records,
             TopicRecordRoutes(records.produce_items, bodies),
@@ -110,10 +112,14 @@ class Broker:
                 self.metrics,
             ),
             HealthRoutes(log, self.stopping, {"keyed log": self._keyed.check}),
-            MetricRoutes(log, self.metrics, description, self._billing, self._group_lags),
+            MetricRoutes(self.report.read),
             self._keyed,
             self._sql,
         )
+
+    @property
+    def log(self) -> Log:
+        return self._log
 
     def app(self) -> Starlette:
         routes = [route for resource in self._resources for route in resource.routes()]

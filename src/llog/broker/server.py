@@ -1,4 +1,6 @@
-"""One broker process: a socket, uvicorn on it, and a shutdown that loses no accepted request."""
+"""One process that serves HTTP, a broker above all: a socket, uvicorn on it, and a shutdown that loses no accepted
+request.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +8,75 @@ import asyncio
 import errno
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from ipaddress import ip_address
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from llog.config import Settings
 from llog.errors import ConfigurationError, MissingExtra
-from llog.log.log import Log
 from llog.log.opening import opened_log
 
 try:
     import uvicorn
     import uvloop
+    from starlette.applications import Starlette
 
     from llog.broker.app import Broker
     from llog.broker.http.connections import Connection, Limits, allowed_files
+    from llog.broker.metrics import Metrics
 except ImportError as error:
     if (error.name or "").partition(".")[0] == "llog":
         raise  # a module of this package: no installation would help
     raise MissingExtra(f'the broker needs {error.name}: pip install "leaderless-log[broker]"') from error
 
 GRACE_S: Final = 30
-"""How long requests may take to finish once the broker stops."""
+"""How long requests, and what runs beside them, may take to finish once the process stops."""
 _KEEP_ALIVE_S: Final = 75
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
-Companion = Callable[[Log], Awaitable[None]]
-"""What runs beside the broker on its event loop, such as maintenance."""
+Companion = Callable[[Broker], Awaitable[None]]
+"""What runs beside the broker on its event loop, such as maintenance. It ends soon after `broker.stopping` is set."""
+
+
+class Service(Protocol):
+    """What a process serves over HTTP."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def stopping(self) -> asyncio.Event:
+        """Set when the process begins to stop."""
+        ...
+
+    def app(self) -> Starlette: ...
+
+    async def close(self) -> None:
+        """Finish what was accepted."""
 
 
 def run(settings: Settings, *, ready: Callable[[str], None], beside: Sequence[Companion] = ()) -> None:
     """Serve until SIGINT or SIGTERM, then finish what was begun. `ready` gets the broker's address once it answers.
 
-    The companions run `beside` the broker on the same event loop, and are cancelled before the log is closed. If one
-    fails, the broker stops as well, and the error is raised.
+    The companions run `beside` the broker on the same event loop, and end before the log is closed. If one fails, the
+    broker stops as well, and the error is raised.
     """
-    with (
-        closing(listen(settings.broker_bind_host, settings.broker_port)) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(_serve(settings, listener, ready, beside))
+    with closing(listen(settings.broker_bind_host, settings.broker_port)) as listener:
+        run_loop(_serve_broker(settings, listener, ready, beside))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there. A `ConfigurationError` says what to change if there can be none."""
+def run_loop(main: Coroutine[None, None, None]) -> None:
+    """Run the main coroutine of a process on an event loop of its own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+def listen(host: str, port: int, prefix: str = "LLOG_BROKER") -> socket.socket:
+    """Return a socket that listens there. A `ConfigurationError` says what to change if there can be none: `prefix` is
+    that of the two settings.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
@@ -59,10 +84,10 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
                 f"port {port} of {host} is in use: end the process that listens there, or choose another port with "
-                "--port or LLOG_BROKER_PORT"
+                f"--port or {prefix}_PORT"
             ) from error
         raise ConfigurationError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): check LLOG_BROKER_BIND_HOST and LLOG_BROKER_PORT"
+            f"cannot listen on {host}, port {port} ({error.strerror}): check {prefix}_BIND_HOST and {prefix}_PORT"
         ) from error
 
 
@@ -89,10 +114,10 @@ class Server(uvicorn.Server):
     shutdown.
     """
 
-    def __init__(self, broker: Broker, settings: Settings, files_max: int, ready: Callable[[], None]) -> None:
-        limits = Limits(settings, broker.metrics, files_max)
+    def __init__(self, service: Service, settings: Settings, files_max: int, ready: Callable[[], None]) -> None:
+        limits = Limits(settings, service.metrics, files_max)
         config = uvicorn.Config(
-            broker.app(),
+            service.app(),
             http=cast(type[asyncio.Protocol], partial(Connection, limits)),
             ws="none",
             lifespan="off",
@@ -115,7 +140,7 @@ class Server(uvicorn.Server):
         self._ready()
 
 
-async def _serve(
+async def _serve_broker(
     settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Companion]
 ) -> None:
     async with opened_log(
@@ -123,37 +148,57 @@ async def _serve(
     ) as log:
         broker = Broker(log, settings)
         await broker.start()
-        server = Server(broker, settings, allowed_files(), lambda: ready(_address(listener)))
+        await serve(broker, settings, listener, ready, [each(broker) for each in beside])
 
-        def stop() -> None:
-            server.force_exit = server.should_exit  # a second signal does not wait for connections
-            server.should_exit = True
-            broker.stopping.set()
 
-        loop = asyncio.get_running_loop()
-        for each in _SIGNALS:
-            loop.add_signal_handler(each, stop)
-        tasks = [asyncio.ensure_future(_run_companion(each, log, stop)) for each in beside]
-        try:
-            await server.serve([listener])
-        finally:
-            await broker.close()
+async def serve(
+    service: Service,
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    beside: Sequence[Awaitable[None]] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM. Then close the service, and wait until what runs `beside` it has ended; what takes
+    longer than the grace, or gets a second signal, is cancelled.
+
+    If one of `beside` fails, the service stops as well, and the error is raised.
+    """
+    server = Server(service, settings, allowed_files(), lambda: ready(_address(listener)))
+
+    def stop() -> None:
+        if server.should_exit:  # a second signal waits for nothing
+            server.force_exit = True
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            for each in _SIGNALS:
-                loop.remove_signal_handler(each)
-        for end in ends:
-            if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-                raise end
+        server.should_exit = True
+        service.stopping.set()
 
+    async def run_beside(work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception:
+            stop()
+            raise
 
-async def _run_companion(run: Companion, log: Log, stop: Callable[[], None]) -> None:
+    tasks = [asyncio.ensure_future(run_beside(each)) for each in beside]
+    loop = asyncio.get_running_loop()
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, stop)
     try:
-        await run(log)
-    except Exception:
-        stop()
-        raise
+        await server.serve([listener])
+    finally:
+        service.stopping.set()
+        await service.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE_S)
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+    for end in ends:
+        if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+            raise end
 
 
 def _address(listener: socket.socket) -> str:

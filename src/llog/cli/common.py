@@ -140,6 +140,11 @@ def note(message: str) -> None:
     click.echo(message, err=True)
 
 
+def report(message: str) -> None:
+    """Note what a process that goes on has met, in one line."""
+    note(f"llog: {' '.join(message.split())}")
+
+
 def note_new_log(settings: Settings) -> None:
     """Print a notice if the log does not exist yet."""
     new_log_notice(settings)()

@@ -20,6 +20,7 @@ from llog.errors import EXIT_FAILURE, LlogError
 COMMANDS: Final = {
     "up": "llog.cli.up:up",
     "serve": "llog.cli.serve:serve",
+    "compactor": "llog.cli.compactor:compactor",
     "topics": "llog.cli.topics:topics",
     "produce": "llog.cli.produce:produce",
     "consume": "llog.cli.consume.command:consume",

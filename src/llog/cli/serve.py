@@ -59,7 +59,8 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
     has accepted; its exit code is 0. Any number of brokers may serve one log.
 
     The broker applies retention and key compaction to the disk and rocksdb topics that it owns. It does not compact,
-    retain or collect object topics: `llog up` does so beside a broker, `llog pipeline run` anywhere.
+    retain or collect object topics: `llog compactor` does so in a process of its own, `llog up` beside a broker, and
+    `llog pipeline run` on Spark.
 
     Writing and reading can be split between processes (--role). With LLOG_TAIL_CACHE_DIR, readers on the same machine
     get recent records from there.
@@ -69,6 +70,7 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
       curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
         -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
     """
+    from llog.base.concurrency import run_until
     from llog.broker.maintenance import Maintenance
     from llog.broker.server import run
 
@@ -83,5 +85,7 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
     run(
         settings,
         ready=ready,
-        beside=[lambda log: Maintenance(log, settings, note).run_on_disk()],
+        beside=[
+            lambda broker: run_until(broker.stopping, Maintenance(broker.log, settings, note).run_on_disk()),
+        ],
     )

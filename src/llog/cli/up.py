@@ -15,13 +15,13 @@ import click
 import msgspec
 
 from llog.base.units import format_duration_ms
-from llog.cli.common import DURATION, Invocation, new_log_notice, note
+from llog.cli.common import DURATION, Invocation, new_log_notice, note, report
 from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
 from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
 from llog.config import Settings
 
 if TYPE_CHECKING:
-    from llog.log.log import Log
+    from llog.broker.app import Broker
 
 
 _SQL_INSTALLATION: Final = 'pip install "leaderless-log[sql]"'
@@ -50,8 +50,9 @@ def up(
 ) -> None:
     """Serve the log over HTTP and keep it in order until the process is interrupted or terminated.
 
-    The upkeep compacts, retains and collects. It runs in the broker's own process, or on Spark with --pipeline. A
-    pipeline that dies is started again, and it ends when this command ends.
+    This is a broker and a compactor in one process: the compactor compacts, retains and collects, as `llog compactor`
+    does in a process of its own. With --pipeline, Spark does so instead: a pipeline that dies is started again, and it
+    ends when this command ends.
 
     \b
       llog up
@@ -64,18 +65,27 @@ def up(
     settings = listen_settings(invocation, host, port, role)
     if interval is not None:
         settings = msgspec.structs.replace(
-            settings, compactor_idle_sleep_ms=max(interval, 1), compactor_idle_jitter_ms=0
+            settings,
+            compactor_idle_sleep_ms=max(interval, 1),
+            compactor_idle_jitter_ms=0,
+            compactor_discovery_interval_ms=max(interval, 100),
         )
     warn_if_open(settings)
     note_new_log = new_log_notice(settings)
 
-    async def upkeep(log: Log) -> None:
-        from llog.broker.maintenance import Maintenance
+    async def upkeep(broker: Broker) -> None:
+        from llog.base.concurrency import run_until
+        from llog.compactor.metrics import compactor_samples
+        from llog.compactor.service import CompactorService
 
         if pipeline:
-            await _supervise_pipeline(settings)
+            await run_until(broker.stopping, _supervise_pipeline(settings))
+            if broker.stopping.is_set():
+                return
             note("llog: the pipeline cannot run (see above): the upkeep continues without Spark")
-        await Maintenance(log, settings, _report).run()
+        service = CompactorService(broker.log, settings, report, is_owner=True)
+        broker.report.add(lambda: compactor_samples(service.metrics))
+        await service.run(broker.stopping)
 
     def ready(address: str) -> None:
         note_new_log()
@@ -99,11 +109,7 @@ async def _supervise_pipeline(settings: Settings) -> None:
     interval = settings.compactor_idle_sleep_ms
     command = [sys.executable, "-m", "llog.cli.main", "pipeline", "run", "--interval", f"{interval}ms"]
     others = {name: value for name, value in os.environ.items() if not name.startswith("LLOG_")}
-    await supervise("the pipeline", command, others | settings.as_environment(), _report)
-
-
-def _report(message: str) -> None:
-    note(f"llog: {' '.join(message.split())}")
+    await supervise("the pipeline", command, others | settings.as_environment(), report)
 
 
 def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
@@ -111,7 +117,7 @@ def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
     local = Settings(data_dir=settings.data_dir)
     is_local = (local.meta, local.blobs) == (settings.meta, settings.blobs)
     data = settings.data_dir if is_local else f"{settings.meta} and {settings.blobs}"
-    upkeep = "a Spark pipeline" if on_spark else "this process"
+    upkeep = "a Spark pipeline" if on_spark else "a compactor in this process"
     return "\n".join(
         [
             f"llog: {listening_line(settings, address)}",

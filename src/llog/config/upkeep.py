@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
 from llog.config.stores import StoreSettings
-
-_FOR_SERVICE: Final = (
-    "No command of this version starts such a service; the upkeep beside a broker looks at all partitions."
-)
 
 
 class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
@@ -26,8 +22,9 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
     compactor_idle_sleep_ms: Annotated[
         int,
         Meta(
-            description="How long the upkeep beside a broker waits between two searches for partitions to compact. "
-            "Lower it to compact sooner; raise it for fewer requests to the stores.",
+            description="How long a compactor (`llog compactor`, `llog up`) waits between two looks at all partitions. "
+            "Lower it to compact sooner; raise it for fewer requests to the metadata store, since a look reads one "
+            "key range of every partition.",
             ge=1,
             le=86_400_000,
             extra={"unit": "duration"},
@@ -37,7 +34,7 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
         int,
         Meta(
             description="The most random time that is added to LLOG_COMPACTOR_IDLE_SLEEP_MS, so that many processes "
-            "do not search at the same moment.",
+            "do not look at the same moment.",
             ge=0,
             le=3_600_000,
             extra={"unit": "duration"},
@@ -46,8 +43,8 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
     compactor_error_sleep_ms: Annotated[
         int,
         Meta(
-            description="How long the upkeep beside a broker waits after a compaction that failed as a whole, for "
-            "example because a store was out of reach.",
+            description="How long a compactor waits after a look at all partitions that failed, for example because a "
+            "store was out of reach, and how long it leaves a partition alone whose compaction failed.",
             ge=1,
             le=86_400_000,
             extra={"unit": "duration"},
@@ -65,29 +62,31 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
     compactor_targets: Annotated[
         str | None,
         Meta(
-            description="The partitions that a compactor service looks at before it has discovered any: "
-            "`topic:partition`, or `topic` for all partitions of a topic, separated by commas. " + _FOR_SERVICE,
-            extra={"default": "none: those that it discovers"},
+            description="The partitions that a compactor compacts before the others that lag: `topic:partition`, or "
+            "`topic` for all partitions of a topic, separated by commas. It discovers and compacts all others, too.",
+            extra={"default": "none: all partitions are equal"},
         ),
     ] = None
     compactor_bind_host: Annotated[
-        str, Meta(description="The address that a compactor service listens on. " + _FOR_SERVICE)
+        str, Meta(description="The address that `llog compactor` listens on, for health and metrics.")
     ] = "127.0.0.1"
     compactor_port: Annotated[
         int,
-        Meta(
-            description="The port that a compactor service listens on; 0 takes a free one. " + _FOR_SERVICE,
-            ge=0,
-            le=65_535,
-        ),
+        Meta(description="The port that `llog compactor` listens on; 0 takes a free one.", ge=0, le=65_535),
     ] = 8081
     compactor_workers: Annotated[
-        int, Meta(description="How many partitions a compactor service compacts at once. " + _FOR_SERVICE, ge=1, le=256)
+        int,
+        Meta(
+            description="How many workers a compactor has. Each compacts up to 64 neighbouring partitions at a time, "
+            "which share the blobs that it reads. Raise it for a log with many busy partitions.",
+            ge=1,
+            le=256,
+        ),
     ] = 4
     compactor_discovery_interval_ms: Annotated[
         int,
         Meta(
-            description="How often a compactor service looks for new partitions. " + _FOR_SERVICE,
+            description="How often a compactor reads the catalog for new topics and partitions.",
             ge=100,
             le=86_400_000,
             extra={"unit": "duration"},
@@ -115,3 +114,23 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
             extra={"unit": "duration"},
         ),
     ] = 3_600_000
+    retain_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How often a compactor applies the retention of object topics. One of the compactors of a log "
+            "does so for all.",
+            ge=100,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 60_000
+    collect_interval_ms: Annotated[
+        int,
+        Meta(
+            description="How often a compactor deletes unreferenced blobs. One of the compactors of a log does so for "
+            "all; each time, it lists all blobs, which costs one LIST request for 1,000 of them.",
+            ge=100,
+            le=604_800_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 600_000

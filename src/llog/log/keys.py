@@ -16,6 +16,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `groups/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
 | `groups/{group}/{dir}/members` | `Members`, in `groups/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
 | `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
+| `owners/upkeep/{step}` | `CompactorClaim`, ephemeral: the compactor service that does retention or collection for all | compactor services | while it runs |
 | `homes/{what}` | the id of the one directory that holds `what` for this log | first owner | from its first use on |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 | `log-id/format` | `LogFormat`: the format of all keys and blobs | first opener | always; an older log gets it when it is opened |
@@ -146,6 +147,11 @@ def members_key(group: str, directory: str) -> str:
 
 def owner_key(what: str) -> str:
     return OWNERS + what
+
+
+def upkeep_claim(step: str) -> str:
+    """Return the key by which one compactor service does a step of the upkeep for all of them."""
+    return f"{OWNERS}upkeep/{step}"
 
 
 def home_key(what: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from llog.metrics.families import Sample
 
@@ -11,6 +11,13 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT_TYPES: Final = ("text/plain", "application/openmetrics-text")
 _JSON_TYPES: Final = ("application/json", "application/*", "*/*")
 _ACCEPT_BYTES_MAX: Final = 2000
+
+
+class MetricReport(NamedTuple):
+    """What a process exports at one moment: sections, which only the JSON answer has, and samples."""
+
+    sections: dict[str, Any]
+    samples: Sequence[Sample]
 
 
 def as_json(samples: Iterable[Sample]) -> dict[str, object]:

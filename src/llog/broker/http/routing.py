@@ -39,7 +39,10 @@ class Route(NamedTuple):
     """Whether this broker answers after all if the owner that was found cannot be reached."""
 
 
-def build_app(routes: Iterable[Route], settings: Settings, forwarding: Forwarding, metrics: Metrics) -> Starlette:
+def build_app(
+    routes: Iterable[Route], settings: Settings, forwarding: Forwarding | None, metrics: Metrics
+) -> Starlette:
+    """Return the application of these routes. Without `forwarding`, no request is sent on to another process."""
     app = Starlette(
         routes=[
             starlette.routing.Route(
@@ -58,7 +61,9 @@ def build_app(routes: Iterable[Route], settings: Settings, forwarding: Forwardin
     return app
 
 
-def _forward(route: Route, forwarding: Forwarding) -> Handler:
+def _forward(route: Route, forwarding: Forwarding | None) -> Handler:
+    if forwarding is None:
+        return route.handler
     if route.find_owner is None:
         return forwarding.on_refusal(route.handler, route.wait_ms)
     return forwarding.to_owner(route.find_owner, route.handler, route.wait_ms, may_stay=route.may_stay)

@@ -40,9 +40,11 @@ APPENDS: Final = counter(
 )
 
 _Number = tuple[Family, Callable[[Metrics], float]]
-_NUMBERS: Final[tuple[_Number, ...]] = (
+_CONNECTIONS: Final[tuple[_Number, ...]] = (
     (gauge("llog_connections", "Open connections."), lambda m: m.connections),
     (counter("llog_connections_refused_total", "Connections beyond the limit."), lambda m: m.connections_refused),
+)
+_NUMBERS: Final[tuple[_Number, ...]] = (
     (gauge("llog_waiting_requests", "Requests waiting for records."), lambda m: m.waiting),
     (counter("llog_forwarded_requests_total", "Requests sent on to an owner."), lambda m: m.forwarded),
     (counter("llog_forward_errors_total", "Requests that no owner answered."), lambda m: m.forward_errors),
@@ -113,13 +115,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
     BATCH_BYTES,
     BLOB_BYTES,
     APPENDS,
-    *(family for family, _ in _NUMBERS),
+    *(family for family, _ in (*_CONNECTIONS, *_NUMBERS)),
     *(family for family, _ in _TRAFFIC),
 )
 
 
-def broker_samples(metrics: Metrics) -> Iterator[Sample]:
-    """Yield the samples of everything that the broker counts."""
+def http_samples(metrics: Metrics) -> Iterator[Sample]:
+    """Yield the samples of requests and connections, which every process that answers HTTP has."""
     for (route, status), count in sorted(metrics.requests.items()):
         yield REQUESTS.sample(count, route, str(status))
     for route, seconds in sorted(metrics.request_seconds.items()):
@@ -127,6 +129,13 @@ def broker_samples(metrics: Metrics) -> Iterator[Sample]:
     for family, by_label in ((VALIDATION_FAILURES, metrics.validation_failures), (ERRORS, metrics.errors)):
         for label, count in sorted(by_label.items()):
             yield family.sample(count, label)
+    for family, value_of in _CONNECTIONS:
+        yield family.sample(value_of(metrics))
+
+
+def broker_samples(metrics: Metrics) -> Iterator[Sample]:
+    """Yield the samples of everything that the broker counts."""
+    yield from http_samples(metrics)
     for reason, count in sorted(metrics.flushes.items()):
         yield FLUSHES.sample(count, reason)
     for family, counted in (

@@ -46,7 +46,7 @@ class HealthRoutes:
         A store that is full or read-only does not count: the broker serves what it can, as any other one would.
         """
         if self._stopping.is_set():
-            return _unavailable("the broker is stopping")
+            return _unavailable("this process is stopping")
         return await _answer("ready", {"metadata store": self._read_meta, "blob store": self._read_blobs})
 
     async def _read_meta(self) -> None:
@@ -60,7 +60,7 @@ class HealthRoutes:
         entry = await self._log.meta.get(LOG_ID)
         found = None if entry is None else entry.value
         if self._log_id is not None and found != self._log_id:
-            raise StoreUnavailable("it is that of another log than when this broker started: restart the broker")
+            raise StoreUnavailable("it is that of another log than when this process started: restart the process")
         self._log_id = found
 
 

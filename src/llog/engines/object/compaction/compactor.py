@@ -67,6 +67,8 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_written: int = 0
     damaged: tuple[str, ...] = ()
     """Slices that cannot be read. They stay as they are, and the cursor has passed them."""
+    more: bool = False
+    """Whether another run may follow at once: this one ended before the end of the log did."""
     resumed_from: CompactionState | None = None
     """The state in which another compactor, or an earlier run, had left this compaction."""
     claimed_elsewhere: bool = False
@@ -126,6 +128,7 @@ class _Task:
             entries=done.entries,
             records=done.records,
             bytes_written=done.bytes_written,
+            more=not job.plan.at_tail,
         )
 
     def resume(self, plan: Plan) -> None:

@@ -73,6 +73,8 @@ class Plan(NamedTuple):
     """The version of the run's highest index entry."""
     control: Control
     breadcrumb: Breadcrumb | None = None
+    at_tail: bool = False
+    """Whether the run ends where the log ended, so that no other run follows it now."""
 
 
 class _Scan(NamedTuple):
@@ -142,7 +144,7 @@ async def _choose_once(
         small = len(scan.spans) < options.min_entries and size < options.max_bytes // 4
         if scan.at_tail and small and not force and not _has_idle_inline(log, options, scan.spans):
             return None
-        return Plan(tp, keys, tuple(scan.spans), scan.version, control)
+        return Plan(tp, keys, tuple(scan.spans), scan.version, control, at_tail=scan.at_tail)
     return None
 
 
