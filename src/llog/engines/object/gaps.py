@@ -7,7 +7,9 @@ collector therefore keeps every blob that could fill it:
 
 - the compacted blobs of that partition, and those that partitions share;
 - shared blobs and sinks' blobs, whose names contain no partition, if they are stamped between the append times of the
-  gap's neighbours, plus or minus `SLACK_MS` for clocks that differ and writers that were slow to commit.
+  gap's neighbours, plus or minus `SLACK_MS` for clocks that differ and writers that were slow to commit. A floor that a
+  wrong clock has raised stamps blobs far ahead of their records' append times. Where entries of the partition lead to
+  such blobs, the lost ones may have done so, too: all blobs up to these stamps are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Final
 import msgspec
 
 from llog.log.keys import COMPACTED_SHARED, SINK_BLOBS, WAL, PartitionKeys
-from llog.log.records import Control, IndexEntry, LogState
+from llog.log.records import Control, IndexEntry, Kind, LogState
 from llog.runtime import stamp_of
 
 SLACK_MS: Final = 3_600_000
@@ -51,6 +53,8 @@ class GapFinder:
         """The lowest offset above all entries added so far."""
         self._before: IndexEntry | None = None
         self._gaps: list[Gap] = []
+        self._ahead_ms = 0
+        """The highest stamp that is far ahead of the append time of its entry."""
         self._lowest_ms: list[tuple[int, int]] = []
         """The start of each gap, and the lowest append time from there to the next gap."""
 
@@ -66,13 +70,19 @@ class GapFinder:
             self._lowest_ms[-1] = first, min(lowest_ms, entry.append_ms)
         if end_offset >= self._expected:
             self._expected, self._before = end_offset + 1, entry
+        stamp = stamp_of(entry.data_uri) if entry.kind is Kind.WAL else None
+        if stamp is not None and stamp > entry.append_ms + SLACK_MS:
+            self._ahead_ms = max(self._ahead_ms, stamp)
 
     def gaps(self) -> list[Gap]:
         """Return the gaps, once all entries were added."""
         if self._expected < self._control.next_offset:
             self._open(self._control.next_offset - 1, None)
             self._expected = self._control.next_offset
-        return [msgspec.structs.replace(gap, from_ms=self._from_ms(gap)) for gap in self._gaps]
+        return [
+            msgspec.structs.replace(gap, from_ms=self._from_ms(gap), to_ms=max(gap.to_ms, self._ahead_ms + SLACK_MS))
+            for gap in self._gaps
+        ]
 
     def _from_ms(self, gap: Gap) -> int:
         """Return the gap's earliest stamp, lowered if later entries show that a clock which was ahead was corrected."""

@@ -153,6 +153,26 @@ def test_a_clock_that_ran_ahead_around_a_gap_hides_nothing() -> None:
     assert (gap.from_ms, gap.to_ms) == (99 * HOUR, 9_001 * HOUR)
 
 
+def test_blobs_that_a_floor_stamped_far_ahead_of_their_records_are_kept_for_a_gap() -> None:
+    source = World().runtime.random()
+    finder = GapFinder(KEYS, Control(next_offset=7, max_append_ms=12 * HOUR))
+    finder.add(2, entry(10 * HOUR, 2))
+    finder.add(6, msgspec.structs.replace(entry(12 * HOUR, 2), data_uri=WAL + uuid7(900 * HOUR, source)))
+    gaps = Gaps()
+    gaps.add(finder.gaps())
+    assert gaps.keeps(WAL + uuid7(900 * HOUR, source)), "the lost entry may have been stamped by the same floor"
+    assert not gaps.keeps(WAL + uuid7(902 * HOUR, source))
+
+
+def test_a_late_compaction_widens_no_gap() -> None:
+    finder = GapFinder(KEYS, Control(next_offset=7, max_append_ms=12 * HOUR))
+    name = KEYS.compacted(uuid7(900 * HOUR, World().runtime.random()))
+    finder.add(2, msgspec.structs.replace(entry(10 * HOUR, 2), kind=Kind.COMPACTED, data_uri=name))
+    finder.add(6, entry(12 * HOUR, 2))
+    [gap] = finder.gaps()
+    assert gap.to_ms == 13 * HOUR
+
+
 def test_thousands_of_gaps_are_told_as_few_that_cover_them() -> None:
     finder = GapFinder(KEYS, Control(next_offset=10_000))
     for end in range(2, 10_000, 2):
