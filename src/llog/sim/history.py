@@ -231,7 +231,8 @@ class History:
         control = self._control(prefix)
         if control is None or control.log_state is LogState.DELETED:
             return
-        if any(span.inline_bytes for span in self._spans(prefix)) or inline_bytes(control):
+        spans = [span for span in self._spans(prefix) if not self._was_lost(prefix, span)]
+        if any(span.inline_bytes for span in spans) or inline_bytes(control):
             raise Violation(f"I10: {prefix} still has inline records, and counts {inline_bytes(control)} bytes of them")
 
     def check_compacted(self, prefix: str, control: Control) -> None:
@@ -245,8 +246,8 @@ class History:
                 continue
             if span.blob in self.damage.blobs:
                 continue  # The cursor passes a damaged slice.
-            if f"{prefix}index/{span.end:020}" in self.damage.keys:
-                continue  # A stalled writer put the entry where a compacted one was lost.
+            if self._was_lost(prefix, span):
+                continue
             if not any(other.start <= span.start and span.end <= other.end for other in compacted):
                 raise Violation(f"I5: the cursor of {prefix} is at {cursor}, but {span} is not compacted")
 
@@ -499,6 +500,12 @@ class History:
         replaced them.
         """
         return [self._span(key, value) for key, value in self.damage.entries.items() if key.startswith(prefix)]
+
+    def _was_lost(self, prefix: str, span: BlobSpan) -> bool:
+        """Return whether an entry was once lost under the span's key. A stalled writer may have put its own where the
+        compacted one had been, and the cursor has passed it.
+        """
+        return f"{prefix}index/{span.end:020}" in self.damage.keys
 
     def _uncovered_spans(self, prefix: str) -> list[BlobSpan]:
         """Return the spans of lost entries that nothing else covers now."""
