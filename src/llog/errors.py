@@ -218,7 +218,7 @@ class OwnerUnavailable(TopicElsewhere):
 
 
 class PartitionFenced(LlogError):
-    """The partition is fenced and accepts no appends until `LeaderlessLogWriter.unfence` is called. Reads continue."""
+    """The partition is fenced and accepts no appends until it is unfenced (`llog topics unfence`). Reads continue."""
 
     code = "partition_fenced"
     http_status = HTTPStatus.CONFLICT

@@ -7,7 +7,7 @@ import pytest
 from tests.broker.serving import Served
 
 RECORDS = "/topics/t/partitions/0/records"
-WRITES = [("POST", "/produce"), ("POST", RECORDS), ("POST", "/topics"), ("DELETE", "/topics/t")]
+WRITES = [("POST", "/produce"), ("POST", RECORDS), ("POST", "/topics"), ("DELETE", "/topics/t"), ("PATCH", "/topics/t")]
 READS = [
     ("POST", "/consume"),
     ("GET", f"{RECORDS}?offset=1"),

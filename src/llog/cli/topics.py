@@ -26,9 +26,9 @@ _retention_bytes = click.option(
 )
 
 
-@click.group(short_help="Create, list, describe, change and delete topics.")
+@click.group(short_help="Create, list, describe, change, fence and delete topics.")
 def topics() -> None:
-    """Create, list, describe, change and delete topics.
+    """Create, list, describe, change, fence and delete topics.
 
     A topic has one or more partitions. Each partition is an ordered log of its own, whose offsets start at 1.
     """
@@ -246,6 +246,41 @@ def trim(invocation: Invocation, name: str, before: int, partition: int) -> None
     click.echo(f"{tp} starts at offset {result.new_start}; {result.records} offsets are gone")
 
 
+_fenced_partition = click.option("--partition", type=int, help="Only this partition.  [default: all partitions]")
+
+
+@topics.command(short_help="Stop all appends to a topic.")
+@click.argument("name")
+@_fenced_partition
+@click.pass_obj
+def fence(invocation: Invocation, name: str, partition: int | None) -> None:
+    """Stop all appends to topic NAME, by any process, until it is unfenced. Reads continue.
+
+    Appends are refused with partition_fenced once this has returned. Partitions that are added later are not fenced.
+    Only topics of engine object can be fenced.
+    """
+    from llog.engines.object.fencing import fence_topic
+
+    async def fence_partitions(log: Log, _: Settings) -> list[int]:
+        return await fence_topic(log, name, partition)
+
+    click.echo(f"fenced {_partitions_of(name, with_log(invocation, fence_partitions))}")
+
+
+@topics.command(short_help="Let appends to a topic that was fenced commit again.")
+@click.argument("name")
+@_fenced_partition
+@click.pass_obj
+def unfence(invocation: Invocation, name: str, partition: int | None) -> None:
+    """Let appends to topic NAME commit again."""
+    from llog.engines.object.fencing import unfence_topic
+
+    async def unfence_partitions(log: Log, _: Settings) -> list[int]:
+        return await unfence_topic(log, name, partition)
+
+    click.echo(f"unfenced {_partitions_of(name, with_log(invocation, unfence_partitions))}")
+
+
 @topics.command(short_help="Delete a topic and all its records.")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -268,6 +303,10 @@ def delete(invocation: Invocation, name: str, yes: bool) -> None:
 
     with_log(invocation, delete_topic)
     click.echo(f"deleted topic {name}")
+
+
+def _partitions_of(name: str, partitions: list[int]) -> str:
+    return f"{name}/{partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions of {name}"
 
 
 def _partition_count(count: int) -> str:

@@ -182,8 +182,7 @@ class Catalog:
         """Grow the topic to `partitions`; records with keys may then go to other partitions than before."""
         _check_partitions(partitions)
         topic = await self.get(name)
-        if partitions < topic.partitions:
-            raise InvalidArgument(f"topic {name!r} has {topic.partitions} partitions: they cannot become fewer")
+        check_growth(topic, partitions)
         backoff = self._backoff(name)
         while topic.partitions < partitions:
             await self.engine(topic).add_partitions(self._log, topic, range(topic.partitions, partitions))
@@ -292,6 +291,11 @@ def check_partition(topic: Topic, partition: int) -> None:
         raise PartitionNotInitialized(
             f"topic {topic.name!r} has no partition {partition}: it has {topic.partitions}, counted from 0"
         )
+
+
+def check_growth(topic: Topic, partitions: int) -> None:
+    if partitions < topic.partitions:
+        raise InvalidArgument(f"topic {topic.name!r} has {topic.partitions} partitions: they cannot become fewer")
 
 
 def _check_partitions(partitions: int) -> None:

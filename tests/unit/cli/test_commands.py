@@ -150,6 +150,17 @@ def test_a_group_goes_on_where_it_stopped(llog: Llog) -> None:
     assert "there is no group 'h'" in llog("groups", "describe", "h", code=2).stderr
 
 
+def test_a_topic_is_fenced_and_unfenced(llog: Llog) -> None:
+    llog("topics", "create", "t", "--partitions", "2")
+    assert llog("topics", "fence", "t").stdout == "fenced 2 partitions of t\n"
+    assert "fenced" in llog("produce", "t", "--partition", "0", stdin="x\n", code=1).stderr
+    assert llog("topics", "unfence", "t", "--partition", "0").stdout == "unfenced t/0\n"
+    llog("produce", "t", "--partition", "0", stdin="x\n")
+    assert "fenced" in llog("produce", "t", "--partition", "1", stdin="x\n", code=1).stderr
+    assert "no partition 2" in llog("topics", "fence", "t", "--partition", "2", code=2).stderr
+    assert "there is no topic 'u'" in llog("topics", "fence", "u", code=2).stderr
+
+
 def test_topics_are_created_listed_described_changed_and_deleted(llog: Llog) -> None:
     llog("topics", "create", "t", "--partitions", "2", "--retention", "7d", "--retention-bytes", "10GiB")
     (topic,) = _json(llog("topics", "list", "--json"))

@@ -34,7 +34,7 @@ def cors(settings: Settings) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["content-type", "accept", "last-event-id"],
             expose_headers=list(EXPOSED),
             max_age=_PREFLIGHT_S,

@@ -54,6 +54,11 @@ def path_partition(request: Request) -> TopicPartition:
     return TopicPartition(check_topic_name(request.path_params["name"]), partition)
 
 
+def is_from_page(request: Request) -> bool:
+    """Return whether a web page sent the request, perhaps behind its visitor's back."""
+    return any(header in request.headers for header in ("origin", "sec-fetch-site"))
+
+
 def content_type(request: Request) -> str:
     """Return the content type of the body, in lower case and without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

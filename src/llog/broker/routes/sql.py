@@ -26,7 +26,7 @@ from llog.broker.http.answers import json_answer
 from llog.broker.http.arrow import MEDIA_TYPE, decode_stream
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import until_gone
-from llog.broker.http.requests import JSON, content_type, decode_body, decode_query
+from llog.broker.http.requests import JSON, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
 from llog.config import Settings
 from llog.engines.rocksdb.engine import rocksdb_of
@@ -58,7 +58,6 @@ T = TypeVar("T")
 logger: Final = logging.getLogger("llog.sql")
 
 _TEXT: Final = ("application/sql", "text/plain")
-_FROM_PAGES: Final = ("origin", "sec-fetch-site")
 _STOP_GRACE_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _SMALL_BYTES: Final = 64 << 10
@@ -184,7 +183,7 @@ class SqlRoutes:
     async def _read_request(self, request: Request) -> SqlRequest:
         """Return the request in a body of JSON, or of SQL alone."""
         kind = content_type(request)
-        if kind == "text/plain" and any(each in request.headers for each in _FROM_PAGES):
+        if kind == "text/plain" and is_from_page(request):
             raise InvalidArgument(  # a page may send it anywhere, without its visitor knowing
                 "content-type is text/plain, which is not taken from a web page: send application/sql or "
                 "application/json"

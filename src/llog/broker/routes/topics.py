@@ -1,26 +1,31 @@
-"""Topics: `POST /topics`, `GET /topics`, and `GET` and `DELETE /topics/{name}`."""
+"""Topics: creating, listing, describing, changing, fencing and deleting them, under `/topics`."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llog.broker.http.answers import json_answer
 from llog.broker.http.bodies import Bodies
-from llog.broker.http.requests import decode_body
+from llog.broker.http.requests import JSON, Partition, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
+from llog.engines.object.fencing import fence_topic, unfence_topic
 from llog.engines.object.views import Views
 from llog.engines.routing import EngineReader
 from llog.engines.upkeep import release_deleted
-from llog.log.catalog import Catalog
+from llog.errors import InvalidArgument
+from llog.log.catalog import Catalog, check_growth
 from llog.log.log import Log
 from llog.log.records import DELETE_RETENTION_MS, Cleanup, topic_fields
 from llog.model import PARTITIONS_MAX, TimestampType
+
+ChangeFence = Callable[[Log, str, int | None], Awaitable[list[int]]]
 
 
 class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +39,20 @@ class TopicRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delete_retention_ms: Annotated[int, Meta(ge=0)] = DELETE_RETENTION_MS
 
 
+class TopicChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of a topic to change: what is not given stays as it is, and null lifts a limit."""
+
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] | UnsetType = UNSET
+    retention_ms: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
+    retention_bytes: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
+    cleanup: Cleanup | UnsetType = UNSET
+    delete_retention_ms: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+
+
+class FenceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    partition: Partition | None = None
+
+
 class TopicRoutes:
     def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, views: Views, bodies: Bodies) -> None:
         self._log = log
@@ -45,6 +64,9 @@ class TopicRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("write", "POST", "/topics", self._create),
+            Route("write", "PATCH", "/topics/{name}", self._change),
+            Route("write", "POST", "/topics/{name}/fence", self._fence),
+            Route("write", "POST", "/topics/{name}/unfence", self._unfence),
             Route("write", "DELETE", "/topics/{name}", self._delete),
             Route("all", "GET", "/topics", self._list),
             Route("all", "GET", "/topics/{name}", self._describe),
@@ -64,6 +86,38 @@ class TopicRoutes:
             delete_retention_ms=wanted.delete_retention_ms,
         )
         return json_answer(topic_fields(topic), HTTPStatus.CREATED)
+
+    async def _change(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            wanted = decode_body(TopicChange, body)
+        name = request.path_params["name"]
+        if isinstance(wanted.partitions, int):
+            check_growth(await self._catalog.get(name), wanted.partitions)
+        topic = await self._catalog.set_options(
+            name,
+            retention_ms=wanted.retention_ms,
+            retention_bytes=wanted.retention_bytes,
+            cleanup=wanted.cleanup,
+            delete_retention_ms=wanted.delete_retention_ms,
+        )
+        if isinstance(wanted.partitions, int):
+            topic = await self._catalog.add_partitions(name, wanted.partitions)
+        self._views.note_change(name)
+        return json_answer(topic_fields(topic))
+
+    async def _fence(self, request: Request) -> Response:
+        return await self._change_fence(request, "fenced", fence_topic)
+
+    async def _unfence(self, request: Request) -> Response:
+        return await self._change_fence(request, "open", unfence_topic)
+
+    async def _change_fence(self, request: Request, state: str, change: ChangeFence) -> Response:
+        if content_type(request) != JSON and is_from_page(request):
+            raise InvalidArgument(f"a web page sent this without content-type {JSON}, which it must have")
+        query = decode_query(FenceQuery, request.query_params)
+        name = request.path_params["name"]
+        changed = await change(self._log, name, query.partition)
+        return json_answer({"topic": name, "partitions": changed, "state": state})
 
     async def _delete(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])

@@ -491,7 +491,7 @@ class Writer:
             if append.outcome is not None:
                 return append.outcome
         if control.log_state is LogState.FENCED:
-            return PartitionFenced(f"partition {lane.tp} is fenced: it accepts no appends until it is unfenced")
+            return PartitionFenced(f"partition {lane.tp} is fenced: it accepts no appends until `llog topics unfence`")
         if control.log_state is LogState.DELETED:
             self._lanes.forget(lane)
             return PartitionNotInitialized(f"partition {lane.tp} was deleted")
