@@ -163,21 +163,33 @@ class Upkeep(Process):
         return sum(int(line[1]) for line in lines if len(line) == 2 and line[0] == "done")
 
 
+def many_machines(metadata: Metadata, s3: S3Server) -> dict[str, str]:
+    """Return the settings of processes on machines of their own, with a new bucket."""
+    bucket = f"cluster-{uuid.uuid4().hex}"
+    s3.create_bucket(bucket)
+    return {
+        **metadata.environment,
+        "LLOG_BLOBS": f"s3://{bucket}/log",
+        "LLOG_S3_ENDPOINT_URL": s3.endpoint,
+        "LLOG_S3_REGION_NAME": s3.region,
+        "LLOG_S3_ACCESS_KEY_ID": s3.access_key,
+        "LLOG_S3_SECRET_ACCESS_KEY": s3.secret_key,
+    }
+
+
+def one_machine(directory: Path) -> dict[str, str]:
+    """Return the settings of processes that share SQLite, local files and the tail."""
+    return {"LLOG_DATA_DIR": str(directory / "data"), "LLOG_TAIL_CACHE_DIR": str(directory / "tail")}
+
+
 class Cluster:
     """Where the log is, its brokers, two compactors and a collector."""
 
-    def __init__(self, metadata: Metadata, s3: S3Server, directory: Path) -> None:
-        bucket = f"cluster-{uuid.uuid4().hex}"
-        s3.create_bucket(bucket)
+    def __init__(self, stores: Mapping[str, str], directory: Path) -> None:
         self._directory = directory
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("LLOG_")},
-            **metadata.environment,
-            "LLOG_BLOBS": f"s3://{bucket}/log",
-            "LLOG_S3_ENDPOINT_URL": s3.endpoint,
-            "LLOG_S3_REGION_NAME": s3.region,
-            "LLOG_S3_ACCESS_KEY_ID": s3.access_key,
-            "LLOG_S3_SECRET_ACCESS_KEY": s3.secret_key,
+            **stores,
             "LLOG_SESSION_TIMEOUT_MS": f"{SESSION_MS}ms",
             "LLOG_COLLECT_GRACE_MS": f"{GRACE_MS}ms",
             "LLOG_BATCH_MAX_DELAY_MS": f"{BATCH_DELAY_MS}ms",
@@ -244,5 +256,5 @@ class Cluster:
             assert code == 0, f"{' '.join(command)}: exit code {code}\n{output}"
 
     def _own(self, name: str) -> dict[str, str]:
-        """Every process has its own machine's files."""
-        return {**self.environment, "LLOG_DATA_DIR": str(self._directory / f"{name}-data")}
+        """Return the settings of one process, with its own machine's files unless all are on one machine."""
+        return {"LLOG_DATA_DIR": str(self._directory / f"{name}-data"), **self.environment}

@@ -15,7 +15,7 @@ import httpx
 from devtools.servers.weed import S3Server
 from llog.errors import OutcomeUnknown, StoreUnavailable
 from tests.faults.chaos import suffering
-from tests.faults.cluster import LIMIT_S, Broker, Cluster, Metadata
+from tests.faults.cluster import LIMIT_S, Broker, Cluster, Metadata, many_machines
 from tests.faults.proxy import Proxy
 
 QUIET = "quiet"
@@ -90,7 +90,7 @@ async def test_brokers_that_are_cut_off_from_their_metadata_store_answer_errors_
 ) -> None:
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy("127.0.0.1", metadata.port)) for _ in CUTS]
-        cluster = Cluster(metadata, s3_server, tmp_path)
+        cluster = Cluster(many_machines(metadata, s3_server), tmp_path)
         for proxy in proxies:
             cluster.add_broker(**metadata.through(proxy.port))
         cluster.add_broker()
@@ -122,7 +122,7 @@ async def test_a_broker_asks_a_slow_metadata_store_no_more_often_than_it_must(
     metadata: Metadata, s3_server: S3Server, tmp_path: Path
 ) -> None:
     async with Proxy("127.0.0.1", metadata.port) as proxy:
-        cluster = Cluster(metadata, s3_server, tmp_path)
+        cluster = Cluster(many_machines(metadata, s3_server), tmp_path)
         broker = cluster.add_broker(**metadata.through(proxy.port))
         async with cluster, Asker(broker) as asker:
             proxy.slow_down(DELAY_S)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from devtools.servers.weed import Weed
 from tests.faults.chaos import suffering
-from tests.faults.cluster import Cluster, Metadata
+from tests.faults.cluster import Cluster, Metadata, many_machines
 
 
 async def test_nothing_is_lost_or_doubled_when_the_stores_go_away_and_come_back(
     metadata: Metadata, weed: Weed, tmp_path: Path
 ) -> None:
-    cluster = Cluster(metadata, weed.server, tmp_path)
+    cluster = Cluster(many_machines(metadata, weed.server), tmp_path)
     for _ in range(3):
         cluster.add_broker()
     for kind in ("compactor", "compactor", "collector"):
