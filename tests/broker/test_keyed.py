@@ -203,10 +203,10 @@ async def test_reads_alone_never_open_a_writer(url: str) -> None:
 
 
 async def test_a_broker_that_was_taken_over_from_refuses_appends_for_good_and_goes_on_reading(
-    keyed: Served, url: str, capsys: pytest.CaptureFixture[str]
+    keyed: Served, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _append(keyed, ("k", "1"))
-    assert "is now the writer of the keyed log" in capsys.readouterr().err
+    assert "is now the writer of the keyed log" in caplog.text
     other = await KeyedLog.open(url)
     await other.append([(b"k", b"2")])
     async with asyncio.timeout(10):
@@ -256,7 +256,7 @@ async def test_many_first_appends_at_once_open_one_writer(keyed: Served) -> None
 
 
 async def test_a_broker_ends_although_its_keyed_log_is_out_of_reach(
-    keyed: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    keyed: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _append(keyed, ("k", "1"))
     close, waits = KeyedLog.close, 0
@@ -279,7 +279,7 @@ async def test_a_broker_ends_although_its_keyed_log_is_out_of_reach(
         patch.setattr("llog.broker.keyed.holder._CANCEL_S", 0.05)
         await keyed.broker.close()
     assert waits == 2
-    assert "is it out of reach?" in capsys.readouterr().err
+    assert "is it out of reach?" in caplog.text
     await close(writer)
 
 
@@ -514,7 +514,7 @@ async def test_what_is_appended_and_scanned_is_counted(keyed: Served) -> None:
 
 
 async def test_a_cursor_from_beyond_the_log_costs_the_broker_neither_its_writer_nor_its_reader(
-    keyed: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    keyed: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(follower, "CATCH_UP_S", 0.05)
     await _append(keyed, ("k", "1"))
@@ -522,7 +522,7 @@ async def test_a_cursor_from_beyond_the_log_costs_the_broker_neither_its_writer_
     detail = await _refused(keyed, "scan", 503, "not_seen_yet", params={"prefix": "", "cursor": cursor})
     assert "is it the same log?" in detail
     assert (await _append(keyed, ("k", "2")))["first_sequence"] == 1
-    assert capsys.readouterr().err.count("is now the writer") == 1
+    assert caplog.text.count("is now the writer") == 1
 
 
 async def test_a_scan_goes_on_behind_a_page_that_ends_with_the_longest_key(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -68,7 +69,7 @@ class Running:
         while not self.errors.endswith("\n"):
             time.sleep(0.01)
         line = next(line for line in self.errors.splitlines() if "listening on" in line)
-        return line.rpartition(" ")[2]
+        return str(re.findall(r"http://[^\s\"]+", line)[-1])
 
     def produce(self, *records: str) -> dict[str, Any]:
         item = {"topic": "t", "partition": 0, "records": records}

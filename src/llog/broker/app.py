@@ -34,6 +34,7 @@ from llog.broker.routes.tails import TailRoutes
 from llog.broker.routes.topic_records import TopicRecordRoutes
 from llog.broker.routes.topics import TopicRoutes
 from llog.broker.tails import Tails
+from llog.broker.tracing import open_tracer
 from llog.config import Settings
 from llog.engines.object.reader import Reader
 from llog.engines.object.views import Views
@@ -62,6 +63,9 @@ class Broker:
         self._ownership: asyncio.Future[None] | None = None
         self._log = log
         self._settings = settings
+        self._tracer = open_tracer(settings)
+        if self._tracer is not None:
+            self._tracer.watch_stores(log)
         catalog, reader = Catalog(log), EngineReader(log)
         self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_max_bytes, self.metrics)
         object_reader = log.engines[OBJECT].reader(log)
@@ -123,7 +127,7 @@ class Broker:
 
     def app(self) -> Starlette:
         routes = [route for resource in self._resources for route in resource.routes()]
-        return build_app(routes, self._settings, self._forwarding, self.metrics)
+        return build_app(routes, self._settings, self._forwarding, self.metrics, self._tracer)
 
     async def start(self) -> None:
         """Open the tables and the shared tail, if they are configured, and begin to take up what this machine has."""
@@ -150,6 +154,8 @@ class Broker:
         await self._group_lags.close()
         await self._sql.close()
         await self._forwarding.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _batching_producer(self, appender: EngineAppender, *, is_eager: bool) -> BatchingProducer:
         settings = self._settings
@@ -160,6 +166,7 @@ class Broker:
             max_delay_s=settings.batch_delay_ms / 1000,
             is_eager=is_eager,
             inline=inline_limits(settings),
+            tracer=self._tracer,
         )
 
     def _keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:

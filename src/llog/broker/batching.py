@@ -14,12 +14,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextvars import Context, copy_context
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from llog.batch.columns import Columns, byte_size, concat
 from llog.broker.metrics import Metrics
+from llog.broker.tracing import Tracer
 from llog.errors import LlogError, PartitionNotInitialized, StoreUnavailable
 from llog.log.engine import AppendGroup, AppendResult, LogAppender
 from llog.log.inline import InlineLimits, batch_bytes_max
@@ -49,6 +51,8 @@ class _Request(NamedTuple):
     size: int
     deadline: float
     answer: asyncio.Future[list[Outcome]]
+    context: Context | None
+    """Where a flush is traced that this request is the first one of."""
 
 
 class BatchingProducer:
@@ -68,6 +72,7 @@ class BatchingProducer:
         is_eager: bool,
         inline: InlineLimits | None = None,
         flushes_max: int = FLUSHES_MAX,
+        tracer: Tracer | None = None,
     ) -> None:
         self._appender = appender
         self._metrics = metrics
@@ -78,6 +83,7 @@ class BatchingProducer:
         self._is_inline_refused = False
         """Whether the last batch was small enough to be inline, but had a partition that was full."""
         self._flushes_max = flushes_max
+        self._tracer = tracer
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
         self._flushes: set[asyncio.Task[None]] = set()
@@ -93,7 +99,8 @@ class BatchingProducer:
         """
         loop = asyncio.get_running_loop()
         size = sum(byte_size(part.columns) + RECORD_OVERHEAD * part.columns.count for part in parts)
-        request = _Request(parts, size, loop.time() + self._max_delay_s, loop.create_future())
+        context = None if self._tracer is None else copy_context()
+        request = _Request(parts, size, loop.time() + self._max_delay_s, loop.create_future(), context)
         if self._is_closing:
             request.answer.set_exception(StoreUnavailable("the broker is stopping: nothing was appended"))
             return request.answer
@@ -126,7 +133,7 @@ class BatchingProducer:
             batch = self._next_batch(loop.time())
             if not self._is_eager and reason != "inline":
                 self._count_shares(batch)
-            task = loop.create_task(self._append(batch))
+            task = loop.create_task(self._append(batch), context=batch[0].context)
             self._flushes.add(task)
             self._metrics.flushes_in_flight += 1
             task.add_done_callback(self._end_flush)
@@ -204,7 +211,10 @@ class BatchingProducer:
                 if not request.answer.done():
                     request.answer.set_exception(error)
             return
-        self._metrics.flush_seconds.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._metrics.flush_seconds.observe(seconds)
+        if self._tracer is not None:
+            self._tracer.record("flush", seconds, requests=len(batch))
         records = sum(part.columns.count for request in batch for part in request.parts)
         partitions = len({each.tp for each in joined})
         self._metrics.count_batch(records, sum(request.size for request in batch), partitions)

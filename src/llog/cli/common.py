@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -141,8 +142,8 @@ def note(message: str) -> None:
 
 
 def report(message: str) -> None:
-    """Note what a process that goes on has met, in one line."""
-    note(f"llog: {' '.join(message.split())}")
+    """Log what a process that goes on has met, in one line."""
+    logging.getLogger("llog.service").info("%s", " ".join(message.split()))
 
 
 def note_new_log(settings: Settings) -> None:
@@ -150,13 +151,14 @@ def note_new_log(settings: Settings) -> None:
     new_log_notice(settings)()
 
 
-def new_log_notice(settings: Settings) -> Callable[[], None]:
-    """Return a function that prints that the log is new, if it does not exist at the time of this call."""
+def new_log_notice(settings: Settings, log: Callable[[str], None] | None = None) -> Callable[[], None]:
+    """Return a function that prints or logs that the log is new, if it does not exist at the time of this call."""
     from llog.log.opening import log_exists
 
     if log_exists(settings):
         return lambda: None
-    return lambda: note(f"llog: this is a new log: metadata in {settings.meta}, blobs in {settings.blobs}")
+    message = f"this is a new log: metadata in {settings.meta}, blobs in {settings.blobs}"
+    return lambda: note(f"llog: {message}") if log is None else log(message)
 
 
 def progress(description: str, *, total: int | None = None) -> Progress:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
+from llog.base.logs import configure_logs
 from llog.base.units import format_size
-from llog.cli.common import Invocation, json_option, note, print_json, report
+from llog.cli.common import Invocation, json_option, print_json, report
 from llog.config import Settings
 
 if TYPE_CHECKING:
     from llog.compactor.metrics import CompactorMetrics
+
+logger: Final = logging.getLogger("llog.compactor")
 
 
 @click.command(short_help="Keep the log compact as a service of its own.")
@@ -58,6 +62,7 @@ def compactor(
         "compactor_workers": None if workers is None else str(workers),
     }
     settings = msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
+    configure_logs(settings.log_format, settings.log_level)
     if as_json and not once:
         raise click.UsageError("--json needs --once: a service reports through /metrics")
     if once:
@@ -78,9 +83,9 @@ def compactor(
     from llog.compactor.server import run
 
     if is_open_to_others(settings.compactor_bind_host):
-        note(f"llog: {settings.compactor_bind_host} is reachable from other machines: they can read the metrics")
+        logger.warning("%s is reachable from other machines: they can read the metrics", settings.compactor_bind_host)
     name = settings.compactor_id or settings.client_name
-    run(settings, ready=lambda address: note(f"llog: compactor {name} listening on {address}"), report=report)
+    run(settings, ready=lambda address: logger.info("compactor %s listening on %s", name, address), report=report)
 
 
 def _run_once(settings: Settings) -> tuple[int, CompactorMetrics]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 import msgspec
 
-from llog.cli.common import Invocation, new_log_notice, note
+from llog.base.logs import configure_logs
+from llog.cli.common import Invocation, new_log_notice, report
 from llog.config import Settings
 
+logger: Final = logging.getLogger("llog.broker")
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -30,8 +33,11 @@ def listen_options(command: F) -> F:
 
 
 def listen_settings(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> Settings:
+    """Return the settings with these options, and send the log of this process where they say."""
     chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port), "role": role}
-    return msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
+    settings = msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
+    configure_logs(settings.log_format, settings.log_level)
+    return settings
 
 
 def listening_line(settings: Settings, address: str) -> str:
@@ -43,9 +49,9 @@ def warn_if_open(settings: Settings) -> None:
     from llog.broker.server import is_open_to_others
 
     if is_open_to_others(settings.broker_bind_host):
-        note(
-            f"llog: {settings.broker_bind_host} is reachable from other machines: anyone who reaches the port can "
-            "read, write and delete everything"
+        logger.warning(
+            "%s is reachable from other machines: anyone who reaches the port can read, write and delete everything",
+            settings.broker_bind_host,
         )
 
 
@@ -76,16 +82,16 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
 
     settings = listen_settings(invocation, host, port, role)
     warn_if_open(settings)
-    note_new_log = new_log_notice(settings)
+    note_new_log = new_log_notice(settings, logger.info)
 
     def ready(address: str) -> None:
         note_new_log()
-        note(f"llog: {listening_line(settings, address)}")
+        logger.info("%s", listening_line(settings, address))
 
     run(
         settings,
         ready=ready,
         beside=[
-            lambda broker: run_until(broker.stopping, Maintenance(broker.log, settings, note).run_on_disk()),
+            lambda broker: run_until(broker.stopping, Maintenance(broker.log, settings, report).run_on_disk()),
         ],
     )

@@ -17,7 +17,7 @@ import msgspec
 from llog.base.units import format_duration_ms
 from llog.cli.common import DURATION, Invocation, new_log_notice, note, report
 from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
-from llog.cli.serve import listen_options, listen_settings, listening_line, warn_if_open
+from llog.cli.serve import listen_options, listen_settings, listening_line, logger, warn_if_open
 from llog.config import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def up(
             compactor_discovery_interval_ms=max(interval, 100),
         )
     warn_if_open(settings)
-    note_new_log = new_log_notice(settings)
+    note_new_log = new_log_notice(settings, logger.info)
 
     async def upkeep(broker: Broker) -> None:
         from llog.base.concurrency import run_until
@@ -82,14 +82,17 @@ def up(
             await run_until(broker.stopping, _supervise_pipeline(settings))
             if broker.stopping.is_set():
                 return
-            note("llog: the pipeline cannot run (see above): the upkeep continues without Spark")
+            logger.warning("the pipeline cannot run (see above): the upkeep continues without Spark")
         service = CompactorService(broker.log, settings, report, is_owner=True)
         broker.report.add(lambda: compactor_samples(service.metrics))
         await service.run(broker.stopping)
 
     def ready(address: str) -> None:
         note_new_log()
-        note(_introduction(settings, address, on_spark=pipeline))
+        if settings.log_format == "json":
+            logger.info("%s", listening_line(settings, address))
+        else:
+            note(_introduction(settings, address, on_spark=pipeline))
 
     run(settings, ready=ready, beside=[upkeep])
 

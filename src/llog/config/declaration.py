@@ -121,7 +121,7 @@ def check(setting: Setting, value: object, source: str | None = None) -> None:
     if not fits:
         given = "a value that is not shown" if setting.kind is Secret else repr(value)[:80]
         raise ConfigurationError(f"{source or setting.variable} is {given}: it must be {setting.accepts}")
-    if setting.field in ("s3_endpoint_url", "broker_advertised_address") and not _is_http(str(value)):
+    if setting.field in ("s3_endpoint_url", "broker_advertised_address", "otel_endpoint") and not _is_http(str(value)):
         raise ConfigurationError(
             f"{source or setting.variable} is {redact(str(value))!r}: it must be http://host:port or https://host:port"
         )

@@ -1,8 +1,8 @@
-"""Settings of metrics: prices for the estimate of costs, and how often what costs requests is read again."""
+"""Settings of metrics, logs and traces: what is reported, in which form, and what the estimate of costs counts with."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -12,6 +12,29 @@ from llog.config.broker import BrokerSettings
 class MonitoringSettings(BrokerSettings, frozen=True, kw_only=True):
     """How a process is observed, in addition to the settings of a broker."""
 
+    log_format: Annotated[
+        Literal["text", "json"],
+        Meta(description="The form of a service's log on stderr: `text` for people, or a line of `json` per message."),
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least important messages that a service logs."),
+    ] = "info"
+    access_log: Annotated[
+        Literal["off", "on"],
+        Meta(
+            description="Whether a broker logs every request (at the level `info`), with its id (`x-request-id`), the "
+            "trace that its `traceparent` names, its status and its duration."
+        ),
+    ] = "off"
+    otel_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="Where a broker sends traces by OpenTelemetry (OTLP over HTTP), such as "
+            "http://127.0.0.1:4318/v1/traces. Needs the extra `otel`.",
+            extra={"default": "none: nothing is traced"},
+        ),
+    ] = None
     price_storage_gb_month: Annotated[
         float,
         Meta(

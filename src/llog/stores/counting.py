@@ -21,6 +21,8 @@ class OperationCounts:
         self.bytes: dict[str, int] = {}
         self.errors: dict[str, int] = {}
         self.latency: dict[str, Histogram] = {}
+        self.on_operation: Callable[[str, int, float, int], None] | None = None
+        """Called after each operation with its name, bytes, seconds and failures, for traces."""
 
     def add(self, operation: str, size: int, seconds: float, *, calls: int = 1, failures: int = 0) -> None:
         """Add `calls`, of which `failures` failed; all together they moved `size` bytes and took `seconds`."""
@@ -30,6 +32,8 @@ class OperationCounts:
         if latency is None:
             latency = self.latency[operation] = Histogram()
         latency.observe_mean(seconds, calls)
+        if self.on_operation is not None:
+            self.on_operation(operation, size, seconds, failures)
         if failures:
             self.errors[operation] = self.errors.get(operation, 0) + failures
 

@@ -15,8 +15,8 @@ room, so that clients that read the past do not push out what everybody is about
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +31,8 @@ from llog.batch.format import ENCODING, HEADER_BYTES, peek
 from llog.broker.cache.shared_tail import SharedBatch, TailKey, TailReader, TailWriter, prepare
 from llog.broker.metrics import Metrics
 from llog.errors import ConfigurationError, CorruptBatch
+
+logger: Final = logging.getLogger("llog.broker")
 
 BATCH_OVERHEAD: Final = 512
 """Bytes that a batch counts for besides its own: small batches must not accumulate without bound."""
@@ -357,11 +359,11 @@ class SharedTail:
         self._metrics.shared_errors += 1
         if not self._is_reported:
             self._is_reported = True
-            print(
-                f"llog: the shared tail in {self._root} fails ({what}): the broker works without it where it must; "
-                "further failures are only counted",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                "the shared tail in %s fails (%s): the broker works without it where it must; further failures are "
+                "only counted",
+                self._root,
+                what,
             )
 
 

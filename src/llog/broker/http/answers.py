@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from llog.base.logs import current_request
+from llog.broker.http.request_log import context_of
 from llog.broker.http.requests import JSON
 from llog.broker.metrics import Metrics
 from llog.errors import BY_CODE, InvalidArgument, LlogError, LogOwned, RequestTimeout, RequestTooLarge
@@ -22,6 +24,8 @@ RETRY_AFTER_S: Final = 1
 _TRANSIENT_CODES: Final = {
     code for code, error in BY_CODE.items() if error.http_status is HTTPStatus.SERVICE_UNAVAILABLE
 }
+
+logger: Final = logging.getLogger("llog.broker")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -122,6 +126,13 @@ async def _answer(handler: Handler, request: Request, route: str, metrics: Metri
     except ClientDisconnect:
         return problem(HTTPStatus.BAD_REQUEST, "disconnected", "the client went away before its request was whole")
     except Exception:
-        traceback.print_exc()
+        context = context_of(request)
+        current_request.set(context)
+        logger.exception("%s failed because of a bug in the broker", route)
         metrics.errors["internal"] += 1
-        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "a bug in the broker; its log has the details")
+        return problem(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "internal",
+            "a bug in the broker; its log has the details under the request's id",
+            more={"request_id": context.request_id},
+        )

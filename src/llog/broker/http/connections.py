@@ -8,9 +8,9 @@ handler reads.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import resource
-import sys
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -23,6 +23,8 @@ from llog.broker.http.hosts import is_open
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnections
+
+logger: Final = logging.getLogger("llog.broker")
 
 FILES_WANTED: Final = 65_536
 _BACKLOG_MAX: Final = 2048
@@ -81,11 +83,11 @@ class Limits:
             return True
         if not self._is_reported:
             self._is_reported = True
-            print(
-                f"llog: {count} connections are open, and {self._files_max} files may be (ulimit -n): more "
-                "connections are answered with 503 until some end; raise the limit to allow more",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                "%d connections are open, and %d files may be (ulimit -n): more connections are answered with 503 "
+                "until some end; raise the limit to allow more",
+                count,
+                self._files_max,
             )
         if len(self._extra) >= _EXTRA_MAX:
             oldest = next(iter(self._extra))

@@ -15,7 +15,9 @@ from llog.broker.http.answers import Handler, no_route_answers, with_error_answe
 from llog.broker.http.cors import cors
 from llog.broker.http.forwarding import FORWARDED, FindOwner, Forwarding
 from llog.broker.http.hosts import host_check
+from llog.broker.http.request_log import request_log
 from llog.broker.metrics import Metrics
+from llog.broker.tracing import Tracer
 from llog.config import Settings
 from llog.errors import WrongRole
 
@@ -40,7 +42,11 @@ class Route(NamedTuple):
 
 
 def build_app(
-    routes: Iterable[Route], settings: Settings, forwarding: Forwarding | None, metrics: Metrics
+    routes: Iterable[Route],
+    settings: Settings,
+    forwarding: Forwarding | None,
+    metrics: Metrics,
+    tracer: Tracer | None = None,
 ) -> Starlette:
     """Return the application of these routes. Without `forwarding`, no request is sent on to another process."""
     app = Starlette(
@@ -55,7 +61,7 @@ def build_app(
             for route in routes
         ],
         exception_handlers={HTTPException: no_route_answers(metrics)},
-        middleware=[host_check(settings, metrics), *cors(settings)],
+        middleware=[*request_log(settings, tracer), host_check(settings, metrics), *cors(settings)],
     )
     app.router.redirect_slashes = False  # a redirect would name the host that the request named
     return app

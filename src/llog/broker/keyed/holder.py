@@ -10,7 +10,7 @@ each other in turns. Its reads continue.
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
@@ -24,6 +24,8 @@ from llog.log.owners import Owners
 
 T = TypeVar("T")
 L = TypeVar("L", bound=KeyedLogReader, covariant=True)
+
+logger: Final = logging.getLogger("llog.broker")
 
 CLOSE_LIMIT_S: Final = 10.0
 """SlateDB tries for ever to reach a bucket; a broker that stops must end."""
@@ -239,4 +241,4 @@ class HeldLog:
 
 
 def _report(what: str) -> None:
-    print(f"llog: {what}", file=sys.stderr, flush=True)
+    logger.warning("%s", what)
