@@ -258,10 +258,11 @@ class Fetcher:
 
     async def _read_ahead(self, fetch: Fetch) -> None:
         """Read into the tail what the fetch is about to want. An error is left to the fetch, which meets it again."""
-        if fetch.view is not None:
-            with suppress(LlogError):
-                async with self._gate:
-                    await self._read_batches(fetch, 1)
+        if fetch.view is None or self._tail.get((fetch.directory, fetch.tp.partition), fetch.position) is not None:
+            return
+        with suppress(LlogError):
+            async with self._gate:
+                await self._read_batches(fetch, 1)
 
     async def _read_batches(self, fetch: Fetch, max_bytes: int) -> list[tuple[int, Columns]] | None:
         """Return batches from the fetch's position on, each with its start offset.
