@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -10,7 +11,10 @@ import httpx
 import msgspec
 import pytest
 
+from devtools.servers.downloads import UnobtainableError
+from devtools.servers.prometheus import prometheus_program
 from llog.broker.maintenance import Pause
+from llog.compactor.metrics import ERRORS, FAMILIES, RECOVERIES, compactor_samples
 from llog.compactor.server import CompactorServer
 from llog.compactor.service import CompactorService, ServiceOptions, service_options
 from llog.config import Settings
@@ -23,6 +27,7 @@ from llog.log.catalog import Catalog
 from llog.log.keys import upkeep_claim
 from llog.log.opening import compactor_options
 from llog.log.records import Kind
+from llog.metrics.exposition import as_prometheus
 from llog.model import TopicPartition
 from llog.runtime import SystemRuntime
 from llog.stores.memory.meta import MemoryMetaStore
@@ -30,8 +35,8 @@ from tests.broker.serving import Served
 
 LIMIT_S = 60
 NOW = Pause(1)
-QUICK = ServiceOptions(discovery_ms=0, idle=NOW, error=NOW, retain_ms=1, collect_ms=1, look_again_ms=0)
-PATIENT = ServiceOptions(retain_ms=86_400_000, collect_ms=86_400_000)
+QUICK = ServiceOptions(discovery_ms=0, idle=NOW, error=NOW, retain_ms=1, collect_ms=1, linger_ms=0, look_again_ms=0)
+PATIENT = ServiceOptions(retain_ms=86_400_000, collect_ms=86_400_000, linger_ms=0)
 
 
 def _unexpected(report: str) -> None:
@@ -157,6 +162,7 @@ async def test_every_setting_of_the_service_has_its_meaning() -> None:
         compactor_error_jitter_ms=5000,
         retain_interval_ms=6000,
         collect_interval_ms=7000,
+        compactor_linger_ms=8000,
     )
     assert service_options(settings) == ServiceOptions(
         targets=(("orders", 1), ("audit", None)),
@@ -166,6 +172,7 @@ async def test_every_setting_of_the_service_has_its_meaning() -> None:
         error=Pause(4000, 5000),
         retain_ms=6000,
         collect_ms=7000,
+        linger_ms=8000,
     )
 
 
@@ -203,7 +210,7 @@ async def test_it_reports_a_failing_store_once_for_all_and_goes_on_once_it_is_ba
 
 async def test_a_partition_with_nothing_to_compact_is_left_alone_until_it_grows(served: Served) -> None:
     await served.produce("t", "only")
-    service = CompactorService(served.log, served.settings, _unexpected)
+    service = CompactorService(served.log, served.settings, _unexpected, PATIENT)
     taken = _taken(service)
     await service.run_once()
     assert _taken(service) == taken + 1
@@ -302,7 +309,7 @@ async def test_a_partition_that_another_compactor_has_claimed_is_left_to_it(serv
     key = (await find_keys(served.log, TopicPartition("t", 0))).claim
     other = Claims(served.log, "other")
     assert await other.take(key)
-    service = CompactorService(served.log, served.settings, _unexpected)
+    service = CompactorService(served.log, served.settings, _unexpected, PATIENT)
     await service.run_once()
     assert service.metrics.runs == {"claimed": 1}
     await other.release(key)
@@ -314,7 +321,7 @@ async def test_collection_is_left_to_the_service_that_does_it(served: Served) ->
     await served.produce("t", "a")
     other = Claims(served.log, "other")
     assert await other.keep(upkeep_claim("collection"))
-    service = CompactorService(served.log, served.settings, _unexpected)
+    service = CompactorService(served.log, served.settings, _unexpected, PATIENT)
     await service.run_once()
     assert service.metrics.steps == {("collection", "claimed"): 1, ("retention", "done"): 1}
     assert "list" not in served.blobs.counts.count
@@ -377,7 +384,7 @@ async def test_a_run_that_takes_too_long_is_left_to_the_next_compactor(served: S
     assert "another compactor will resume it" in reports[0]
     assert await _claims(served) == []
     served.blobs.gate.set()
-    following = CompactorService(served.log, served.settings, _unexpected)
+    following = CompactorService(served.log, served.settings, _unexpected, PATIENT)
     await following.run_once()
     assert following.metrics.recoveries == {"WRITING_BLOB": 1}
     assert await _is_compacted(served)
@@ -386,7 +393,9 @@ async def test_a_run_that_takes_too_long_is_left_to_the_next_compactor(served: S
 async def test_its_routes_answer_health_readiness_and_metrics(served: Served) -> None:
     for n in range(4):
         await served.produce("t", f"{n}")
-    settings = msgspec.structs.replace(served.settings, compactor_id="c-1", compactor_targets="t:0")
+    settings = msgspec.structs.replace(
+        served.settings, compactor_id="c-1", compactor_targets="t:0", compactor_linger_ms=0
+    )
     server = CompactorServer(served.log, settings, _unexpected)
     await server.compactor.run_once()
     async with httpx.AsyncClient(
@@ -440,3 +449,25 @@ async def test_health_says_that_partitions_cannot_be_looked_at(served: Served, m
         await _until(unhealthy)
         detail = (await client.get("/health")).json()["detail"]
         assert "compaction: partitions cannot be looked at: the catalog is out of order" in detail
+
+
+async def test_promtool_finds_nothing_to_improve_in_its_metrics(served: Served) -> None:
+    try:
+        promtool = prometheus_program("promtool")
+    except UnobtainableError as error:
+        pytest.skip(f"promtool is not on PATH, and Debian's package cannot be had: {error}")
+    for n in range(4):
+        await served.produce("t", f"{n}")
+    service = CompactorService(served.log, served.settings, _unexpected, PATIENT)
+    await service.run_once()
+    samples = list(compactor_samples(service.metrics))
+    assert {sample.family for sample in samples} >= set(FAMILIES) - {ERRORS, RECOVERIES}
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [promtool, "check", "metrics"],
+        input=as_prometheus(samples),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -89,13 +89,14 @@ def compactor(
 
 
 def _run_once(settings: Settings) -> tuple[int, CompactorMetrics]:
-    from llog.compactor.service import CompactorService
+    from llog.compactor.service import CompactorService, service_options
     from llog.log.opening import opened_log, require_log
 
     async def run() -> tuple[int, CompactorMetrics]:
         require_log(settings)
         async with opened_log(settings) as log:
-            service = CompactorService(log, settings, report)
+            options = msgspec.structs.replace(service_options(settings), linger_ms=0)
+            service = CompactorService(log, settings, report, options)
             await service.run_once()
             return service.failures, service.metrics
 

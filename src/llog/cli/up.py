@@ -69,6 +69,7 @@ def up(
             compactor_idle_sleep_ms=max(interval, 1),
             compactor_idle_jitter_ms=0,
             compactor_discovery_interval_ms=max(interval, 100),
+            compactor_linger_ms=min(interval, settings.compactor_linger_ms),
         )
     warn_if_open(settings)
     note_new_log = new_log_notice(settings, logger.info)

@@ -52,6 +52,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The pause after a look that failed, and that of a partition whose compaction failed."""
     retain_ms: int = 60_000
     collect_ms: int = 600_000
+    linger_ms: int = 600_000
+    """How long a few small appends wait for more."""
     look_again_ms: int = 120_000
     """How long a partition that had nothing to compact is left alone, unless it grows."""
     stop_s: float = _STOP_S
@@ -66,6 +68,7 @@ def service_options(settings: Settings) -> ServiceOptions:
         error=Pause(settings.compactor_error_sleep_ms, settings.compactor_error_jitter_ms),
         retain_ms=settings.retain_interval_ms,
         collect_ms=settings.collect_interval_ms,
+        linger_ms=settings.compactor_linger_ms,
     )
 
 
@@ -110,6 +113,7 @@ class CompactorService:
                 chosen,
                 concurrency=max(1, _REQUESTS_MAX // workers),
                 memory_bytes_max=chosen.memory_bytes_max // workers,
+                linger_ms=self._options.linger_ms,
             ),
             self._claims,
         )
@@ -174,6 +178,7 @@ class CompactorService:
             "error_sleep_ms": options.error.ms,
             "retain_interval_ms": options.retain_ms,
             "collect_interval_ms": options.collect_ms,
+            "linger_ms": options.linger_ms,
         }
 
     async def search_once(self) -> None:

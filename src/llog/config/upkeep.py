@@ -92,6 +92,18 @@ class UpkeepSettings(StoreSettings, frozen=True, kw_only=True):
             extra={"unit": "duration"},
         ),
     ] = 30_000
+    compactor_linger_ms: Annotated[
+        int,
+        Meta(
+            description="How long a compactor lets a few small appends to a partition wait for more, so that a "
+            "partition which grows slowly becomes few blobs. 64 appends, 64 KiB inline or a quarter of "
+            "LLOG_COMPACTOR_MAX_BYTES_PER_RUN do not wait. `llog compact` and `llog compactor --once` do not wait "
+            "either.",
+            ge=0,
+            le=86_400_000,
+            extra={"unit": "duration"},
+        ),
+    ] = 600_000
     compactor_max_offsets_per_run: Annotated[
         int, Meta(description="The most records that one compaction joins into a blob.", ge=1, le=100_000_000)
     ] = 1_000_000

@@ -386,3 +386,35 @@ async def test_a_long_index_is_compacted_page_by_page(world: World) -> None:
     assert ends == [2100, 2499]
     assert await world.payloads() == [str(number) for number in range(2500)]
     assert len(await world.meta.keys(keys.index, keys.index[:-1] + "0", 10)) == 3
+
+
+async def test_a_few_small_appends_wait_for_more_as_long_as_they_may_linger(world: World) -> None:
+    patient = Compactor(world.log, CompactorOptions(linger_ms=1000, linger_entries_max=6))
+    for number in range(4):
+        await world.append(f"a{number}")
+    assert (await patient.compact_once(TP)).end_offset is None
+    world.runtime.now += 999
+    assert (await patient.compact_once(TP)).end_offset is None
+    world.runtime.now += 1
+    assert (await patient.compact_once(TP)).end_offset == 3
+    for number in range(6):
+        await world.append(f"b{number}")
+    assert (await patient.compact_once(TP)).end_offset == 9, "six entries do not wait, and one is pending"
+    assert await world.payloads() == [*(f"a{n}" for n in range(4)), *(f"b{n}" for n in range(6))]
+
+
+async def test_a_large_run_and_a_forced_one_do_not_linger(world: World) -> None:
+    for number in range(3):
+        await world.append(f"a{number}" * 100)
+    small = CompactorOptions(linger_ms=1000, max_bytes=1000)
+    assert (await Compactor(world.log, small).compact_once(TP)).end_offset is not None
+    for number in range(3):
+        await world.append(f"b{number}")
+    assert (await Compactor(world.log, CompactorOptions(linger_ms=1000)).compact_once(TP, force=True)).end_offset == 6
+
+
+async def test_a_clock_that_was_set_back_lets_nothing_linger(world: World) -> None:
+    for number in range(3):
+        await world.append(f"a{number}")
+    world.runtime.now -= 10_000
+    assert (await Compactor(world.log, CompactorOptions(linger_ms=1000)).compact_once(TP)).end_offset == 3

@@ -186,6 +186,22 @@ async def test_an_idle_inline_append_does_not_stay_in_the_metadata_store(world: 
     assert await world.payloads() == ["alone"]
 
 
+async def test_inline_records_linger_unless_they_are_many_bytes(world: World) -> None:
+    options = CompactorOptions(linger_ms=10 * IDLE_MS, idle_ms=IDLE_MS, linger_inline_bytes_max=150)
+    compactor = Compactor(world.log, options)
+    await world.append("alone", writer=inline_writer(world))
+    world.runtime.now += IDLE_MS
+    assert (await compactor.compact_once(TP)).end_offset is None
+    world.runtime.now += 9 * IDLE_MS
+    assert (await compactor.compact_once(TP)).end_offset == 1
+    for name in "abc":
+        await world.append(name, writer=inline_writer(world))
+    assert (await compactor.compact_once(TP)).end_offset is None
+    for name in "de":
+        await world.append(name, writer=inline_writer(world))
+    assert (await compactor.compact_once(TP)).end_offset == 5
+
+
 async def test_retention_deletes_inline_records_with_their_entries(world: World) -> None:
     writer = inline_writer(world)
     for name in "abc":

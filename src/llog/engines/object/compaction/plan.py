@@ -50,6 +50,13 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of slices that one pass over many partitions holds at a time."""
     holder: str = ""
     """The name of this compactor in its claims, for people."""
+    linger_ms: int = 0
+    """How long a run at the end of the log waits for more entries, unless it is large or has many of them: a partition
+    that grows slowly would otherwise become many small blobs.
+    """
+    linger_entries_max: int = 64
+    linger_inline_bytes_max: int = 64 << 10
+    """The bytes in the metadata store that may wait."""
     idle_ms: int = 60_000
     """The time without an append after which a partition's `pending` is cleared, because it keeps a shared blob
     alive, and after which even a single inline append is compacted.
@@ -140,20 +147,27 @@ async def _choose_once(
                 f"the index entry of {tp} that ends at {scan.spans[0].end_offset} begins at "
                 f"{scan.spans[0].start_offset}, but the compaction cursor is at {cursor}"
             )
-        size = sum(span.entry.byte_length for span in scan.spans)
-        small = len(scan.spans) < options.min_entries and size < options.max_bytes // 4
-        if scan.at_tail and small and not force and not _has_idle_inline(log, options, scan.spans):
+        if scan.at_tail and not force and not _is_worthwhile(log, options, control, scan.spans):
             return None
         return Plan(tp, keys, tuple(scan.spans), scan.version, control, at_tail=scan.at_tail)
     return None
 
 
-def _has_idle_inline(log: Log, options: CompactorOptions, spans: Sequence[EntrySpan]) -> bool:
-    """Return whether the run has inline records for which no later append comes: they must not stay in the metadata
-    store.
-    """
-    oldest = next((span.entry.append_ms for span in spans if is_inline(span.entry.data_uri)), None)
-    return oldest is not None and not 0 <= log.runtime.now_ms() - oldest < options.idle_ms
+def _is_worthwhile(log: Log, options: CompactorOptions, control: Control, spans: Sequence[EntrySpan]) -> bool:
+    """Return whether a run that may still grow is compacted now."""
+    if sum(span.entry.byte_length for span in spans) >= options.max_bytes // 4:
+        return True
+    now_ms = log.runtime.now_ms()
+    inline = [span.entry for span in spans if is_inline(span.entry.data_uri)]
+    if len(spans) < options.min_entries:
+        # Inline records for which no later append comes must not stay in the metadata store.
+        return bool(inline) and not 0 <= now_ms - inline[0].append_ms < max(options.idle_ms, options.linger_ms)
+    return (
+        len(spans) >= options.linger_entries_max
+        or not 0 <= now_ms - spans[0].entry.append_ms < options.linger_ms
+        or sum(entry.byte_length for entry in inline) >= options.linger_inline_bytes_max
+        or control.inline_full
+    )
 
 
 async def read_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[int, int]:

@@ -1,0 +1,101 @@
+"""Two compactors, `llog compactor`, that are killed and paused again and again while a broker takes appends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from llog.history.recorder import HistoryRecorder
+from tests.broker.test_process import LIMIT_S, LLOG, Load, Running, read_recorded, running
+from tests.faults.chaos import SEED
+
+SESSION_S = 1.0
+ENVIRONMENT = {
+    "LLOG_SESSION_TIMEOUT_MS": "1000",
+    "LLOG_COMPACTOR_IDLE_SLEEP_MS": "20",
+    "LLOG_COMPACTOR_IDLE_JITTER_MS": "20",
+    "LLOG_COMPACTOR_LINGER_MS": "0",
+    "LLOG_COMPACTOR_ERROR_SLEEP_MS": "50",
+    "LLOG_COMPACTOR_ERROR_JITTER_MS": "50",
+    "LLOG_COLLECT_INTERVAL_MS": "200",
+    "LLOG_COLLECT_GRACE_MS": "500",
+    "LLOG_INLINE_PARTITION_MAX_BYTES": "16384",  # so that appends go both ways
+}
+FAULTS = 6
+
+
+def test_nothing_is_lost_or_damaged_when_compactors_die_and_sleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLOG_FAULTS_SEED", raising=False)  # no setting of the programs
+    rng = random.Random(SEED)
+    with HistoryRecorder(tmp_path / "history.jsonl") as recorder:
+        with running(tmp_path, "serve", environment=ENVIRONMENT) as broker:
+            load = Load(broker, recorder)
+            load.wait_for(10)
+            compactors = [Running(tmp_path, "compactor", environment=ENVIRONMENT) for _ in range(2)]
+            try:
+                for _ in range(FAULTS):
+                    load.wait_for(load.acknowledged + rng.randint(50, 200))
+                    number = rng.randrange(2)
+                    if rng.random() < 0.5:
+                        compactors[number].end(signal.SIGKILL)
+                        compactors[number].client.close()
+                        compactors[number] = Running(tmp_path, "compactor", environment=ENVIRONMENT)
+                    else:
+                        _pause(compactors[number], 2 * SESSION_S)
+                _wait_for_work(compactors)
+                for each in compactors:
+                    assert "Traceback" not in each.errors, each.errors
+                    assert each.end() == 0
+            finally:
+                for each in compactors:
+                    each.process.kill()
+                    each.process.wait()
+                    each.client.close()
+            assert broker.end() == 0
+            load.join()
+        with running(tmp_path, "serve", environment=ENVIRONMENT) as broker:
+            assert read_recorded(broker, recorder) == load.acknowledged
+    for command in (["compactor", "--once"], ["verify"]):
+        ended = _llog(tmp_path, *command)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def _pause(compactor: Running, seconds: float) -> None:
+    """Stop the process for longer than its session and its claims last."""
+    compactor.process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    compactor.process.send_signal(signal.SIGCONT)
+
+
+def _wait_for_work(compactors: list[Running]) -> None:
+    """Return when compactors of this life have compacted, and one has collected."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = [each.client.get("/metrics").json() for each in compactors]
+        runs = [each for one in found for each in one.get("llog_compactor_runs_total", [])]
+        steps = [each for one in found for each in one.get("llog_compactor_steps_total", [])]
+        compacted = any(each["outcome"] == "compacted" for each in runs)
+        collected = any((each["step"], each["outcome"]) == ("collection", "done") for each in steps)
+        if compacted and collected:
+            return
+        assert time.monotonic() < deadline, [each.errors for each in compactors]
+        time.sleep(0.1)
+
+
+def _llog(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LLOG, *arguments],
+        cwd=directory,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
