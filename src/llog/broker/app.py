@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from starlette.applications import Starlette
-
 from llog.batch.columns import Buffer
 from llog.broker.arrivals import Arrivals
 from llog.broker.auto_creation import AutoCreatingProducer, AutoCreation
@@ -17,7 +15,7 @@ from llog.broker.cache.tail import SharedTail, Tail, private_directory
 from llog.broker.fetcher import Fetcher
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.forwarding import Forwarding
-from llog.broker.http.routing import build_app
+from llog.broker.http.routing import App
 from llog.broker.metrics import Metrics
 from llog.broker.monitoring.description import Description
 from llog.broker.monitoring.group_lag import GroupLags
@@ -125,9 +123,9 @@ class Broker:
     def log(self) -> Log:
         return self._log
 
-    def app(self) -> Starlette:
+    def app(self) -> App:
         routes = [route for resource in self._resources for route in resource.routes()]
-        return build_app(routes, self._settings, self._forwarding, self.metrics, self._tracer)
+        return App(routes, self._settings, self._forwarding, self.metrics, self._tracer)
 
     async def start(self) -> None:
         """Open the tables and the shared tail, if they are configured, and begin to take up what this machine has."""

@@ -118,10 +118,11 @@ class AutoCreatingProducer:
             for index, part in enumerate(parts)
             if isinstance(outcomes[index], PartitionNotInitialized) and part.tp in self._producers
         ]
-        for index in again:
-            self._producers.pop(parts[index].tp, None)
-        for index, outcome in zip(again, await self._append([parts[index] for index in again]), strict=True):
-            outcomes[index] = outcome
+        if again:
+            for index in again:
+                self._producers.pop(parts[index].tp, None)
+            for index, outcome in zip(again, await self._append([parts[index] for index in again]), strict=True):
+                outcomes[index] = outcome
         for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, AppendResult) and not outcome.repeated:
                 producer = None if part.producer is None else part.producer.id

@@ -6,6 +6,10 @@ LLOG_BATCH_MAX_DELAY_MS, whichever comes first: every blob in a bucket costs a P
 An eager producer also sends what waits as soon as no batch is under way: a lone client waits for the stores and for
 nothing else, and batches grow with the load. Local files and the engines that use no blobs are written that way, and so
 is what needs no blob because it is small enough to be inline (`log/inline.py`), until a partition is full of that.
+
+Clients that were just answered together usually ask again at once. So the next batch waits for as many requests as the
+last one answered, for half as long as that one took at most: otherwise the first of them would leave alone, and all
+others would wait for its batch to end.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -33,6 +38,9 @@ RECORD_OVERHEAD: Final = 16
 """Bytes that a record counts for besides its own: empty records must not accumulate without bound."""
 PARTS_MAX: Final = 20_000
 """Parts of one batch, unless a single request has more: a blob's header has room for about 50,000 partitions."""
+
+_RETURN_SHARE: Final = 0.5
+"""How long a batch waits for clients that were just answered, as a share of the time that their batch took."""
 
 Outcome = AppendResult | LlogError
 FlushReason = Literal["bytes", "delay", "idle", "inline", "closing"]
@@ -88,6 +96,9 @@ class BatchingProducer:
         self._waiting_bytes = 0
         self._flushes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
+        self._expected = 1
+        """How many requests wait once all clients that the last batch answered have asked again."""
+        self._expected_until = 0.0
         self._is_closing = False
 
     def append(self, parts: Sequence[Part]) -> asyncio.Future[list[Outcome]]:
@@ -109,7 +120,7 @@ class BatchingProducer:
         self._metrics.queued_requests += 1
         self._metrics.queued_bytes += size
         # Not at once: requests that are read in the same round of the event loop go together.
-        if len(self._waiting) == 1 or self._waiting_bytes >= self._max_bytes:
+        if len(self._waiting) in (1, self._expected) or self._waiting_bytes >= self._max_bytes:
             self._set_timer(loop.call_soon(self._flush))
         return request.answer
 
@@ -136,9 +147,12 @@ class BatchingProducer:
             task = loop.create_task(self._append(batch), context=batch[0].context)
             self._flushes.add(task)
             self._metrics.flushes_in_flight += 1
-            task.add_done_callback(self._end_flush)
+            task.add_done_callback(partial(self._end_flush, len(batch), loop.time()))
         if self._waiting and len(self._flushes) < self._flushes_max:
-            self._set_timer(loop.call_at(self._waiting[0].deadline, self._flush))
+            due = self._waiting[0].deadline
+            if loop.time() < self._expected_until:
+                due = min(due, self._expected_until)
+            self._set_timer(loop.call_at(due, self._flush))
 
     def _due(self, now: float) -> FlushReason | None:
         """Return why the next batch must leave now; None if it may wait."""
@@ -146,11 +160,13 @@ class BatchingProducer:
             return "bytes"
         if self._is_closing:
             return "closing"
-        if self._flushes or not self._is_eager:
-            if now >= self._waiting[0].deadline:
-                return "delay"
-            return "inline" if not self._flushes and self._fits_inline() else None
-        return "idle"
+        if now >= self._waiting[0].deadline:
+            return "delay"
+        if self._flushes or (len(self._waiting) < self._expected and now < self._expected_until):
+            return None
+        if self._is_eager:
+            return "idle"
+        return "inline" if self._fits_inline() else None
 
     def _fits_inline(self) -> bool:
         """Return whether all that waits needs no blob, as far as the last batch shows."""
@@ -175,9 +191,12 @@ class BatchingProducer:
                 share = (byte_size(columns) + RECORD_OVERHEAD * columns.count) / total
                 self._metrics.count_batch_share(tp.topic, None if producer is None else producer.id, share)
 
-    def _end_flush(self, task: asyncio.Task[None]) -> None:
+    def _end_flush(self, answered: int, began: float, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
         self._metrics.flushes_in_flight -= 1
+        now = asyncio.get_running_loop().time()
+        self._expected = answered + len(self._waiting)
+        self._expected_until = now + _RETURN_SHARE * (now - began) if answered > 1 or self._waiting else now
         self._flush()
 
     def _next_batch(self, now: float) -> list[_Request]:

@@ -9,9 +9,8 @@ from contextlib import closing
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 
-from llog.broker.http.routing import build_app
+from llog.broker.http.routing import App
 from llog.broker.metrics import Metrics
 from llog.broker.monitoring.families import http_samples
 from llog.broker.routes.health import HealthRoutes
@@ -46,13 +45,13 @@ class CompactorServer:
         self._billing = Billing(log, settings)
         self._settings = msgspec.structs.replace(settings, broker_bind_host=settings.compactor_bind_host)
 
-    def app(self) -> Starlette:
+    def app(self) -> App:
         resources = (
             HealthRoutes(self._log, self.stopping, {"compaction": self.compactor.check}),
             MetricRoutes(self._report),
         )
         routes = [route for resource in resources for route in resource.routes()]
-        return build_app(routes, self._settings, None, self.metrics)
+        return App(routes, self._settings, None, self.metrics)
 
     async def close(self) -> None:
         await self._billing.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from starlette.requests import Request
@@ -42,15 +42,6 @@ class Buffer:
         self.max_bytes = max_bytes
         self.metrics = metrics
 
-    @contextmanager
-    def share(self) -> Iterator[Share]:
-        """Yield the share of one request, which is free again when the block ends."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self.metrics.buffered_bytes -= share.size
-
 
 class Share:
     """What one request, and so one connection, holds of the buffer: never more than it leaves free for the others.
@@ -58,8 +49,14 @@ class Share:
     So a few large bodies cannot take the last of the buffer.
     """
 
+    __slots__ = ("_buffer", "size")
+
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
+        self.size = 0
+
+    def release(self) -> None:
+        self._buffer.metrics.buffered_bytes -= self.size
         self.size = 0
 
     def check(self, more: int) -> None:
@@ -88,32 +85,34 @@ class Bodies:
             (settings.batch_max_buffer_bytes // 2, "half of LLOG_BATCH_MAX_BUFFER_BYTES"),
         )
 
-    @asynccontextmanager
-    async def read(self, request: Request, wanted: str | None = JSON) -> AsyncIterator[bytearray]:
-        """Yield the body, of this content type or of any, which counts as held until the block ends."""
-        kind = content_type(request)
-        if wanted is not None and kind != wanted:
-            # Routes that write ask for a type that no web page can send here behind its visitor's back.
-            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {wanted}")
-        declared = request.headers.get("content-length", "")
-        with self._buffer.share() as share:
-            if BODY in request.scope:
-                share.grow(len(request.scope[BODY]))
-                yield request.scope[BODY]
-                return
-            if declared.isascii() and declared.isdecimal():
-                # Too much is refused before it is sent; nothing counts as held before it has arrived.
-                self._check_size(int(declared[:20]))
-                share.check(int(declared[:20]))
-            body = request.scope[BODY] = await self._receive(request, share)
-            yield body
+    def read(self, request: Request, wanted: str | None = JSON) -> HeldBody:
+        """Return the context of a block that has the body, of this content type or of any."""
+        return HeldBody(self, request, wanted, Share(self._buffer))
 
     @contextmanager
     def held(self, size: int) -> Iterator[None]:
         """Count `size` bytes of a body that was read before as held until the block ends."""
-        with self._buffer.share() as share:
-            share.grow(size)
+        share = Share(self._buffer)
+        share.grow(size)
+        try:
             yield
+        finally:
+            share.release()
+
+    async def receive(self, request: Request, share: Share) -> bytearray:
+        """Return the body of the request, which may be here already."""
+        body: bytearray | None = request.scope.get(BODY)
+        if body is not None:
+            self._check_size(len(body))
+            share.grow(len(body))
+            return body
+        declared = request.headers.get("content-length", "")
+        if declared.isascii() and declared.isdecimal():
+            # Too much is refused before it is sent; nothing counts as held before it has arrived.
+            self._check_size(int(declared[:20]))
+            share.check(int(declared[:20]))
+        body = request.scope[BODY] = await self._receive(request, share)
+        return body
 
     async def _receive(self, request: Request, share: Share) -> bytearray:
         body = bytearray()
@@ -141,3 +140,29 @@ class Bodies:
             raise RequestTooLarge(
                 f"the body has {size} bytes or more: at most {self._bytes_max} are read ({self._bound_by})"
             )
+
+
+class HeldBody:
+    """The body of a request, which counts as held until the block ends."""
+
+    __slots__ = ("_bodies", "_request", "_share", "_wanted")
+
+    def __init__(self, bodies: Bodies, request: Request, wanted: str | None, share: Share) -> None:
+        self._bodies = bodies
+        self._request = request
+        self._wanted = wanted
+        self._share = share
+
+    async def __aenter__(self) -> bytearray:
+        kind = content_type(self._request)
+        if self._wanted is not None and kind != self._wanted:
+            # Routes that write ask for a type that no web page can send here behind its visitor's back.
+            raise InvalidArgument(f"content-type is {kind[:80]!r}: it must be {self._wanted}")
+        try:
+            return await self._bodies.receive(self._request, self._share)
+        except BaseException:
+            self._share.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._share.release()

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from llog.broker.http.answers import error_answer
+from llog.broker.http.answers import Handler, error_answer
 from llog.broker.http.hosts import is_open
+from llog.broker.http.shortcuts import Exchange, Shortcuts
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnections
@@ -128,9 +129,14 @@ class _Phase(Enum):
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, with bounds."""
 
-    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limits: Limits, shortcuts: Shortcuts, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
+        self._shortcuts = shortcuts
+        self._shortcut: Handler | None = None
+        """The handler of a request that is arriving, until all of it is here or it takes the usual way."""
+        self._body = bytearray()
+        """What has arrived of the body of such a request."""
         self._is_extra = False
         self._phase = _Phase.HEADER
         self._deadline = math.inf
@@ -162,6 +168,8 @@ class Connection(HttpToolsProtocol):
             return
         self._overhead_bytes += len(data)
         super().data_received(data)
+        if self._shortcut is not None and not self.transport.is_closing():  # the rest of the body is on its way
+            self._begin_cycle()
         if self._overhead_bytes > self._limits.header_bytes_max:
             self.turn_away(self._too_large())
         elif self._phase is _Phase.BETWEEN and not self._is_busy and self._deadline == math.inf:
@@ -181,8 +189,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._phase = _Phase.BODY
         self._deadline = math.inf
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
         is_large = size > self._limits.header_bytes_max
+        if not (is_large or self._is_extra or self._is_busy):
+            self._shortcut = self._shortcuts.find(self.parser.get_method(), self.url, self.headers)
+            if self._shortcut is not None:
+                return
         if is_large:
             self.app = cast(Any, _refusal(self._too_large()))
         super().on_headers_complete()
@@ -191,13 +203,39 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead_bytes = 0
-        super().on_body(body)
+        if self._shortcut is None:
+            super().on_body(body)
+        else:
+            self._body += body
 
     def on_message_complete(self) -> None:
         self._overhead_bytes = 0
         self._phase = _Phase.BETWEEN
         self._deadline = math.inf
-        super().on_message_complete()
+        if self._shortcut is None:
+            super().on_message_complete()
+        else:
+            self._begin_exchange(self._shortcut)
+
+    def _begin_exchange(self, handler: Handler) -> None:
+        """Let the handler answer the request, which is here as a whole."""
+        scope: dict[str, Any] = cast(Any, self.scope)
+        path = self.url.decode("ascii")
+        scope.update(method=self.parser.get_method().decode("ascii"), path=path, raw_path=self.url, query_string=b"")
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        exchange = Exchange(self, scope, self._body, keep_alive=keep_alive)
+        self._shortcut, self._body = None, bytearray()
+        self.cycle = cast(Any, exchange)
+        task = self.loop.create_task(exchange.answer(handler))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _begin_cycle(self) -> None:
+        """Let the request, of which the header and a part of the body are here, take the usual way."""
+        body, self._body, self._shortcut = self._body, bytearray(), None
+        super().on_headers_complete()
+        if body:
+            super().on_body(bytes(body))
 
     # --- the answer
 

@@ -134,9 +134,9 @@ class Forwarding:
         The refusals of these items no longer count as errors.
         """
         owned: dict[str, list[int]] = {}
-        for index, answer in enumerate(answers if self.may_forward(request) else ()):
-            owner = answer.get("error", {}).get("owner")
-            if owner is not None:
+        for index, answer in enumerate(answers):
+            owner = answer["error"].get("owner") if "error" in answer else None
+            if owner is not None and self.may_forward(request):
                 owned.setdefault(owner, []).append(index)
                 self._metrics.errors[LogOwned.code] -= 1
         return owned

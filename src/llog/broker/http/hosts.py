@@ -14,7 +14,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llog.broker.http.answers import error_answer
@@ -35,31 +34,51 @@ def is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith("/metrics/")
 
 
-def host_check(settings: Settings, metrics: Metrics) -> Middleware:
-    """Return the middleware; `ConfigurationError` if LLOG_BROKER_HOSTS has something that is no name."""
-    names = [each.strip().lower().rstrip(".") for each in (settings.broker_hosts or "").split(",") if each.strip()]
-    for each in names:
-        if each != _ANY and not _is_address(each) and not _NAME.fullmatch(each):
-            raise ConfigurationError(
-                f"LLOG_BROKER_HOSTS has {each[:80]!r}: write names as clients do, without http:// and without a port "
-                "(llog.example.com), '*.example.com' for all below one, or '*' for any"
-            )
-    own = (settings.broker_bind_host, urlsplit(settings.broker_advertised_address or "").hostname or "")
-    return Middleware(_HostCheck, names=(*_LOOPBACK, *map(str.lower, filter(None, own)), *names), metrics=metrics)
+class ServedHosts:
+    """The names under which this broker answers, from the settings.
+
+    Raises `ConfigurationError` if LLOG_BROKER_HOSTS has something that is no name.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        names = [each.strip().lower().rstrip(".") for each in (settings.broker_hosts or "").split(",") if each.strip()]
+        for each in names:
+            if each != _ANY and not _is_address(each) and not _NAME.fullmatch(each):
+                raise ConfigurationError(
+                    f"LLOG_BROKER_HOSTS has {each[:80]!r}: write names as clients do, without http:// and without a "
+                    "port (llog.example.com), '*.example.com' for all below one, or '*' for any"
+                )
+        own = (settings.broker_bind_host, urlsplit(settings.broker_advertised_address or "").hostname or "")
+        self.any = _ANY in names
+        self._names = frozenset((*_LOOPBACK, *map(str.lower, filter(None, own)), *names))
+        self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
+        self.serves = lru_cache(_KNOWN_MAX)(self._serves)
+        """Returns whether the broker answers a request with this Host."""
+
+    def _serves(self, host: str) -> bool:
+        if self.any:
+            return True
+        found = _HOST.fullmatch(host.strip().lower())
+        if found is None:
+            return False
+        address, name = found.groups()
+        if address is not None:
+            return _is_address(address)
+        name = name.removesuffix(".")
+        return _is_address(name) or name in self._names or name.endswith(self._suffixes)
 
 
-class _HostCheck:
-    def __init__(self, app: ASGIApp, names: tuple[str, ...], metrics: Metrics) -> None:
+class HostCheck:
+    """The middleware that refuses requests under other names."""
+
+    def __init__(self, app: ASGIApp, hosts: ServedHosts, metrics: Metrics) -> None:
         self._app = app
-        self._any = _ANY in names
-        self._names = frozenset(names)
-        self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+        self._hosts = hosts
         self._metrics = metrics
-        self._is_served = lru_cache(_KNOWN_MAX)(self._serves)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosts = Headers(scope=scope).getlist("host")
-        if self._any or is_open(scope["path"]) or (len(hosts) == 1 and self._is_served(hosts[0])):
+        if self._hosts.any or is_open(scope["path"]) or (len(hosts) == 1 and self._hosts.serves(hosts[0])):
             await self._app(scope, receive, send)
             return
         error = WrongHost(
@@ -70,16 +89,6 @@ class _HostCheck:
         self._metrics.errors[error.code] += 1
         self._metrics.requests["other", response.status_code] += 1
         await response(scope, receive, send)
-
-    def _serves(self, host: str) -> bool:
-        found = _HOST.fullmatch(host.strip().lower())
-        if found is None:
-            return False
-        address, name = found.groups()
-        if address is not None:
-            return _is_address(address)
-        name = name.removesuffix(".")
-        return _is_address(name) or name in self._names or name.endswith(self._suffixes)
 
 
 def _is_address(text: str) -> bool:

@@ -65,7 +65,7 @@ def bytes_from_json(data: Data | UnsetType | None) -> bytes | None:
 def columns_from_json(records: Sequence[str | JsonRecord]) -> Columns:
     """Return the records of one item, ready to append."""
     if all(type(record) is str for record in records):  # the common case, without an object for each
-        return columns_of(())._replace(values=_text_values(records))
+        return Columns(_text_values(records), None, None, None, ())
     return columns_of([_record(record) for record in records])
 
 

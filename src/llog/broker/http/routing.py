@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import starlette.routing
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llog.broker.http.answers import Handler, no_route_answers, with_error_answers
 from llog.broker.http.cors import cors
 from llog.broker.http.forwarding import FORWARDED, FindOwner, Forwarding
-from llog.broker.http.hosts import host_check
+from llog.broker.http.hosts import HostCheck, ServedHosts
 from llog.broker.http.request_log import request_log
+from llog.broker.http.shortcuts import Shortcuts
 from llog.broker.metrics import Metrics
 from llog.broker.tracing import Tracer
 from llog.config import Settings
@@ -39,36 +41,47 @@ class Route(NamedTuple):
     """
     may_stay: bool = False
     """Whether this broker answers after all if the owner that was found cannot be reached."""
+    has_shortcut: bool = False
+    """Whether small requests may reach the handler by a shortcut (`shortcuts.py`). The handler answers with no stream,
+    and sends what another broker owns on by itself.
+    """
 
 
-def build_app(
-    routes: Iterable[Route],
-    settings: Settings,
-    forwarding: Forwarding | None,
-    metrics: Metrics,
-    tracer: Tracer | None = None,
-) -> Starlette:
-    """Return the application of these routes. Without `forwarding`, no request is sent on to another process."""
-    app = Starlette(
-        routes=[
-            starlette.routing.Route(
-                route.path,
-                with_error_answers(
-                    _refuse_other_role(route.role, settings.role, _forward(route, forwarding)), route.path, metrics
-                ),
-                methods=[route.method],
+class App(Starlette):
+    """The application of a service, and the shortcuts to its handlers, which pass by the log of requests: there are
+    none while it is on. Without `forwarding`, no request is sent on to another process.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        settings: Settings,
+        forwarding: Forwarding | None,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+    ) -> None:
+        hosts = ServedHosts(settings)
+        log = request_log(settings, tracer)
+        handlers = {
+            (route.method, route.path): with_error_answers(
+                _refuse_other_role(route.role, settings.role, _forward(route, forwarding)), route.path, metrics
             )
             for route in routes
-        ],
-        exception_handlers={HTTPException: no_route_answers(metrics)},
-        middleware=[*request_log(settings, tracer), host_check(settings, metrics), *cors(settings)],
-    )
-    app.router.redirect_slashes = False  # a redirect would name the host that the request named
-    return app
+        }
+        super().__init__(
+            routes=[
+                starlette.routing.Route(path, handler, methods=[method]) for (method, path), handler in handlers.items()
+            ],
+            exception_handlers={HTTPException: no_route_answers(metrics)},
+            middleware=[*log, Middleware(HostCheck, hosts=hosts, metrics=metrics), *cors(settings)],
+        )
+        self.router.redirect_slashes = False  # a redirect would name the host that the request named
+        quick = [(route.method, route.path) for route in routes if route.has_shortcut and not log]
+        self.shortcuts = Shortcuts({name: handlers[name] for name in quick}, hosts.serves)
 
 
 def _forward(route: Route, forwarding: Forwarding | None) -> Handler:
-    if forwarding is None:
+    if forwarding is None or route.has_shortcut:
         return route.handler
     if route.find_owner is None:
         return forwarding.on_refusal(route.handler, route.wait_ms)

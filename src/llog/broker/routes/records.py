@@ -106,9 +106,9 @@ class RecordRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("write", "POST", "/produce", self._produce),
+            Route("write", "POST", "/produce", self._produce, has_shortcut=True),
             Route("write", "POST", RECORDS, self._produce_arrow),
-            Route("read", "POST", "/consume", self._consume),
+            Route("read", "POST", "/consume", self._consume, has_shortcut=True),
             Route("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset_for_time),
         ]
 
@@ -128,11 +128,12 @@ class RecordRoutes:
             items = placement.items
         answers = await self._append(items)
         owned = self._forwarding.owned_items(request, answers)
-        parts = [
-            self._forwarding.ask_owner(owner, "/produce", ProduceRequest([items[index] for index in indexes]))
-            for owner, indexes in owned.items()
-        ]
-        answers = _merge(answers, zip(owned.values(), await asyncio.gather(*parts), strict=True))
+        if owned:
+            parts = [
+                self._forwarding.ask_owner(owner, "/produce", ProduceRequest([items[index] for index in indexes]))
+                for owner, indexes in owned.items()
+            ]
+            answers = _merge(answers, zip(owned.values(), await asyncio.gather(*parts), strict=True))
         return answers if placement is None else placement.fold(answers, self._metrics)
 
     async def _append(self, items: Sequence[ProduceItem]) -> ItemAnswers:
