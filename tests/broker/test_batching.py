@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +14,11 @@ from llog.broker.batching import BatchingProducer, Part
 from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.metrics import Metrics
 from llog.engines.object.writer import Writer
-from llog.errors import StoreUnavailable, TopicNotFound
+from llog.errors import LlogError, StoreUnavailable, TopicNotFound
 from llog.log.catalog import Catalog
-from llog.log.engine import AppendResult, WriterOptions
+from llog.log.engine import AppendGroup, AppendResult, WriterOptions
 from llog.log.inline import InlineLimits
+from llog.log.log import Log
 from llog.model import Record, TopicPartition
 from llog.stores.memory.meta import MemoryMetaStore
 from llog.stores.sqlite.store import SqliteMetaStore
@@ -233,3 +235,46 @@ async def test_what_needs_a_blob_waits_beside_what_does_not(served: Served) -> N
     assert isinstance(first, AppendResult)
     assert isinstance(second, AppendResult)
     assert (first.start_offset, second.start_offset) == (2, 3)
+
+
+class SlowWriter(Writer):
+    """Appends as slowly as it is told to, and notes how many groups each call had."""
+
+    def __init__(self, log: Log, seconds: float) -> None:
+        super().__init__(log)
+        self.seconds = seconds
+        self.groups: list[int] = []
+
+    async def append(self, groups: Sequence[AppendGroup]) -> list[AppendResult | LlogError]:
+        self.groups.append(len(groups))
+        await asyncio.sleep(self.seconds)
+        return [
+            AppendResult(topic=each.topic, partition=each.partition, start_offset=1, end_offset=1) for each in groups
+        ]
+
+
+async def test_a_batch_waits_for_the_clients_that_were_just_answered(served: Served) -> None:
+    await Catalog(served.log).create("t", 5)
+    appender = SlowWriter(served.log, 0.3)
+    producer = BatchingProducer(appender, Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
+    rounds, clients = 4, 5
+
+    async def ask_again_and_again(number: int) -> None:
+        for _ in range(rounds):
+            await producer.append([Part(TopicPartition("t", number), columns_of([Record(payload=b"x")]))])
+            await asyncio.sleep(0.005 * number)
+
+    await asyncio.gather(*map(ask_again_and_again, range(clients)))
+    assert appender.groups == [clients] * rounds
+
+
+async def test_a_lone_client_waits_for_nobody(served: Served) -> None:
+    await Catalog(served.log).create("t", 1)
+    appender = SlowWriter(served.log, 0)
+    producer = BatchingProducer(appender, Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
+    for number in range(1, 4):
+        asked = asyncio.ensure_future(producer.append([Part(T, columns_of([Record(payload=b"x")]))]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(appender.groups) == number, "it leaves at once"
+        await asked

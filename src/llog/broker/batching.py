@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context, copy_context
-from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -147,7 +146,7 @@ class BatchingProducer:
             task = loop.create_task(self._append(batch), context=batch[0].context)
             self._flushes.add(task)
             self._metrics.flushes_in_flight += 1
-            task.add_done_callback(partial(self._end_flush, len(batch), loop.time()))
+            task.add_done_callback(self._end_flush)
         if self._waiting and len(self._flushes) < self._flushes_max:
             due = self._waiting[0].deadline
             if loop.time() < self._expected_until:
@@ -191,13 +190,15 @@ class BatchingProducer:
                 share = (byte_size(columns) + RECORD_OVERHEAD * columns.count) / total
                 self._metrics.count_batch_share(tp.topic, None if producer is None else producer.id, share)
 
-    def _end_flush(self, answered: int, began: float, task: asyncio.Task[None]) -> None:
+    def _end_flush(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
         self._metrics.flushes_in_flight -= 1
-        now = asyncio.get_running_loop().time()
-        self._expected = answered + len(self._waiting)
-        self._expected_until = now + _RETURN_SHARE * (now - began) if answered > 1 or self._waiting else now
         self._flush()
+
+    def _expect_again(self, answered: int, seconds: float) -> None:
+        """Expect the clients of a batch, which took this long and is about to be answered, beside those that wait."""
+        self._expected = answered + len(self._waiting)
+        self._expected_until = asyncio.get_running_loop().time() + _RETURN_SHARE * seconds
 
     def _next_batch(self, now: float) -> list[_Request]:
         """Take at least one request, and as many more as fit."""
@@ -238,6 +239,7 @@ class BatchingProducer:
         partitions = len({each.tp for each in joined})
         self._metrics.count_batch(records, sum(request.size for request in batch), partitions)
         outcomes = dict(share for each, result in zip(joined, results, strict=True) for share in each.shares(result))
+        self._expect_again(len(batch), seconds)
         number = 0
         for request in batch:
             numbers = range(number, number + len(request.parts))
