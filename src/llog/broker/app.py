@@ -21,6 +21,7 @@ from llog.broker.monitoring.description import Description
 from llog.broker.monitoring.group_lag import GroupLags
 from llog.broker.monitoring.report import BrokerReport
 from llog.broker.partitioner import Partitioner
+from llog.broker.routes.documents import DocumentRoutes
 from llog.broker.routes.groups import GroupRoutes
 from llog.broker.routes.health import HealthRoutes
 from llog.broker.routes.keyed import KeyedRoutes
@@ -125,6 +126,7 @@ class Broker:
 
     def app(self) -> App:
         routes = [route for resource in self._resources for route in resource.routes()]
+        routes += DocumentRoutes(list(routes)).routes()
         return App(routes, self._settings, self._forwarding, self.metrics, self._tracer)
 
     async def start(self) -> None:

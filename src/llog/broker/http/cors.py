@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -16,8 +17,8 @@ _PREFLIGHT_S: Final = 600
 _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
 
 
-def cors(settings: Settings) -> list[Middleware]:
-    """Return the middleware that answers preflight requests.
+def cors(settings: Settings, methods: Iterable[str]) -> list[Middleware]:
+    """Return the middleware that answers preflight requests for these methods.
 
     Raises `ConfigurationError` if LLOG_CORS_ORIGINS has something that no browser would send as an origin.
     """
@@ -34,7 +35,7 @@ def cors(settings: Settings) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_methods=sorted(methods),
             allow_headers=["content-type", "accept", "last-event-id"],
             expose_headers=list(EXPOSED),
             max_age=_PREFLIGHT_S,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 JSON: Final = "application/json"
+FORM: Final = "application/x-www-form-urlencoded"
 ITEMS_MAX: Final = 1000
 WAIT_MS_MAX: Final = 60_000
 FETCH_BYTES_MAX: Final = 16 << 20

@@ -16,6 +16,7 @@ from llog.broker.http.answers import Handler, no_route_answers, with_error_answe
 from llog.broker.http.cors import cors
 from llog.broker.http.forwarding import FORWARDED, FindOwner, Forwarding
 from llog.broker.http.hosts import HostCheck, ServedHosts
+from llog.broker.http.operations import Operation
 from llog.broker.http.request_log import request_log
 from llog.broker.http.shortcuts import Shortcuts
 from llog.broker.metrics import Metrics
@@ -45,6 +46,8 @@ class Route(NamedTuple):
     """Whether small requests may reach the handler by a shortcut (`shortcuts.py`). The handler answers with no stream,
     and sends what another broker owns on by itself.
     """
+    operation: Operation | None = None
+    """What the OpenAPI document says of the route."""
 
 
 class App(Starlette):
@@ -73,7 +76,11 @@ class App(Starlette):
                 starlette.routing.Route(path, handler, methods=[method]) for (method, path), handler in handlers.items()
             ],
             exception_handlers={HTTPException: no_route_answers(metrics)},
-            middleware=[*log, Middleware(HostCheck, hosts=hosts, metrics=metrics), *cors(settings)],
+            middleware=[
+                *log,
+                Middleware(HostCheck, hosts=hosts, metrics=metrics),
+                *cors(settings, {route.method for route in routes}),
+            ],
         )
         self.router.redirect_slashes = False  # a redirect would name the host that the request named
         quick = [(route.method, route.path) for route in routes if route.has_shortcut and not log]

@@ -65,7 +65,7 @@ class Description:
 
     def _about(self) -> dict[str, str]:
         return {
-            "version": _version(),
+            "version": package_version(),
             "role": self._settings.role,
             "name": self._settings.client_name,
             "meta": self._meta,
@@ -83,7 +83,7 @@ class Description:
         }
 
 
-def _version() -> str:
+def package_version() -> str:
     try:
         return version("leaderless-log")
     except PackageNotFoundError:  # a tree that is not installed

@@ -17,13 +17,24 @@ from starlette.responses import Response
 
 from llog.base.units import bytes_to_json, epoch_ms
 from llog.batch.columns import binary_size, decode_arrow_headers
+from llog.broker.http.answer_shapes import (
+    AckAnswer,
+    DeletedAnswer,
+    GroupsAnswer,
+    HeartbeatAnswer,
+    LeaveAnswer,
+    MessagesAnswer,
+    ReleaseAnswer,
+    ResetAnswer,
+)
 from llog.broker.http.answers import json_answer
 from llog.broker.http.arrow import MEDIA_TYPE, encode_stream
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import unless_gone
 from llog.broker.http.forwarding import FindOwner
 from llog.broker.http.json_records import value_to_json
-from llog.broker.http.requests import ITEMS_MAX, WAIT_MS_MAX, FetchBytes, Partition, decode_body
+from llog.broker.http.operations import Operation
+from llog.broker.http.requests import ITEMS_MAX, JSON, WAIT_MS_MAX, FetchBytes, Partition, decode_body
 from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument
@@ -116,6 +127,31 @@ class DeleteGroupRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     force: bool = False
 
 
+_CONSUME: Final = Operation(
+    "Consumer groups",
+    "Deliver messages to a member of a group",
+    {JSON: GroupConsumeRequest},
+    answers={JSON: MessagesAnswer, MEDIA_TYPE: None},
+)
+_ACK: Final = Operation("Consumer groups", "Acknowledge messages", {JSON: AckRequest}, answers={JSON: AckAnswer})
+_RELEASE: Final = Operation(
+    "Consumer groups", "Give a message back", {JSON: ReleaseRequest}, answers={JSON: ReleaseAnswer}
+)
+_HEARTBEAT: Final = Operation(
+    "Consumer groups", "Keep an assigned member alive", {JSON: HeartbeatRequest}, answers={JSON: HeartbeatAnswer}
+)
+_LEAVE: Final = Operation(
+    "Consumer groups", "End the membership of an assigned member", {JSON: LeaveRequest}, answers={JSON: LeaveAnswer}
+)
+_LIST: Final = Operation(
+    "Consumer groups", "List groups and their lag", {JSON: ListGroupsRequest}, answers={JSON: GroupsAnswer}
+)
+_RESET: Final = Operation("Consumer groups", "Move a group", {JSON: ResetGroupRequest}, answers={JSON: ResetAnswer})
+_DELETE: Final = Operation(
+    "Consumer groups", "Delete a group", {JSON: DeleteGroupRequest}, answers={JSON: DeletedAnswer}
+)
+
+
 class GroupRoutes:
     def __init__(
         self, dispatcher: Dispatcher, listing: GroupListing, find_tables: FindOwner, bodies: Bodies, metrics: Metrics
@@ -129,14 +165,14 @@ class GroupRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("read", "POST", "/topics/consume", self._consume, wait_ms=WAIT_MS_MAX),
-            Route("read", "POST", "/topics/ack", self._ack),
-            Route("read", "POST", "/topics/release", self._release),
-            Route("read", "POST", "/topics/heartbeat", self._heartbeat),
-            Route("read", "POST", "/topics/leave", self._leave),
-            Route("read", "POST", "/groups/list", self._list, find_owner=self._find_tables),
-            Route("read", "POST", "/groups/reset", self._reset),
-            Route("read", "POST", "/groups/delete", self._delete, find_owner=self._find_tables),
+            Route("read", "POST", "/topics/consume", self._consume, wait_ms=WAIT_MS_MAX, operation=_CONSUME),
+            Route("read", "POST", "/topics/ack", self._ack, operation=_ACK),
+            Route("read", "POST", "/topics/release", self._release, operation=_RELEASE),
+            Route("read", "POST", "/topics/heartbeat", self._heartbeat, operation=_HEARTBEAT),
+            Route("read", "POST", "/topics/leave", self._leave, operation=_LEAVE),
+            Route("read", "POST", "/groups/list", self._list, find_owner=self._find_tables, operation=_LIST),
+            Route("read", "POST", "/groups/reset", self._reset, operation=_RESET),
+            Route("read", "POST", "/groups/delete", self._delete, find_owner=self._find_tables, operation=_DELETE),
         ]
 
     async def _consume(self, request: Request) -> Response:

@@ -11,7 +11,10 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llog.broker.http.answer_shapes import StatusAnswer
 from llog.broker.http.answers import json_answer, problem
+from llog.broker.http.operations import Operation
+from llog.broker.http.requests import JSON
 from llog.broker.http.routing import Route
 from llog.errors import LlogError, StoreUnavailable
 from llog.log.engine import Check
@@ -19,6 +22,10 @@ from llog.log.keys import LOG_ID
 from llog.log.log import Log
 
 CHECK_SECONDS: Final = 5.0
+
+
+_HEALTH: Final = Operation("Operations", "Whether every store takes writes", answers={JSON: StatusAnswer})
+_READY: Final = Operation("Operations", "Whether the process can serve reads", answers={JSON: StatusAnswer})
 
 
 class HealthRoutes:
@@ -35,7 +42,10 @@ class HealthRoutes:
         self._log_id: bytes | None = None
 
     def routes(self) -> list[Route]:
-        return [Route("all", "GET", "/health", self._health), Route("all", "GET", "/ready", self._ready)]
+        return [
+            Route("all", "GET", "/health", self._health, operation=_HEALTH),
+            Route("all", "GET", "/ready", self._ready, operation=_READY),
+        ]
 
     async def _health(self, _: Request) -> Response:
         return await _answer("ok", self._checks)

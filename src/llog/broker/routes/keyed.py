@@ -13,9 +13,20 @@ from typing import TYPE_CHECKING, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llog.broker.http.answer_shapes import (
+    CountAnswer,
+    KeyedAppendAnswer,
+    KeysAnswer,
+    ScanAnswer,
+    SealAnswer,
+    SegmentsAnswer,
+)
 from llog.broker.http.answers import Handler
+from llog.broker.http.arrow import MEDIA_TYPE
 from llog.broker.http.bodies import Bodies
-from llog.broker.http.requests import WAIT_MS_MAX
+from llog.broker.http.events import EVENTS
+from llog.broker.http.operations import Deferred, Operation
+from llog.broker.http.requests import FORM, JSON, WAIT_MS_MAX
 from llog.broker.http.routing import Route
 from llog.broker.metrics import Metrics
 from llog.config import Settings
@@ -38,7 +49,44 @@ _READS: Final[Mapping[str, _Choose]] = {
     "/keyed/segments": lambda handlers: handlers.list_segments,
     "/keyed/tail": lambda handlers: handlers.tail,
 }
-_FORM: Final = "application/x-www-form-urlencoded"
+_TAG: Final = "Keyed log"
+
+
+def _message(name: str) -> Deferred:
+    return Deferred("llog.broker.keyed.messages", name)
+
+
+_OPERATIONS: Final = {
+    "/keyed/append": Operation(
+        _TAG,
+        "Append records",
+        {JSON: _message("AppendRequest"), MEDIA_TYPE: None},
+        _message("AppendQuery"),
+        answers={JSON: KeyedAppendAnswer},
+    ),
+    "/keyed/seal": Operation(
+        _TAG, "End the active segment", {JSON: _message("SealRequest")}, answers={JSON: SealAnswer}
+    ),
+    "/keyed/scan": Operation(
+        _TAG, "Read a page of records", query=_message("ScanQuery"), answers={JSON: ScanAnswer, MEDIA_TYPE: None}
+    ),
+    "/keyed/count": Operation(
+        _TAG, "Count the records of a key", query=_message("CountQuery"), answers={JSON: CountAnswer}
+    ),
+    "/keyed/keys": Operation(
+        _TAG, "List keys", query=_message("KeysQuery"), answers={JSON: KeysAnswer, MEDIA_TYPE: None}
+    ),
+    "/keyed/segments": Operation(
+        _TAG, "List segments", query=_message("SegmentsQuery"), answers={JSON: SegmentsAnswer, MEDIA_TYPE: None}
+    ),
+    "/keyed/tail": Operation(
+        _TAG,
+        "Follow new records",
+        query=_message("TailQuery"),
+        headers={"Last-Event-ID": "The id of the last event that the client has: the tail goes on behind it."},
+        answers={EVENTS: None},
+    ),
+}
 
 
 class KeyedRoutes:
@@ -58,7 +106,10 @@ class KeyedRoutes:
         self._handlers: KeyedHandlers | None = None
 
     def routes(self) -> list[Route]:
-        writes = [Route("write", "POST", path, self._handler(choose)) for path, choose in _WRITES.items()]
+        writes = [
+            Route("write", "POST", path, self._handler(choose), operation=_OPERATIONS[path])
+            for path, choose in _WRITES.items()
+        ]
         reads = [self._read_route("GET", path, self._handler(choose)) for path, choose in _READS.items()]
         forms = [self._read_route("POST", path, self._form_handler(choose)) for path, choose in _READS.items()]
         return writes + reads + forms
@@ -73,7 +124,10 @@ class KeyedRoutes:
             await self._handlers.close()
 
     def _read_route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route("read", method, path, handler, wait_ms=WAIT_MS_MAX, find_owner=self._find_owner, may_stay=True)
+        operation = _OPERATIONS[path]
+        if method == "POST":
+            operation = operation._replace(bodies={FORM: operation.query}, query=None)
+        return Route("read", method, path, handler, WAIT_MS_MAX, self._find_owner, may_stay=True, operation=operation)
 
     async def _find_owner(self) -> str | None:
         """Return the address of the broker that owns the log, if it is another one: it sees appends at once."""
@@ -93,7 +147,7 @@ class KeyedRoutes:
         """Return the handler of a read whose parameters are in the body: keys may be longer than an address."""
 
         async def answer(request: Request) -> Response:
-            async with self._bodies.read(request, _FORM) as body:
+            async with self._bodies.read(request, FORM) as body:
                 query = Request({**request.scope, "query_string": bytes(body)}, request.receive)
             return await choose(self._open())(query)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llog.broker.http.answers import json_answer
+from llog.broker.http.operations import Operation
+from llog.broker.http.requests import JSON
 from llog.broker.http.routing import Route
 from llog.metrics.exposition import PROMETHEUS, MetricReport, as_json, as_prometheus, prefers_prometheus
 from llog.metrics.process import uptime_s
+
+_JSON_OR_PROMETHEUS: Final = Operation(
+    "Operations", "Metrics as JSON, or as text for Prometheus", answers={JSON: dict[str, Any], "text/plain": str}
+)
+_PROMETHEUS: Final = Operation("Operations", "Metrics as text for Prometheus", answers={"text/plain": str})
 
 
 class MetricRoutes:
@@ -20,8 +28,8 @@ class MetricRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("all", "GET", "/metrics", self._json_or_prometheus),
-            Route("all", "GET", "/metrics/prometheus", self._prometheus),
+            Route("all", "GET", "/metrics", self._json_or_prometheus, operation=_JSON_OR_PROMETHEUS),
+            Route("all", "GET", "/metrics/prometheus", self._prometheus, operation=_PROMETHEUS),
         ]
 
     async def _json_or_prometheus(self, request: Request) -> Response:

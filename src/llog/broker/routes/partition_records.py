@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llog.broker.fetcher import Fetch, Fetcher
+from llog.broker.http.answer_shapes import PartitionRecordsAnswer
 from llog.broker.http.answers import json_answer
 from llog.broker.http.arrow import MEDIA_TYPE, encode_records, wants_arrow
 from llog.broker.http.json_records import JSON_RECORD_OVERHEAD, ValueForm, values_to_json
-from llog.broker.http.requests import WAIT_MS_MAX, FetchBytes, decode_query, path_partition
+from llog.broker.http.operations import Operation
+from llog.broker.http.requests import JSON, WAIT_MS_MAX, FetchBytes, decode_query, path_partition
 from llog.broker.http.routing import Route
 from llog.engines.routing import EngineReader
 from llog.errors import InvalidArgument, OffsetOutOfRange
@@ -43,13 +45,21 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: ValueForm = "json"
 
 
+_FETCH: Final = Operation(
+    "Records",
+    "Read the records of a partition",
+    query=FetchQuery,
+    answers={JSON: PartitionRecordsAnswer, MEDIA_TYPE: None},
+)
+
+
 class PartitionRecordRoutes:
     def __init__(self, fetcher: Fetcher, reader: EngineReader) -> None:
         self._fetcher = fetcher
         self._reader = reader
 
     def routes(self) -> list[Route]:
-        return [Route("read", "GET", RECORDS, self._fetch, wait_ms=WAIT_MS_MAX)]
+        return [Route("read", "GET", RECORDS, self._fetch, wait_ms=WAIT_MS_MAX, operation=_FETCH)]
 
     async def _fetch(self, request: Request) -> Response:
         tp, query = path_partition(request), decode_query(FetchQuery, request.query_params)

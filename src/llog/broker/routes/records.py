@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,14 +15,17 @@ from starlette.responses import Response
 from llog.broker.auto_creation import AutoCreatingProducer
 from llog.broker.batching import Part
 from llog.broker.fetcher import Fetch, Fetcher
+from llog.broker.http.answer_shapes import ConsumeAnswer, OffsetAnswer, PartitionAppendAnswer, ProduceAnswer
 from llog.broker.http.answers import item_error, items_answer, json_answer
 from llog.broker.http.arrow import MEDIA_TYPE, decode_records
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import unless_gone
 from llog.broker.http.forwarding import Forwarding, ItemAnswers
 from llog.broker.http.json_records import JSON_RECORD_OVERHEAD, JsonRecord, columns_from_json, records_to_json
+from llog.broker.http.operations import Operation
 from llog.broker.http.requests import (
     ITEMS_MAX,
+    JSON,
     WAIT_MS_MAX,
     FetchBytes,
     Partition,
@@ -85,6 +88,27 @@ class TimeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 R = TypeVar("R", ProduceRequest, ConsumeRequest)
 
 
+_PRODUCE: Final = Operation(
+    "Records", "Append records to any number of partitions", {JSON: ProduceRequest}, answers={JSON: ProduceAnswer}
+)
+_PRODUCE_ARROW: Final = Operation(
+    "Records",
+    "Append the records of an Arrow stream to a partition",
+    {MEDIA_TYPE: None},
+    ProduceQuery,
+    answers={JSON: PartitionAppendAnswer},
+)
+_CONSUME: Final = Operation(
+    "Records",
+    "Read any number of partitions from given offsets on",
+    {JSON: ConsumeRequest},
+    answers={JSON: ConsumeAnswer},
+)
+_OFFSET_FOR_TIME: Final = Operation(
+    "Records", "Find the offset of the first record of a time or later", query=TimeQuery, answers={JSON: OffsetAnswer}
+)
+
+
 class RecordRoutes:
     def __init__(
         self,
@@ -106,10 +130,16 @@ class RecordRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("write", "POST", "/produce", self._produce, has_shortcut=True),
-            Route("write", "POST", RECORDS, self._produce_arrow),
-            Route("read", "POST", "/consume", self._consume, has_shortcut=True),
-            Route("read", "GET", "/topics/{name}/partitions/{partition}/offset", self._offset_for_time),
+            Route("write", "POST", "/produce", self._produce, has_shortcut=True, operation=_PRODUCE),
+            Route("write", "POST", RECORDS, self._produce_arrow, operation=_PRODUCE_ARROW),
+            Route("read", "POST", "/consume", self._consume, has_shortcut=True, operation=_CONSUME),
+            Route(
+                "read",
+                "GET",
+                "/topics/{name}/partitions/{partition}/offset",
+                self._offset_for_time,
+                operation=_OFFSET_FOR_TIME,
+            ),
         ]
 
     # --- JSON, for many partitions

@@ -22,10 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from llog.base.units import format_duration_ms
+from llog.broker.http.answer_shapes import NamesAnswer, SqlAnswer
 from llog.broker.http.answers import json_answer
 from llog.broker.http.arrow import MEDIA_TYPE, decode_stream
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.disconnects import until_gone
+from llog.broker.http.operations import Operation
 from llog.broker.http.requests import JSON, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
 from llog.config import Settings
@@ -81,6 +83,22 @@ class InsertQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: str
 
 
+_EXECUTE: Final = Operation(
+    "SQL",
+    "Run SQL statements",
+    {JSON: SqlRequest, **dict.fromkeys(_TEXT, str)},
+    answers={JSON: SqlAnswer, MEDIA_TYPE: None},
+)
+_INSERT: Final = Operation(
+    "SQL",
+    "Insert the rows of an Arrow stream",
+    {MEDIA_TYPE: None},
+    InsertQuery,
+    answers={JSON: SqlAnswer, MEDIA_TYPE: None},
+)
+_NAMES: Final = Operation("SQL", "List the names that statements may use", answers={JSON: NamesAnswer})
+
+
 class SqlRoutes:
     def __init__(self, log: Log, settings: Settings, stopping: asyncio.Event, bodies: Bodies) -> None:
         self._log = log
@@ -96,9 +114,11 @@ class SqlRoutes:
         wait_ms = self._settings.sql_timeout_ms
         find_owner = self.find_tables_owner if self._settings.role == "both" else None
         return [
-            Route("all", "POST", "/sql", self._execute, wait_ms=wait_ms, find_owner=find_owner),
-            Route("all", "POST", "/sql/insert", self._insert, wait_ms=wait_ms, find_owner=find_owner),
-            Route("all", "POST", "/sql/names", self._names, wait_ms=wait_ms, find_owner=find_owner),
+            Route("all", "POST", "/sql", self._execute, wait_ms=wait_ms, find_owner=find_owner, operation=_EXECUTE),
+            Route(
+                "all", "POST", "/sql/insert", self._insert, wait_ms=wait_ms, find_owner=find_owner, operation=_INSERT
+            ),
+            Route("all", "POST", "/sql/names", self._names, wait_ms=wait_ms, find_owner=find_owner, operation=_NAMES),
         ]
 
     async def find_tables_owner(self) -> str | None:

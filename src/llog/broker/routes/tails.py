@@ -10,8 +10,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llog.broker.http.events import LAST_EVENT_ID, HeartbeatMs, events_answer
+from llog.broker.http.events import EVENTS, LAST_EVENT_ID, HeartbeatMs, events_answer
 from llog.broker.http.json_records import ValueForm
+from llog.broker.http.operations import Operation
 from llog.broker.http.requests import WAIT_MS_MAX, decode_query, path_partition
 from llog.broker.http.routing import Route
 from llog.broker.routes.partition_records import End, Offset, RecordCount, find_start, start_of
@@ -23,6 +24,7 @@ from llog.model import FIRST_OFFSET
 
 PARTITIONS_MAX: Final = 256
 """The partitions of a topic that can be followed together: each event has an offset of each in its id."""
+_LAST_EVENT: Final = {"Last-Event-ID": "The id of the last event that the client has: the tail goes on behind it."}
 _ID_CHARACTERS_MAX: Final = 20 * PARTITIONS_MAX
 
 
@@ -45,6 +47,14 @@ class _LastEvent(msgspec.Struct, frozen=True):
     last_event_id: list[Annotated[int, Meta(ge=0, lt=1 << 62)]]
 
 
+_FOLLOW_PARTITION: Final = Operation(
+    "Records", "Follow a partition", query=TailQuery, headers=_LAST_EVENT, answers={EVENTS: None}
+)
+_FOLLOW_TOPIC: Final = Operation(
+    "Records", "Follow all partitions of a topic", query=TopicTailQuery, headers=_LAST_EVENT, answers={EVENTS: None}
+)
+
+
 class TailRoutes:
     def __init__(self, tails: Tails, catalog: Catalog, reader: EngineReader) -> None:
         self._tails = tails
@@ -54,8 +64,12 @@ class TailRoutes:
     def routes(self) -> list[Route]:
         partition_path = "/topics/{name}/partitions/{partition}/tail"
         return [
-            Route("read", "GET", partition_path, self._follow_partition, wait_ms=WAIT_MS_MAX),
-            Route("read", "GET", "/topics/{name}/tail", self._follow_topic, wait_ms=WAIT_MS_MAX),
+            Route(
+                "read", "GET", partition_path, self._follow_partition, wait_ms=WAIT_MS_MAX, operation=_FOLLOW_PARTITION
+            ),
+            Route(
+                "read", "GET", "/topics/{name}/tail", self._follow_topic, wait_ms=WAIT_MS_MAX, operation=_FOLLOW_TOPIC
+            ),
         ]
 
     async def _follow_partition(self, request: Request) -> Response:

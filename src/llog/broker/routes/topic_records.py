@@ -7,18 +7,20 @@ key as deleted, and everything else is stored as its JSON text.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llog.broker.http.answer_shapes import TopicRecordsAnswer
 from llog.broker.http.answers import item_problem, json_answer
 from llog.broker.http.bodies import Bodies
 from llog.broker.http.forwarding import ItemAnswers
 from llog.broker.http.json_records import Base64, Data, JsonRecord
-from llog.broker.http.requests import Partition, decode_body
+from llog.broker.http.operations import Operation
+from llog.broker.http.requests import JSON, Partition, decode_body
 from llog.broker.http.routing import Route
 from llog.broker.routes.records import ProduceItem, ProducerId, SequenceNumber
 from llog.errors import InvalidArgument
@@ -48,13 +50,18 @@ class _Base64Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base64: str
 
 
+_PRODUCE: Final = Operation(
+    "Records", "Append records to a topic", {JSON: TopicRecordsRequest}, answers={JSON: TopicRecordsAnswer}
+)
+
+
 class TopicRecordRoutes:
     def __init__(self, produce_items: ProduceItems, bodies: Bodies) -> None:
         self._produce_items = produce_items
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        return [Route("write", "POST", "/topics/{name}/records", self._produce)]
+        return [Route("write", "POST", "/topics/{name}/records", self._produce, operation=_PRODUCE)]
 
     async def _produce(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llog.broker.http.answer_shapes import DescribedTopic, FenceAnswer, TopicAnswer, TopicsAnswer
 from llog.broker.http.answers import json_answer
 from llog.broker.http.bodies import Bodies
+from llog.broker.http.operations import Operation
 from llog.broker.http.requests import JSON, Partition, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
 from llog.engines.object.fencing import fence_topic, unfence_topic
@@ -53,6 +55,21 @@ class FenceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Partition | None = None
 
 
+_CREATE: Final = Operation(
+    "Topics", "Create a topic", {JSON: TopicRequest}, answers={JSON: TopicAnswer}, status=HTTPStatus.CREATED
+)
+_CHANGE: Final = Operation(
+    "Topics", "Change the options of a topic, or add partitions", {JSON: TopicChange}, answers={JSON: TopicAnswer}
+)
+_FENCE: Final = Operation(
+    "Topics", "Stop appends to a topic or a partition", query=FenceQuery, answers={JSON: FenceAnswer}
+)
+_UNFENCE: Final = Operation("Topics", "Let appends commit again", query=FenceQuery, answers={JSON: FenceAnswer})
+_DELETE: Final = Operation("Topics", "Delete a topic and all its records", status=HTTPStatus.NO_CONTENT)
+_LIST: Final = Operation("Topics", "List topics", answers={JSON: TopicsAnswer})
+_DESCRIBE: Final = Operation("Topics", "Describe a topic", answers={JSON: DescribedTopic})
+
+
 class TopicRoutes:
     def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, views: Views, bodies: Bodies) -> None:
         self._log = log
@@ -63,13 +80,13 @@ class TopicRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("write", "POST", "/topics", self._create),
-            Route("write", "PATCH", "/topics/{name}", self._change),
-            Route("write", "POST", "/topics/{name}/fence", self._fence),
-            Route("write", "POST", "/topics/{name}/unfence", self._unfence),
-            Route("write", "DELETE", "/topics/{name}", self._delete),
-            Route("all", "GET", "/topics", self._list),
-            Route("all", "GET", "/topics/{name}", self._describe),
+            Route("write", "POST", "/topics", self._create, operation=_CREATE),
+            Route("write", "PATCH", "/topics/{name}", self._change, operation=_CHANGE),
+            Route("write", "POST", "/topics/{name}/fence", self._fence, operation=_FENCE),
+            Route("write", "POST", "/topics/{name}/unfence", self._unfence, operation=_UNFENCE),
+            Route("write", "DELETE", "/topics/{name}", self._delete, operation=_DELETE),
+            Route("all", "GET", "/topics", self._list, operation=_LIST),
+            Route("all", "GET", "/topics/{name}", self._describe, operation=_DESCRIBE),
         ]
 
     async def _create(self, request: Request) -> Response:
