@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FOLDERS: Final = (".", "docs", "docs/decisions", "spec")
+FOLDERS: Final = (".", "docs", "docs/decisions", "spec", "deploy")
 COLUMNS_MAX: Final = 100
 _FENCE: Final = re.compile(r"\s*```")
 _UNWRAPPABLE: Final = re.compile(r"\s*\||#| {4,}(?![-*] |\d+\. )")
