@@ -240,7 +240,7 @@ async def test_a_partition_that_failed_is_left_alone_for_the_error_pause(served:
     assert service.metrics.runs == {"failed": 1}
 
 
-async def test_targets_come_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_targets_come_first(served: Served) -> None:
     for topic in ("a", "b", "c"):
         for n in range(3):
             await served.produce(topic, f"{n}")
@@ -251,6 +251,18 @@ async def test_targets_come_first(served: Served, monkeypatch: pytest.MonkeyPatc
         queued = await service._queue.take(10)
         assert queued[0].topic == target[0]
         assert {tp.topic for tp in queued} == {"a", "b", "c"}
+
+
+async def test_a_target_that_does_not_exist_is_noted_once_and_is_no_failure(served: Served) -> None:
+    await served.produce("t", "a", partition=1)
+    notes: list[str] = []
+    settings = msgspec.structs.replace(served.settings, compactor_targets="t:1,t:2,gone,t")
+    options = msgspec.structs.replace(service_options(settings), discovery_ms=0)
+    service = CompactorService(served.log, settings, notes.append, options)
+    await service.search_once()
+    await service.search_once()
+    assert [note.split("'")[1] for note in notes] == ["t:2", "gone"]
+    assert service.failures == 0
 
 
 async def test_new_topics_are_discovered_and_deleted_ones_forgotten(served: Served) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -128,6 +128,7 @@ class CompactorService:
         self._offsets: dict[TopicPartition, int] = {}
         """The offsets to compact of the partitions in the queue, when they were found."""
         self._problem: str | None = None
+        self._missing_targets: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set; then finish the runs that have begun, and give all claims back."""
@@ -231,6 +232,16 @@ class CompactorService:
         self._discovered_ms = self.metrics.discovered_at_ms = runtime.now_ms()
         self.metrics.discoveries["done"] += 1
         self.metrics.partitions = sum(topic.partitions for topic in self._topics)
+        self._note_missing_targets({topic.name: topic.partitions for topic in self._topics})
+
+    def _note_missing_targets(self, partitions: Mapping[str, int]) -> None:
+        """Note, once each, the targets that do not exist: they may be created later, or be mistakes."""
+        for topic, partition in self._options.targets:
+            name = topic if partition is None else f"{topic}:{partition}"
+            if partitions.get(topic, 0) > (partition or 0) or name in self._missing_targets:
+                continue
+            self._missing_targets.add(name)
+            self._report_line(f"LLOG_COMPACTOR_TARGETS names {name!r}, and no object topic has such a partition yet")
 
     def _is_target(self, tp: TopicPartition) -> bool:
         return (tp.topic, None) in self._options.targets or tuple(tp) in self._options.targets
