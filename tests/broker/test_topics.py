@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llog.model import partition_for_key
 from tests.broker.serving import Served
 from tests.broker.test_process import running
 
@@ -34,6 +35,22 @@ async def test_a_change_leaves_alone_what_it_does_not_name(served: Served) -> No
     found = (await served.client.get("/topics/t")).json()
     assert (found["retention_ms"], found["retention_bytes"], len(found["bounds"])) == (2000, None, 4)
     assert (await served.produce("t", "a", partition=3))["start_offset"] == 1
+
+
+async def test_keys_go_by_the_partitions_that_were_added_at_once(served: Served) -> None:
+    async def partitions_of(keys: list[str]) -> list[int]:
+        records = [{"key": key, "value": key} for key in keys]
+        response = await served.client.post("/topics/t/records", json={"records": records})
+        return [each["partition"] for each in response.json()["records"]]
+
+    keys = [f"{n}" for n in range(20)]
+    await create(served)
+    assert await partitions_of(keys) == [0] * 20
+    await served.client.patch("/topics/t", json={"partitions": 8})
+    assert await partitions_of(keys) == [partition_for_key(key.encode(), 8) for key in keys]
+    await served.client.delete("/topics/t")
+    assert await partitions_of(keys) == [0] * 20
+    assert (await served.client.get("/topics/t")).json()["partitions"] == 1
 
 
 @pytest.mark.parametrize(

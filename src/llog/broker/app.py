@@ -88,6 +88,7 @@ class Broker:
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
         producer = AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics)
         fetcher = Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping)
+        partitioner = Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime)
         records = RecordRoutes(
             producer,
             fetcher,
@@ -95,7 +96,7 @@ class Broker:
             bodies,
             self._forwarding,
             self.metrics,
-            Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime),
+            partitioner,
         )
         self._billing = Billing(log, settings)
         group_listing = GroupListing(Groups(log, reader))
@@ -106,7 +107,7 @@ class Broker:
             TopicRecordRoutes(records.produce_items, bodies),
             PartitionRecordRoutes(fetcher, reader),
             TailRoutes(Tails(fetcher, self.metrics, self.stopping), catalog, reader),
-            TopicRoutes(log, catalog, reader, self._views, bodies),
+            TopicRoutes(log, catalog, reader, self._views, partitioner, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),
                 group_listing,

@@ -110,6 +110,10 @@ class Partitioner:
                 placement.split(item, error)
         return placement
 
+    def forget(self, topic: str) -> None:
+        """Look the topic up again before the next record: this process has changed or deleted it."""
+        self._topics.pop(topic, None)
+
     def _shares(self, item: RecordsItem, partitions: int | LlogError) -> list[Share]:
         if isinstance(partitions, LlogError):
             raise partitions

@@ -17,6 +17,7 @@ from llog.broker.http.bodies import Bodies
 from llog.broker.http.operations import Operation
 from llog.broker.http.requests import JSON, Partition, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
+from llog.broker.partitioner import Partitioner
 from llog.engines.object.fencing import fence_topic, unfence_topic
 from llog.engines.object.views import Views
 from llog.engines.routing import EngineReader
@@ -71,9 +72,18 @@ _DESCRIBE: Final = Operation("Topics", "Describe a topic", answers={JSON: Descri
 
 
 class TopicRoutes:
-    def __init__(self, log: Log, catalog: Catalog, reader: EngineReader, views: Views, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        log: Log,
+        catalog: Catalog,
+        reader: EngineReader,
+        views: Views,
+        partitioner: Partitioner,
+        bodies: Bodies,
+    ) -> None:
         self._log = log
         self._views = views
+        self._partitioner = partitioner
         self._catalog = catalog
         self._reader = reader
         self._bodies = bodies
@@ -119,7 +129,7 @@ class TopicRoutes:
         )
         if isinstance(wanted.partitions, int):
             topic = await self._catalog.add_partitions(name, wanted.partitions)
-        self._views.note_change(name)
+        self._note_change(name)
         return json_answer(topic_fields(topic))
 
     async def _fence(self, request: Request) -> Response:
@@ -138,7 +148,7 @@ class TopicRoutes:
 
     async def _delete(self, request: Request) -> Response:
         await self._catalog.delete(request.path_params["name"])
-        self._views.note_change(request.path_params["name"])
+        self._note_change(request.path_params["name"])
         await release_deleted(self._log)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -153,6 +163,10 @@ class TopicRoutes:
         if ownership_name is not None:
             fields["owner"] = await self._owner(ownership_name)
         return json_answer(fields)
+
+    def _note_change(self, name: str) -> None:
+        self._views.note_change(name)
+        self._partitioner.forget(name)
 
     async def _owner(self, key: str) -> dict[str, Any] | None:
         """Return the process that owns what has this key; None if no process has taken it up."""
