@@ -410,7 +410,8 @@ class History:
             return
         if span.kind is Kind.COMPACTED:
             lost = any(each.start <= span.end and span.start <= each.end for each in self._lost_spans(prefix))
-            self._compacted_put(prefix, span, replaced=old is not None or lost)
+            overtaken = span.end < control.log_start_offset and self._repairs(prefix, span)
+            self._compacted_put(prefix, span, replaced=old is not None or lost or overtaken)
         if span.end >= control.next_offset or span.start < 1:
             raise Violation(f"I5: {key} was put, but the next offset is {control.next_offset}")
         if not self._is_there(span):
@@ -506,6 +507,13 @@ class History:
         compacted one had been, and the cursor has passed it.
         """
         return f"{prefix}index/{span.end:020}" in self.damage.keys
+
+    def _repairs(self, prefix: str, span: BlobSpan) -> bool:
+        """Return whether an entry of the span's records was once lost, so that a repair may put the span at a moment
+        when retention has just removed these records.
+        """
+        lost = (end_offset_of(key) for key in self.damage.keys if key.startswith(f"{prefix}index/"))
+        return any(span.start <= end <= span.end for end in lost)
 
     def _uncovered_spans(self, prefix: str) -> list[BlobSpan]:
         """Return the spans of lost entries that nothing else covers now."""

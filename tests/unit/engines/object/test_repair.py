@@ -104,6 +104,41 @@ async def test_a_lost_entry_of_a_compacted_blob_comes_back_as_it_was(world: Worl
     await world.check_index()
 
 
+async def test_what_retention_removes_after_the_plan_does_not_come_back(world: World) -> None:
+    payloads = await filled(world, 2, 3, 1, 2)
+    await lose(world, 2)
+    plan = await planned(world)
+    assert len(plan.entries) == 1
+    await trim(world.log, TP, 6)
+    assert await apply_repair(world.log, plan) == 0
+    assert [start for start, _, _ in await world.shape()] == [6]
+    assert await world.payloads() == payloads[5:]
+
+
+class TrimAtTheFirstBlob(Faults):
+    """Lets retention remove records while a plan is being made."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.trimmed = 0
+
+    async def before(self, operation: str, key: str) -> None:
+        if operation == "get blob" and not self.trimmed:
+            self.trimmed = 7
+            await trim(self._world.log, TP, self.trimmed)
+
+
+async def test_what_retention_removes_during_the_plan_is_no_gap(world: World) -> None:
+    await filled(world, 2, 3, 1, 2)
+    await Compactor(world.log).compact_once(TP)
+    await filled(world, 1, 1)
+    await lose(world, 6)
+    faults = TrimAtTheFirstBlob(world)
+    assert await plan_repairs(world.process(faults), [TP]) == []
+    assert faults.trimmed
+
+
 class CrashAfterDeleting(Faults):
     async def after(self, operation: str, key: str) -> None:
         if operation == "delete_range":

@@ -34,14 +34,19 @@ class DamagedIndex:
         """The versions of entries that cannot be decoded, by their end offsets."""
 
     async def read_references(self, log: Log) -> None:
-        """Read the bodies to which entries lead, and the compacted entries that may hold a candidate's records."""
+        """Read the bodies to which entries lead, and the compacted entries that may hold a candidate's records.
+
+        Drops the gaps that retention has removed since the inspection.
+        """
         windows = Gaps()
         windows.add(self.gaps)
         latest = max(gap.to_ms for gap in self.gaps)
         earliest = min(gap.from_ms for gap in self.gaps)
         before_ms = 0
-        now = await log.meta.get(self.keys.control)
-        pending = [] if now is None else pending_spans(decode(Control, now.value, now.key))
+        found = await log.meta.get(self.keys.control)
+        now = None if found is None else decode(Control, found.value, found.key)
+        self.gaps = [] if now is None else subtract_trimmed(self.gaps, now)
+        pending = [] if now is None else pending_spans(now)
         self.locations.update(
             (log.blob_name(span.entry.data_uri), span.entry.byte_offset)
             for span in pending

@@ -48,7 +48,7 @@ from llog.errors import (
 )
 from llog.log.keys import SINK_BLOBS, WAL, PartitionKeys, end_offset_of
 from llog.log.log import Log
-from llog.log.records import IndexEntry, Kind, encode, entry_of
+from llog.log.records import Control, IndexEntry, Kind, decode, encode, entry_of
 from llog.model import FIRST_OFFSET, TopicPartition
 from llog.stores.meta import ABSENT, prefix_end, read_confirmed
 
@@ -110,13 +110,21 @@ async def _plan(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
     for each in damaged:
         # After the listing of the blobs, so that a body which was committed meanwhile is not taken for an orphan.
         await each.read_references(log)
-    return [await _Planner(log, each, found).plan() for each in damaged]
+    return [await _Planner(log, each, found).plan() for each in damaged if each.gaps]
 
 
 async def apply_repair(log: Log, plan: RepairPlan) -> int:
-    """Put the entries of the plan and return how many; skip entries that another process has put meanwhile."""
+    """Put the entries of the plan and return how many; skip entries that another process has put meanwhile, and those
+    of records that retention has removed.
+    """
     keys, put = PartitionKeys(plan.directory, plan.partition), 0
+    found = await log.meta.get(keys.control)
+    if found is None:
+        return 0
+    log_start_offset = decode(Control, found.value, found.key).log_start_offset
     for new in plan.entries:
+        if new.end_offset < log_start_offset:
+            continue
         try:
             await log.meta.put(keys.entry(new.end_offset), encode(new.entry), expected=new.expected)
         except VersionMismatch:
