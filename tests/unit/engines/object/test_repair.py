@@ -16,7 +16,7 @@ from llog.engines.object.retention import trim
 from llog.engines.object.verify import verify
 from llog.engines.object.writer import Writer
 from llog.log.keys import WAL
-from llog.log.records import IndexEntry, Kind, encode
+from llog.log.records import CompactionCursor, IndexEntry, Kind, encode
 from llog.model import Record
 from llog.runtime import uuid7
 from tests.unit.world import TP, Crash, Faults, World
@@ -102,6 +102,27 @@ async def test_a_lost_entry_of_a_compacted_blob_comes_back_as_it_was(world: Worl
     assert (new.start_offset, new.end_offset, new.proof, new.entry) == (1, end_offset, Proof.COMPACTED, lost)
     assert await world.payloads() == payloads
     await world.check_index()
+
+
+async def test_a_compacted_blob_that_overlaps_an_entry_behind_a_leftover_is_not_taken(world: World) -> None:
+    payloads = await filled(world, 2, 2, 3, 3, 2, 2)
+    keys = await world.keys()
+    await filled(world, 1)
+    appended = {span.end_offset: span.entry for span in await world.index()}
+    # A run from 1 to 7 put its blob, but was given up.
+    assert (await Compactor(world.log, CompactorOptions(max_offsets=7)).compact_once(TP, force=True)).end_offset == 7
+    for end_offset in (2, 4, 7):
+        await world.meta.put(keys.entry(end_offset), encode(appended[end_offset]))
+    await world.meta.put(keys.cursor, encode(CompactionCursor(1)))
+    # The runs that count are those from 1 to 4 and from 5 to 14; a stalled writer puts an entry inside the latter.
+    for max_offsets, end_offset in ((4, 4), (10, 14)):
+        compactor = Compactor(world.log, CompactorOptions(max_offsets=max_offsets))
+        assert (await compactor.compact_once(TP, force=True)).end_offset == end_offset
+    await world.meta.put(keys.entry(10), encode(appended[10]))
+    lost = await lose(world, 4)
+    [new] = (await repaired(world)).entries
+    assert (new.start_offset, new.end_offset, new.entry) == (1, 4, lost[4])
+    assert (await world.payloads())[:14] == payloads
 
 
 async def test_what_retention_removes_after_the_plan_does_not_come_back(world: World) -> None:

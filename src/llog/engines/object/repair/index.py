@@ -221,7 +221,9 @@ class _Planner:
                 continue
             entry_start = entry_end - entry.msg_count + 1
             if entry_start > end:
-                return expected
+                if entry.kind is Kind.COMPACTED:
+                    return expected
+                continue  # it may be a leftover inside a higher entry, which reaches below it
             inside = start <= entry_start and entry_end <= end
             if entry.kind is Kind.COMPACTED or not inside or self._damaged.cursor <= end:
                 return None
