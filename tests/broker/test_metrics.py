@@ -11,6 +11,7 @@ import pytest
 from devtools.docs import METRICS
 from devtools.servers.downloads import UnobtainableError
 from devtools.servers.prometheus import prometheus_program
+from llog.errors import ConfigurationError
 from tests.broker.serving import Served
 
 DECLARED = {family.name: family for families in METRICS.values() for family in families}
@@ -186,3 +187,20 @@ async def test_a_group_lag_that_is_turned_off_asks_no_store() -> None:
     served = Served(group_lag_interval_ms=0)
     assert "llog_group_lag_failures_total" not in await _counted(served)
     await served.close()
+
+
+async def test_a_run_is_described_by_its_names_and_numbers() -> None:
+    served = Served(run_info="scenario=six-clients, clients=6,rate=")
+    counted = await _counted(served)
+    assert counted["run"] == {"scenario": "six-clients", "clients": "6", "rate": ""}
+    assert _labelled(counted["llog_run_shape"], "name") == {("clients",): 6}
+    assert _labelled(counted["llog_run_info"], "name", "text")["scenario", "six-clients"] == 1
+    await served.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["scenario", "Scenario=x", "=x", "a=" + "x" * 201, ",".join(f"n{number}=1" for number in range(21))]
+)
+async def test_a_run_that_is_not_described_as_it_should_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="LLOG_RUN_INFO"):
+        Served(run_info=text)

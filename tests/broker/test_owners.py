@@ -309,3 +309,21 @@ def test_an_owner_that_was_paused_beyond_its_session_goes_on_as_the_one_owner(ma
     until(lambda: beside.client.get("/topics/t").json().get("owner", {}).get("address") == address(owner))
     assert consumed(owner, "t") == consumed(beside, "t")
     assert consumed(owner, "t")["t"][:2] == ["a", "b"]
+
+
+def test_the_owner_logs_a_forwarded_request_under_the_ids_of_its_client(machine: Machine) -> None:
+    logs = {"LLOG_ACCESS_LOG": "on", "LLOG_LOG_FORMAT": "json"}
+    owner, other = machine("1", **logs), machine("2", **logs)
+    made(owner, "t", "disk")
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    given = {"x-request-id": "r-1", "traceparent": f"00-{trace_id}-{span_id}-01"}
+    item = {"topic": "t", "partition": 0, "records": ["x"]}
+    assert other.client.post("/produce", json={"topic_partitions": [item]}, headers=given).status_code == 200
+    new_id = other.client.get("/topics/t/partitions/0/records", params={"offset": 1}).headers["x-request-id"]
+
+    def logged(broker: Running, path: str) -> list[tuple[str, str | None]]:
+        lines = map(json.loads, broker.errors.splitlines())
+        return [(line["request_id"], line.get("trace_id")) for line in lines if line.get("path") == path]
+
+    for path, ids in (("/produce", ("r-1", trace_id)), ("/topics/t/partitions/0/records", (new_id, None))):
+        until(lambda path=path, ids=ids: logged(other, path) == logged(owner, path) == [ids])  # type: ignore[misc]

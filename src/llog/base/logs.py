@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 LOGGER: Final = "llog"
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+REQUEST_ID: Final = "x-request-id"
+TRACEPARENT: Final = "traceparent"
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -22,21 +24,31 @@ class RequestContext(NamedTuple):
     request_id: str
     trace_id: str | None = None
     span_id: str | None = None
+    flags: str = "00"
+    """The flags of the trace, in hexadecimal digits, such as whether it is recorded."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that carry the context on to another service."""
+        found = {REQUEST_ID: self.request_id}
+        if self.trace_id is not None:
+            found[TRACEPARENT] = f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+        return found
 
 
 current_request: Final[ContextVar[RequestContext | None]] = ContextVar("llog_request", default=None)
 
 
-def parse_traceparent(header: str) -> tuple[str, str] | None:
-    """Return the ids of the trace and of the caller's span in a W3C `traceparent` header; None if it is malformed.
+def parse_traceparent(header: str) -> tuple[str, str, str] | None:
+    """Return the ids of the trace and of the caller's span and the flags in a W3C `traceparent` header; None if it is
+    malformed.
 
     A header of a later version may have more after the flags, which is ignored.
     """
     found = _TRACEPARENT.fullmatch(header[:200])
     if found is None or header.startswith("ff") or (header.startswith("00") and len(header) != 55):
         return None
-    trace_id, span_id = found.groups()
-    return None if not int(trace_id, 16) or not int(span_id, 16) else (trace_id, span_id)
+    trace_id, span_id, flags = found.groups()
+    return None if not int(trace_id, 16) or not int(span_id, 16) else (trace_id, span_id, flags)
 
 
 def is_request_id(text: str) -> bool:
@@ -67,8 +79,8 @@ def configure_logs(form: str, level: str, stream: TextIO | None = None) -> None:
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of the call, with the ids of the request."""
     request = current_request.get()
-    about = {} if request is None else {name: value for name, value in request._asdict().items() if value is not None}
-    return about | getattr(record, "fields", {})
+    ids = {} if request is None else dict(zip(("request_id", "trace_id", "span_id"), request, strict=False))
+    return {name: value for name, value in ids.items() if value is not None} | getattr(record, "fields", {})
 
 
 class _JsonLine(logging.Formatter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from llog.base.histogram import BYTES_BOUNDS, Histogram
 from llog.broker.monitoring.traffic import TrafficByName
@@ -14,7 +14,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.request_seconds: dict[str, Histogram] = {}
+        self.request_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.errors: Counter[str] = Counter()
         self.validation_failures: Counter[str] = Counter()
         """Requests, and items of requests, that were refused because of what they contained, by route."""
@@ -60,10 +60,7 @@ class Metrics:
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         self.requests[route, status] += 1
-        latency = self.request_seconds.get(route)
-        if latency is None:
-            latency = self.request_seconds[route] = Histogram()
-        latency.observe(seconds)
+        self.request_seconds[route].observe(seconds)
 
     def count_batch(self, records: int, size: int, groups: int) -> None:
         self.batch_records += records

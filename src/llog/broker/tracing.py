@@ -31,6 +31,7 @@ class RequestSpan:
         about = span.get_span_context()
         self.trace_id = f"{about.trace_id:032x}"
         self.span_id = f"{about.span_id:016x}"
+        self.flags = f"{about.trace_flags:02x}"
 
     def end(self, path: str, status: int) -> None:
         from opentelemetry import context

@@ -35,6 +35,14 @@ class MonitoringSettings(BrokerSettings, frozen=True, kw_only=True):
             extra={"default": "none: nothing is traced"},
         ),
     ] = None
+    run_info: Annotated[
+        str | None,
+        Meta(
+            description="What describes this run, such as a load test, in the metrics: up to 20 `name=value` "
+            "separated by commas (`scenario=six-clients,clients=6`). Numbers are exported as gauges, too.",
+            extra={"default": "none"},
+        ),
+    ] = None
     price_storage_gb_month: Annotated[
         float,
         Meta(

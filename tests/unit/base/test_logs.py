@@ -80,8 +80,8 @@ def test_an_exception_is_logged_with_its_trace() -> None:
 @pytest.mark.parametrize(
     ("header", "ids"),
     [
-        (f"00-{TRACE}-{SPAN}-01", (TRACE, SPAN)),
-        (f"01-{TRACE}-{SPAN}-01-more", (TRACE, SPAN)),
+        (f"00-{TRACE}-{SPAN}-01", (TRACE, SPAN, "01")),
+        (f"01-{TRACE}-{SPAN}-00-more", (TRACE, SPAN, "00")),
         (f"00-{TRACE}-{SPAN}-01-more", None),
         (f"ff-{TRACE}-{SPAN}-01", None),
         (f"00-{'0' * 32}-{SPAN}-01", None),
@@ -91,10 +91,16 @@ def test_an_exception_is_logged_with_its_trace() -> None:
         ("x" * 10_000, None),
     ],
 )
-def test_a_malformed_traceparent_counts_as_none(header: str, ids: tuple[str, str] | None) -> None:
+def test_a_malformed_traceparent_counts_as_none(header: str, ids: tuple[str, str, str] | None) -> None:
     assert parse_traceparent(header) == ids
 
 
 def test_a_request_id_that_could_spoil_a_log_is_not_taken() -> None:
     assert is_request_id("0af7-42")
     assert not any(map(is_request_id, ("", "a b", "a\nb", "x" * 129, "ä")))
+
+
+def test_a_context_goes_on_to_the_next_service() -> None:
+    assert RequestContext("r").headers() == {"x-request-id": "r"}
+    given = f"00-{TRACE}-{SPAN}-01"
+    assert RequestContext("r", *(parse_traceparent(given) or ())).headers()["traceparent"] == given

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from llog.base.logs import current_request
 from llog.broker.http.answers import OWNER_HEADER, Handler, item_error
 from llog.broker.http.bodies import BODY, Bodies
 from llog.broker.http.disconnects import unless_gone
@@ -194,6 +195,9 @@ class Forwarding:
         timeout = httpx.Timeout(
             self._timeout_s, connect=min(_CONNECT_S, self._timeout_s), read=self._timeout_s + wait_ms / 1000
         )
+        if (context := current_request.get()) is not None:
+            own = context.headers()
+            headers = [(name, value) for name, value in headers if name not in own] + [*own.items()]
         sent = self._client().build_request(
             method, owner + path, headers=[*headers, (FORWARDED, "1")], content=content or None, timeout=timeout
         )

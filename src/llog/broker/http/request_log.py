@@ -17,11 +17,18 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llog.base.logs import RequestContext, current_request, is_request_id, log_fields, parse_traceparent
+from llog.base.logs import (
+    REQUEST_ID,
+    TRACEPARENT,
+    RequestContext,
+    current_request,
+    is_request_id,
+    log_fields,
+    parse_traceparent,
+)
 from llog.broker.tracing import Tracer
 from llog.config import Settings
 
-REQUEST_ID: Final = "x-request-id"
 logger: Final = logging.getLogger("llog.access")
 _numbers: Final = itertools.count(1)
 _process: Final = os.urandom(6).hex()
@@ -66,8 +73,8 @@ class _RequestLog:
         context = _read_context(headers)
         span = None
         if self._tracer is not None:
-            span = self._tracer.begin_request(scope["method"], headers.get("traceparent"), headers.get("tracestate"))
-            context = context._replace(trace_id=span.trace_id, span_id=span.span_id)
+            span = self._tracer.begin_request(scope["method"], headers.get(TRACEPARENT), headers.get("tracestate"))
+            context = RequestContext(context.request_id, span.trace_id, span.span_id, span.flags)
         token = current_request.set(context)
         try:
             await self._app(scope, receive, send_counted)
@@ -94,4 +101,4 @@ class _RequestLog:
 def _read_context(headers: Headers) -> RequestContext:
     given = headers.get(REQUEST_ID, "")
     request_id = given if is_request_id(given) else f"{_process}-{next(_numbers):x}"
-    return RequestContext(request_id, *(parse_traceparent(headers.get("traceparent", "")) or ()))
+    return RequestContext(request_id, *(parse_traceparent(headers.get(TRACEPARENT, "")) or ()))

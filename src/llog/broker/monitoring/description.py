@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from llog.broker.monitoring import run_info
 from llog.config import Settings
 from llog.log.log import Log, is_remote
 from llog.metrics.families import Family, Sample, gauge
@@ -35,6 +36,7 @@ TAIL_BYTES_MAX: Final = gauge(
 )
 FAMILIES: Final[tuple[Family, ...]] = (
     INFO,
+    *run_info.FAMILIES,
     BATCH_BYTES_MAX,
     BATCH_DELAY_MAX,
     BUFFER_BYTES_MAX,
@@ -44,24 +46,28 @@ FAMILIES: Final[tuple[Family, ...]] = (
 
 
 class Description:
-    """The settings of one broker that explain its other metrics. Addresses of stores may hold secrets: none is told."""
+    """The settings of one broker that explain its other metrics, without the addresses of its stores, which may hold
+    secrets.
+    """
 
     def __init__(self, log: Log, settings: Settings) -> None:
         self._settings = settings
         self._meta, self._blobs = (url.partition("://")[0] for url in (settings.meta, log.blobs.uri or settings.blobs))
         self.is_patient = settings.batch_max_delay_ms is not None or is_remote(log.blobs.uri)
         """Whether appends that need blobs wait for others, since every blob costs a request."""
+        self._run = run_info.parse_run_info(settings.run_info)
 
     def samples(self) -> Iterator[Sample]:
         about = self._about()
         yield INFO.sample(1, *(about[label] for label in INFO.labels))
         for family, value in self._numbers().items():
             yield family.sample(value)
+        yield from run_info.run_samples(self._run)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the sections `broker` and `batch` of the JSON answer."""
+        """Return the sections `broker` and `batch` of the JSON answer, and `run` if this run is described."""
         numbers = {family.name.removeprefix("llog_"): value for family, value in self._numbers().items()}
-        return {"broker": self._about(), "batch": numbers}
+        return {"broker": self._about(), "batch": numbers} | ({"run": self._run} if self._run else {})
 
     def _about(self) -> dict[str, str]:
         return {

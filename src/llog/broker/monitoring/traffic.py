@@ -53,19 +53,26 @@ class TrafficByName:
         self._names_max = names_max
         self._by_name: OrderedDict[str, Traffic] = OrderedDict()
         self._others: Traffic | None = None
+        self._newest: tuple[str | None, Traffic] = None, Traffic()
+        """The name that was asked for last, which is often asked for again."""
 
     def of(self, name: str) -> Traffic:
         """Return the traffic of a name. A new name beyond the bound takes the place of the one seen longest ago."""
-        found = self._by_name.get(name)
-        if found is not None:
-            self._by_name.move_to_end(name)
+        newest, found = self._newest
+        if name == newest:
             return found
+        kept = self._by_name.get(name)
+        if kept is not None:
+            self._by_name.move_to_end(name)
+            self._newest = name, kept
+            return kept
         if len(self._by_name) >= self._names_max:
             _, oldest = self._by_name.popitem(last=False)
             if self._others is None:
                 self._others = Traffic()
             self._others.add(oldest)
         found = self._by_name[name] = Traffic()
+        self._newest = name, found
         return found
 
     def __iter__(self) -> Iterator[tuple[str, Traffic]]:
