@@ -257,7 +257,7 @@ def fence(invocation: Invocation, name: str, partition: int | None) -> None:
     """Stop all appends to topic NAME, by any process, until it is unfenced. Reads continue.
 
     Appends are refused with partition_fenced once this has returned. Partitions that are added later are not fenced.
-    Only topics of engine object can be fenced.
+    Only topics of engine object can be fenced; `llog inspect` shows which partitions are.
     """
     from llog.engines.object.fencing import fence_topic
 

@@ -154,6 +154,7 @@ def test_a_topic_is_fenced_and_unfenced(llog: Llog) -> None:
     llog("topics", "create", "t", "--partitions", "2")
     assert llog("topics", "fence", "t").stdout == "fenced 2 partitions of t\n"
     assert "fenced" in llog("produce", "t", "--partition", "0", stdin="x\n", code=1).stderr
+    assert "t/1: fenced" in llog("inspect", "t", "--partition", "1").stdout.lower()
     assert llog("topics", "unfence", "t", "--partition", "0").stdout == "unfenced t/0\n"
     llog("produce", "t", "--partition", "0", stdin="x\n")
     assert "fenced" in llog("produce", "t", "--partition", "1", stdin="x\n", code=1).stderr
