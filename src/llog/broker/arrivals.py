@@ -76,10 +76,11 @@ class Arrivals:
                     self._views.add_waiter(tp, offset, waiter)
                 else:
                     rooms.append(self._enter(tp, offset, waiter))
-            async with asyncio.timeout(timeout):
+            timer = waiter.get_loop().call_later(timeout, _end_wait, waiter)
+            try:
                 return await waiter
-        except TimeoutError:
-            return None
+            finally:
+                timer.cancel()
         finally:
             self._metrics.waiting -= 1
             self._waiters.discard(waiter)
@@ -130,8 +131,7 @@ class Arrivals:
     async def _wake_when_stopping(self) -> None:
         await self._stopping.wait()
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _end_wait(waiter)
 
 
 class _Room:
@@ -155,11 +155,15 @@ class _Room:
 
     def wake_all(self) -> None:
         for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _end_wait(waiter)
         self.waiters.clear()
 
     def stop(self) -> None:
         if self.watch is not None:
             self.watch.cancel()
             self.watch = None
+
+
+def _end_wait(waiter: _Waiter) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -36,6 +36,22 @@ _READ_BYTES: Final = 4 << 20
 class Fetch:
     """What a request wants of one partition, from `position` on and below `stop`, and what was found of it so far."""
 
+    __slots__ = (
+        "batches",
+        "error",
+        "log_start_offset",
+        "max_bytes",
+        "next_offset",
+        "position",
+        "record_overhead",
+        "records_max",
+        "size",
+        "stop",
+        "topic",
+        "tp",
+        "view",
+    )
+
     def __init__(
         self,
         tp: TopicPartition,
