@@ -42,24 +42,24 @@ class _Billing(msgspec.Struct):
     stored_bytes: int | None
     objects: int | None
     storage_cost_month: float | None
-    topics: list[_Share]
-    producers: list[_Share]
-    groups: list[_Share]
+    topics: list[_Share] = []
+    producers: list[_Share] = []
+    groups: list[_Share] = []
 
 
 class _S3(msgspec.Struct):
     billing: _Billing
 
 
-class _Metrics(msgspec.Struct):
-    """What is needed of the answer to `GET /metrics`."""
+class ServiceMetrics(msgspec.Struct):
+    """What is needed of the answer to `GET /metrics`. A compactor has no batches."""
 
     uptime_seconds: float
-    requests: int = msgspec.field(name="llog_batch_queue_wait_seconds_count")
-    blobs: int = msgspec.field(name="llog_blob_bytes_count")
-    batch_bytes: float = msgspec.field(name="llog_batch_bytes_sum")
-    delay_s: float = msgspec.field(name="llog_batch_max_delay_seconds")
-    bytes_max: float = msgspec.field(name="llog_batch_max_bytes")
+    requests: int = msgspec.field(name="llog_batch_queue_wait_seconds_count", default=0)
+    blobs: int = msgspec.field(name="llog_blob_bytes_count", default=0)
+    batch_bytes: float = msgspec.field(name="llog_batch_bytes_sum", default=0.0)
+    delay_s: float = msgspec.field(name="llog_batch_max_delay_seconds", default=0.0)
+    bytes_max: float = msgspec.field(name="llog_batch_max_bytes", default=0.0)
     s3: _S3 | None = None
 
 
@@ -109,7 +109,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     multiple=True,
     default=("http://127.0.0.1:8080",),
     show_default=True,
-    help="A broker at http://host:port; repeatable, the costs of all of them are added up.",
+    help="A broker or compactor at http://host:port; repeatable, the costs of all of them are added up.",
 )
 @click.option(
     "--for",
@@ -146,20 +146,20 @@ def cost(urls: tuple[str, ...], wait_ms: int | None, top: int, as_json: bool) ->
     _print(report, top)
 
 
-def _read_metrics(url: str) -> _Metrics:
+def _read_metrics(url: str) -> ServiceMetrics:
     from llog.transport import BrokerClient
 
     with closing(BrokerClient(url)) as client:
-        metrics = client.get_json(_Metrics, "/metrics")
+        metrics = client.get_json(ServiceMetrics, "/metrics")
     if metrics.s3 is None:
         raise ConfigurationError(
-            f"the broker at {url} keeps its blobs in local files, for which nobody charges: ask a broker whose "
-            "LLOG_BLOBS is a bucket"
+            f"the service at {url} keeps its blobs in local files, for which nobody charges: ask one whose LLOG_BLOBS "
+            "is a bucket"
         )
     return metrics
 
 
-def make_report(found: Sequence[_Metrics], before: Sequence[_Metrics] | None) -> Report:
+def make_report(found: Sequence[ServiceMetrics], before: Sequence[ServiceMetrics] | None) -> Report:
     """Return the costs of all brokers together, of the time since `before` or since their start."""
     spans = [_Span(now, None if before is None else before[index]) for index, now in enumerate(found)]
     billings = [span.billing for span in spans]
@@ -181,7 +181,7 @@ def make_report(found: Sequence[_Metrics], before: Sequence[_Metrics] | None) ->
     return Report(
         observed_s=max(span.seconds for span in spans),
         lines=lines,
-        alternatives=_alternatives(spans),
+        alternatives=_alternatives([span for span in spans if span.now.bytes_max]),
         topics=_parts(spans, "topics"),
         producers=_parts(spans, "producers"),
         groups=_parts(spans, "groups"),
@@ -191,7 +191,7 @@ def make_report(found: Sequence[_Metrics], before: Sequence[_Metrics] | None) ->
 class _Span:
     """What one broker did between two readings; a broker that was started again in between counts from its start."""
 
-    def __init__(self, now: _Metrics, before: _Metrics | None) -> None:
+    def __init__(self, now: ServiceMetrics, before: ServiceMetrics | None) -> None:
         assert now.s3 is not None
         if before is not None and before.uptime_seconds > now.uptime_seconds:
             before = None
@@ -235,6 +235,8 @@ class _Span:
 
 def _alternatives(spans: Sequence[_Span]) -> list[Alternative]:
     """Return what all brokers' blobs would cost now and with each of the other settings."""
+    if not spans:
+        return []
     delay_ms, size = round(spans[0].now.delay_s * 1000), round(spans[0].now.bytes_max)
     present = f"now ({format_duration_ms(delay_ms)}, {format_size(size).replace(' ', '')})"
     chosen: list[tuple[str, float | None, float | None]] = [(present, None, None), *_ALTERNATIVES]
@@ -288,13 +290,14 @@ def _print(report: Report, top: int) -> None:
     ]
     columns = ["ITEM", "QUANTITY", "USD SO FAR", "USD/MONTH"]
     print_table(columns, [*rows, ("total", None, None, _month(total))], numbers=columns[1:])
-    columns = ["IF THE FLUSH WERE", "PUTS/MONTH", "USD/MONTH"]
-    click.echo()
-    print_table(
-        columns,
-        [(each.flush, f"{each.puts_month:,.0f}", _month(each.dollars_month)) for each in report.alternatives],
-        numbers=columns[1:],
-    )
+    if report.alternatives:
+        columns = ["IF THE FLUSH WERE", "PUTS/MONTH", "USD/MONTH"]
+        click.echo()
+        print_table(
+            columns,
+            [(each.flush, f"{each.puts_month:,.0f}", _month(each.dollars_month)) for each in report.alternatives],
+            numbers=columns[1:],
+        )
     for title, parts in (("TOPIC", report.topics), ("PRODUCER", report.producers), ("GROUP", report.groups)):
         if parts and top:
             columns = [title, "PRODUCED", "CONSUMED", "PUTS", "GETS", "USD SO FAR", "USD/MONTH"]
