@@ -251,8 +251,9 @@ class GroupHistory:
         else:
             self._check_claimed(subscription, new, me, offset, after, claim.attempt)
             runtime = self._runtimes[self._actor()].runtime
-            # The clock of the process may have jumped back since it sent the claim.
-            held = all(is_held(claim.deadline_ms, ms) for ms in (runtime.now_ms(), runtime.latest_ms))
+            # The clock of the process may have jumped, ahead or back, since it sent the claim.
+            moments = (runtime.peek_ms(), runtime.latest_ms, runtime.shown_ms)
+            held = all(is_held(claim.deadline_ms, ms) for ms in moments)
             if new.mode is not GroupMode.ASSIGNED and held:
                 raise Violation(
                     f"I7: offset {offset} of {subscription} is held by {claim} and was given to {after.member}, too"

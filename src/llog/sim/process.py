@@ -41,7 +41,9 @@ class SimRuntime:
         self._ahead_ms = 0
         self.skew_ms = skew_ms
         self.latest_ms = 0
-        """The latest time that this clock has shown."""
+        """The latest time that this clock has shown to the process."""
+        self.shown_ms = 0
+        """The time that this clock has shown last: it may have jumped since."""
 
     def jump(self, ahead_ms: int) -> None:
         self._ahead_ms = ahead_ms
@@ -57,9 +59,13 @@ class SimRuntime:
         return bool(self._ahead_ms or self._clock.ahead_ms)
 
     def now_ms(self) -> int:
-        now_ms = self._clock.now_ms() + self.skew_ms + self._ahead_ms
-        self.latest_ms = max(self.latest_ms, now_ms)
-        return now_ms
+        self.shown_ms = self.peek_ms()
+        self.latest_ms = max(self.latest_ms, self.shown_ms)
+        return self.shown_ms
+
+    def peek_ms(self) -> int:
+        """Return the time as a checker sees it, without showing it to the process."""
+        return self._clock.now_ms() + self.skew_ms + self._ahead_ms
 
     def random(self) -> random.Random:
         return self._source
