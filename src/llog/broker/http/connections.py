@@ -129,6 +129,20 @@ class _Phase(Enum):
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, with bounds."""
 
+    # In slots, since the dictionaries of uvicorn's attributes share their keys only while they are few.
+    __slots__ = (
+        "_body",
+        "_checks",
+        "_deadline",
+        "_is_extra",
+        "_limits",
+        "_overhead_bytes",
+        "_phase",
+        "_shortcut",
+        "_shortcuts",
+        "_unsent_bytes",
+    )
+
     def __init__(self, limits: Limits, shortcuts: Shortcuts, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits

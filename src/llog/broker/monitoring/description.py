@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -89,6 +90,7 @@ class Description:
         }
 
 
+@cache
 def package_version() -> str:
     try:
         return version("leaderless-log")

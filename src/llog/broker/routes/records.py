@@ -184,6 +184,7 @@ class RecordRoutes:
     async def _consume(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
             consume = decode_body(ConsumeRequest, body)
+            body.clear()  # a long poll holds what it needs of it
         answers = await self._fetch(consume)
         owned = self._forwarding.owned_items(request, answers)
         return items_answer(await self._consume_at_owners(request, consume, answers, owned) if owned else answers)
