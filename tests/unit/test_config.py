@@ -358,3 +358,13 @@ def test_a_password_in_the_address_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ConfigurationError, match="LLOG_META is") as caught:
         Settings(meta=url)
     assert "hush" not in str(caught.value)
+
+
+def test_the_tail_may_have_512_mib_unless_told_otherwise() -> None:
+    assert load_settings({}, environment={}).tail_cache_max_bytes == 512 << 20
+
+
+def test_a_file_of_the_shell_s_settings_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("LLOG_BROKER_PORT=9\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_settings({}, environment={}).broker_port != 9

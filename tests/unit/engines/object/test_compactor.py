@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -235,6 +236,15 @@ async def test_a_compacted_blob_names_its_offsets(world: World) -> None:
     assert (body.start_offset, body.msg_count) == (span.start_offset, span.entry.msg_count) == (3, 6)
     assert (body.body_offset, body.body_length) == (span.entry.byte_offset, span.entry.byte_length)
     assert (body.encoding, body.timestamp_max) == (span.entry.encoding, span.entry.timestamp_max)
+
+
+async def test_the_name_of_a_compacted_blob_says_whose_records_it_has(world: World) -> None:
+    for number in range(5):
+        await world.append(f"a{number}")
+    await Compactor(world.log).compact_once(TP)
+    [name] = [name for name in world.blob_server.names if "/compacted/" in name]
+    assert re.fullmatch(r"llog/orders/partitions/0/data/compacted/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name)
+    assert name in {span.entry.data_uri for span in await world.index()}
 
 
 async def test_twins_put_the_same_blob(world: World) -> None:

@@ -26,6 +26,16 @@ async def test_a_fenced_partition_takes_no_appends_until_it_is_unfenced(world: W
     assert await world.payloads() == ["a", "c"]
 
 
+async def test_fencing_leaves_the_newest_index_entry_to_the_next_writer(world: World) -> None:
+    await world.append("a")
+    await fence(world.log, TP)
+    await unfence(world.log, TP)
+    assert (await world.control()).pending is not None
+    assert await world.shape() == []
+    await world.append("b")
+    assert [(start, end) for start, end, _ in await world.shape()] == [(1, 1)]
+
+
 async def test_an_append_under_way_does_not_commit_after_the_fence(world: World) -> None:
     stall = Stall(lambda operation, key: operation == "put_many")
     appending = asyncio.create_task(world.append("late", writer=Writer(world.process(stall))))

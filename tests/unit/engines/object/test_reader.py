@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import msgspec
 import pytest
 
 from llog.batch.columns import columns_of, records_of, stamp
@@ -27,7 +28,7 @@ from llog.errors import (
 from llog.log.engine import AppendGroup, AppendResult
 from llog.log.keys import WAL
 from llog.log.producers import Producer
-from llog.log.records import Kind
+from llog.log.records import Kind, encode
 from llog.model import Record, TimestampType, TopicPartition
 from llog.runtime import uuid7
 from tests.unit.world import START_MS, TP, Faults, Interleaved, Stall, World
@@ -371,6 +372,17 @@ async def test_damage_names_the_blob_and_the_offsets(world: World) -> None:
     with pytest.raises(CorruptBatch, match=f"offsets 3 to 4 of orders/0 .*{uri}"):
         await world.reader.read_offset(TP, 3)
     assert (await world.reader.read_offset(TP, 5)).payload == b"a2.0"
+
+
+async def test_a_batch_with_another_count_than_its_index_entry_is_an_error(world: World) -> None:
+    await world.append("a")
+    await world.append("b", "c")
+    await world.append("d")
+    entries = {span.end_offset: span.entry for span in await world.index()}
+    await world.meta.put((await world.keys()).entry(1), encode(msgspec.structs.replace(entries[3], msg_count=1)))
+    with pytest.raises(InconsistentReadState, match="holds 2 records where the index of orders/0 says 1"):
+        await world.reader.read_offset(TP, 1)
+    assert (await world.reader.read_offset(TP, 2)).payload == b"b"
 
 
 async def test_a_blob_cut_short_names_itself(world: World) -> None:
