@@ -255,9 +255,9 @@ class SlowWriter(Writer):
 
 async def test_a_batch_waits_for_the_clients_that_were_just_answered(served: Served) -> None:
     await Catalog(served.log).create("t", 5)
-    appender = SlowWriter(served.log, 0.3)
+    appender = SlowWriter(served.log, 2.0)
     producer = BatchingProducer(appender, Metrics(), max_bytes=1 << 20, max_delay_s=60, is_eager=True)
-    rounds, clients = 4, 5
+    rounds, clients = 3, 5
 
     async def ask_again_and_again(number: int) -> None:
         for _ in range(rounds):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import uvloop
 
+from llog.broker.http.connections import Connection
 from llog.broker.http.shortcuts import Exchange
-from tests.broker.listening import Client, listening_broker
-
-LIMIT_S = 300
+from tests.broker.listening import LIMIT_S, Client, Listening, listening_broker
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +51,24 @@ def consume(offset: int, wait_ms: int = 0) -> dict[str, Any]:
     return {"topic_partitions": [item], "max_wait_ms": wait_ms}
 
 
-async def send_in_two(client: Client, data: bytes) -> None:
-    """Send all but the last byte, and that one once the broker has the others."""
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def send_in_two(broker: Listening, client: Client, data: bytes) -> None:
+    """Send all but the last byte, and that one once the request has begun its usual way, or was refused already."""
+    await broker.until_open(1)
     await client.send(data[:-1])
-    await asyncio.sleep(0.2)
-    await client.send(data[-1:])
+    await until(lambda: any(cycles(broker)) or not cycles(broker))
+    with suppress(ConnectionError):
+        await client.send(data[-1:])
+
+
+def cycles(broker: Listening) -> list[Any]:
+    """The request of each connection that is being answered, or was answered last."""
+    return [each.cycle for each in broker.server.server_state.connections if isinstance(each, Connection)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,7 @@ async def test_an_answer_is_the_same_by_either_way(sent: bytes, shortcuts: list[
             if is_whole:
                 await client.send(sent)
             else:
-                await send_in_two(client, sent)
+                await send_in_two(broker, client, sent)
             status, headers, body = await client.answer()
             headers.pop("date")
             answers.append((status, headers, _without_times(body)))
@@ -142,9 +156,7 @@ async def test_a_client_that_leaves_harms_nobody(shortcuts: list[Exchange]) -> N
         gone, other = await broker.connect(), await broker.connect()
         await gone.send(request("/consume", consume(2, wait_ms=60_000)))
         await other.send(request("/consume", consume(2, wait_ms=60_000)))
-        async with asyncio.timeout(LIMIT_S):
-            while broker.served.broker.metrics.waiting < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: broker.served.broker.metrics.waiting == 2)
         gone.writer.transport.abort()
         await broker.until_open(1)
         await broker.served.produce("t", "b")
@@ -158,11 +170,9 @@ async def test_a_broker_that_stops_answers_what_it_has(shortcuts: list[Exchange]
         await broker.served.produce("t", "a")
         client = await broker.connect()
         await client.send(request("/consume", consume(2, wait_ms=60_000)))
-        async with asyncio.timeout(LIMIT_S):
-            while broker.served.broker.metrics.waiting < 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: broker.served.broker.metrics.waiting)
         broker.server.should_exit = True
-        await asyncio.sleep(0.3)  # the server looks every tenth of a second
+        await until(lambda: not any(cycle.keep_alive for cycle in cycles(broker)))
         broker.served.broker.stopping.set()
         status, headers, body = await client.answer()
         assert (status, headers["connection"]) == (200, "close")
