@@ -1,7 +1,7 @@
 """Shortcuts: small requests that arrive in one piece go from the parser to their handler, and its answer to the socket.
 
-Half of the CPU time of a small request would go into ASGI: the task and the messages of its cycle, the middleware, the
-search for the route. A shortcut has the same handler and gives the same answer. A request that needs more than its
+A third of the CPU time of a small request would go into ASGI: the task and the messages of its cycle, the middleware,
+the search for the route. A shortcut has the same handler and gives the same answer. A request that needs more than its
 handler takes the usual way: one of a page of another origin, one under a name that the broker does not serve, one whose
 body is large or still on its way, or one that is sent before the answer to the request before it.
 """
