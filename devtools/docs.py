@@ -12,6 +12,7 @@ from pathlib import Path
 from devtools.markdown import wrap
 from llog import errors
 from llog.broker.monitoring import description, families, group_lag
+from llog.broker.workers import metrics as worker_metrics
 from llog.compactor import metrics as compactor_metrics
 from llog.config import SETTINGS, Secret, Setting
 from llog.config.broker import BrokerSettings
@@ -36,6 +37,7 @@ SUBJECTS = {
 METRICS: dict[str, tuple[Family, ...]] = {
     "The broker and its settings": description.FAMILIES,
     "Requests, batches and the tail": families.FAMILIES,
+    "Workers, where a broker has several": worker_metrics.FAMILIES,
     "Consumer groups": group_lag.FAMILIES,
     "The compactor": compactor_metrics.FAMILIES,
     "The stores": stores.FAMILIES,
@@ -158,16 +160,19 @@ Both answers have the same numbers, since the process started. In JSON, a metric
 its name; one with labels is a list of objects that have the labels and a `value`. A histogram has
 its cumulative `…_bucket`, by their upper bound `le`, a `…_sum` and a `…_count`.
 
-Metrics are those of one process: sum counters over all brokers and compactors. What describes the
-whole log (the lag of groups and of compaction, the blobs in the bucket) is the same on each: take
-the maximum. `llog serve` has no metrics of the compactor; `llog compactor` has those, and of the
-others those of requests, connections, stores, costs and its process; `llog up` has all. Labels that
-clients could grow are bounded: a broker names the 500 topics that it saw last and counts the others
-as `(others)`, and it names the first 100 consumer groups.
+Metrics are those of one broker or compactor: sum counters over all of them. A broker with several
+workers answers with those of all: counters, histograms and most gauges are sums, and those of the
+process have another label, `worker`. What describes the whole log (the lag of groups and of
+compaction, the blobs in the bucket) is the same on each: take the maximum. `llog serve` has no
+metrics of the compactor; `llog compactor` has those, and of the others those of requests,
+connections, stores, costs and its process; `llog up` has all. Labels that clients could grow are
+bounded: a broker, or each of its workers, names the 500 topics that it saw last and counts the
+others as `(others)`, and it names the first 100 consumer groups.
 
 JSON has more than numbers: `broker` (version, role, name, the schemes of the stores), `batch` (the
-settings of batches), `compactor` (the name and settings of a compactor), and `s3.billing` if the
-blobs are in a bucket ([costs.md](costs.md)).
+settings of batches), `workers` (their process ids and addresses, if there are several), `compactor`
+(the name and settings of a compactor), and `s3.billing` if the blobs are in a bucket
+([costs.md](costs.md)).
 
 {chr(10).join(subjects)}"""
 

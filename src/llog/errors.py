@@ -503,6 +503,15 @@ class TooManyConnections(LlogError):
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
+class ChildFailed(LlogError):
+    """A process that this one started, such as a worker of a broker, ended again and again soon after its start.
+
+    What it logged before says why. Nothing that was acknowledged is lost.
+    """
+
+    code = "child_failed"
+
+
 class WrongHost(LlogError):
     """The request names a host that the broker does not serve.
 

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llog.broker.server import Server, listen
+from llog.broker.listeners import listen
+from llog.broker.server import Server
 from tests.broker.serving import Served
 
 LIMIT_S = 300

@@ -17,8 +17,8 @@ from tests.broker.test_process import LIMIT_S, LLOG, Running
 CONSUME = {"topic": "t", "group_id": "g", "start": "Earliest"}
 
 
-@pytest.fixture
-def broker(s3_server: S3Server, tmp_path: Path) -> Iterator[Running]:
+@pytest.fixture(params=[1, 2])
+def broker(request: pytest.FixtureRequest, s3_server: S3Server, tmp_path: Path) -> Iterator[Running]:
     s3_server.create_bucket("costs")
     environment = {
         "LLOG_META": f"sqlite://{tmp_path}/meta.sqlite",
@@ -29,7 +29,7 @@ def broker(s3_server: S3Server, tmp_path: Path) -> Iterator[Running]:
         "LLOG_S3_SECRET_ACCESS_KEY": s3_server.secret_key,
         "LLOG_BATCH_MAX_DELAY_MS": "50",
     }
-    running = Running(tmp_path, "serve", environment=environment)
+    running = Running(tmp_path, "serve", "--workers", str(request.param), environment=environment)
     yield running
     running.process.terminate()
     assert running.process.wait(LIMIT_S) == 0

@@ -104,7 +104,7 @@ def test_costs_are_shared_by_batches_and_by_bytes_from_the_bucket() -> None:
     metrics.count_consumed("b", "g", 10, 300)
     metrics.count_fetched("b", "g", 300)
     metrics.count_fetched("b", None, 100)
-    shares = attribute(make_bill(PRICES, {"put": 2000, "range_get": 40_000}, None), metrics)
+    shares = attribute(make_bill(PRICES, {"put": 2000, "range_get": 40_000}, None), metrics.traffic)
     topics = {share.name: share for share in shares["topics"]}
     assert topics["a"].request_cost == pytest.approx(0.00625)
     assert topics["b"].request_cost == pytest.approx(0.00375 + 0.016)

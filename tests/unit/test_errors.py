@@ -71,6 +71,7 @@ OUTSIDE = {  # code, HTTP status, exit code, exception of PEP 249: changing any 
     "RequestTimeout": ("request_timeout", 408, 1, "OperationalError"),
     "WrongRole": ("wrong_role", 421, 1, "NotSupportedError"),
     "TooManyConnections": ("too_many_connections", 503, 1, "OperationalError"),
+    "ChildFailed": ("child_failed", 500, 1, "OperationalError"),
     "WrongHost": ("wrong_host", 421, 1, "OperationalError"),
     "Overloaded": ("overloaded", 429, 1, "OperationalError"),
     "StatementTimeout": ("statement_timeout", 422, 1, "OperationalError"),

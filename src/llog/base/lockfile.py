@@ -40,6 +40,14 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"process {self.pid} ({self.command})"
 
 
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one of several workers, which share the address of their broker, is reached by the others."""
+
+    group: str
+    """A random id that the workers of one supervisor have in common."""
+    address: str
+
+
 def take_lock(directory: Path, what: str, *, address: str | None = None, name: str = LOCK) -> int:
     """Take the lock and return its descriptor, which holds it until it is closed. Raise `LogOwned` if another process
     has the lock.

@@ -34,6 +34,8 @@ from llog.broker.routes.topic_records import TopicRecordRoutes
 from llog.broker.routes.topics import TopicRoutes
 from llog.broker.tails import Tails
 from llog.broker.tracing import open_tracer
+from llog.broker.workers.metrics import WorkerMetrics
+from llog.broker.workers.plan import WorkerPlan
 from llog.config import Settings
 from llog.engines.object.reader import Reader
 from llog.engines.object.views import Views
@@ -56,7 +58,8 @@ class Broker:
     closed.
     """
 
-    def __init__(self, log: Log, settings: Settings) -> None:
+    def __init__(self, log: Log, settings: Settings, plan: WorkerPlan | None = None) -> None:
+        """A broker that is one of several workers has a `plan`."""
         self.metrics = Metrics()
         self.stopping = asyncio.Event()
         self._ownership: asyncio.Future[None] | None = None
@@ -83,7 +86,9 @@ class Broker:
 
         self._arrivals = Arrivals(reader, self._views, self.metrics, self.stopping)
         bodies = Bodies(settings, self.metrics)
-        self._forwarding = Forwarding(settings, bodies, self.metrics, self.stopping)
+        self._forwarding = Forwarding(
+            settings, bodies, self.metrics, self.stopping, plan.siblings.values() if plan is not None else ()
+        )
         self._keyed = KeyedRoutes(settings, self.metrics, self.stopping, bodies, log.owners)
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
         producer = AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics)
@@ -102,6 +107,12 @@ class Broker:
         group_listing = GroupListing(Groups(log, reader))
         self._group_lags = GroupLags(group_listing, settings.group_lag_interval_ms)
         self.report = BrokerReport(log, self.metrics, description, self._billing, self._group_lags)
+        self._workers = None if plan is None else WorkerMetrics(plan, self.report, self.metrics)
+        metric_routes = (
+            MetricRoutes(self.report.read)
+            if self._workers is None
+            else MetricRoutes(self._workers.read, self._workers.read_own)
+        )
         self._resources = (
             records,
             TopicRecordRoutes(records.produce_items, bodies),
@@ -116,7 +127,7 @@ class Broker:
                 self.metrics,
             ),
             HealthRoutes(log, self.stopping, {"keyed log": self._keyed.check}),
-            MetricRoutes(self.report.read),
+            metric_routes,
             self._keyed,
             self._sql,
         )
@@ -155,6 +166,8 @@ class Broker:
         await self._group_lags.close()
         await self._sql.close()
         await self._forwarding.close()
+        if self._workers is not None:
+            await self._workers.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
 

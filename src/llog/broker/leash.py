@@ -2,7 +2,9 @@
 
 Run as a script: `leash.py GRACE_S COMMAND…`. The watcher leads a process group of its own, runs the command in it and
 reads its standard input, a pipe whose other end the starter holds; the kernel closes that end when the starter dies.
-Then the command gets a SIGTERM, and its whole group a SIGKILL if it has not ended within the grace. (PR_SET_PDEATHSIG
+Then the command gets a SIGTERM, and its whole group a SIGKILL if it has not ended within the grace. The watcher itself
+ends with the command only: it ignores SIGTERM, which a service manager may send to all processes, and passes SIGINT
+on. Files that the starter passed are the command's alone. (PR_SET_PDEATHSIG
 is tied to the starting thread rather than to the process, and reaches no grandchildren.)
 """
 
@@ -18,7 +20,10 @@ from collections.abc import Sequence
 
 def watch(grace_s: float, command: Sequence[str]) -> int:
     """Run the command; return its exit code, or 128 + n if signal n ended it."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: child.send_signal(signal.SIGINT))
 
     def end_with_the_starter() -> None:
         while os.read(0, 1):

@@ -57,6 +57,11 @@ class Metrics:
         self.keyed_tails = 0
         self.keyed_fenced = 0
 
+    @property
+    def traffic(self) -> dict[str, TrafficByName]:
+        """The traffic by topic, producer and consumer group."""
+        return {"topics": self.topics, "producers": self.producers, "groups": self.groups}
+
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         self.requests[route, status] += 1

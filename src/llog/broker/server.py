@@ -5,18 +5,18 @@ request.
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import Final, Protocol, cast
 
+from llog.broker.listeners import advertised_address, listen, listening_address
+from llog.broker.workers.plan import WorkerPlan
 from llog.config import Settings
-from llog.errors import ConfigurationError, MissingExtra
+from llog.errors import MissingExtra
 from llog.log.opening import opened_log
 
 try:
@@ -69,7 +69,7 @@ def run(settings: Settings, *, ready: Callable[[str], None], beside: Sequence[Co
     broker stops as well, and the error is raised.
     """
     with closing(listen(settings.broker_bind_host, settings.broker_port)) as listener:
-        run_loop(_serve_broker(settings, listener, ready, beside))
+        run_loop(serve_broker(settings, [listener], ready, beside))
 
 
 def run_loop(main: Coroutine[None, None, None]) -> None:
@@ -77,42 +77,6 @@ def run_loop(main: Coroutine[None, None, None]) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main)
-
-
-def listen(host: str, port: int, prefix: str = "LLOG_BROKER") -> socket.socket:
-    """Return a socket that listens there. A `ConfigurationError` says what to change if there can be none: `prefix` is
-    that of the two settings.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port {port} of {host} is in use: end the process that listens there, or choose another port with "
-                f"--port or {prefix}_PORT"
-            ) from error
-        raise ConfigurationError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): check {prefix}_BIND_HOST and {prefix}_PORT"
-        ) from error
-
-
-def advertised_address(settings: Settings, listener: socket.socket) -> str | None:
-    """Return the address at which other brokers reach this one.
-
-    None if it listens on every address of the machine and LLOG_BROKER_ADVERTISED_ADDRESS names none of them.
-    """
-    if settings.broker_advertised_address is not None:
-        return settings.broker_advertised_address.rstrip("/")
-    return None if ip_address(listener.getsockname()[0]).is_unspecified else _address(listener)
-
-
-def is_open_to_others(host: str) -> bool:
-    """Return whether other machines can reach a server that listens on this host."""
-    try:
-        return not ip_address(host).is_loopback
-    except ValueError:
-        return host != "localhost"
 
 
 class Server(uvicorn.Server):
@@ -147,33 +111,46 @@ class Server(uvicorn.Server):
         self._ready()
 
 
-async def _serve_broker(
-    settings: Settings, listener: socket.socket, ready: Callable[[str], None], beside: Sequence[Companion]
+async def serve_broker(
+    settings: Settings,
+    listeners: Sequence[socket.socket],
+    ready: Callable[[str], None],
+    beside: Sequence[Companion],
+    plan: WorkerPlan | None = None,
 ) -> None:
+    """Serve a broker at these sockets, the first of which is the one that clients know. A worker has a `plan`."""
     async with opened_log(
-        settings, is_broker=True, address=advertised_address(settings, listener), reads_only=settings.role == "read"
+        settings,
+        is_broker=True,
+        address=advertised_address(settings, listeners[0]),
+        worker=None if plan is None else plan.own_address,
+        reads_only=settings.role == "read",
     ) as log:
-        broker = Broker(log, settings)
+        broker = Broker(log, settings, plan)
         await broker.start()
-        await serve(broker, settings, listener, ready, [each(broker) for each in beside])
+        companions = [each(broker) for each in beside]
+        await serve(broker, settings, listeners, ready, companions, is_worker=plan is not None)
 
 
 async def serve(
     service: Service,
     settings: Settings,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     ready: Callable[[str], None],
     beside: Sequence[Awaitable[None]] = (),
+    *,
+    is_worker: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Then close the service, and wait until what runs `beside` it has ended; what takes
-    longer than the grace, or gets a second signal, is cancelled.
+    longer than the grace, or gets a second signal, is cancelled. `ready` gets the address of the first listener.
 
-    If one of `beside` fails, the service stops as well, and the error is raised.
+    If one of `beside` fails, the service stops as well, and the error is raised. A worker takes a second SIGTERM for
+    the first one: it may get one from its supervisor and one from a service manager, which signals every process.
     """
-    server = Server(service, settings, allowed_files(), lambda: ready(_address(listener)))
+    server = Server(service, settings, allowed_files(), lambda: ready(listening_address(listeners[0])))
 
-    def stop() -> None:
-        if server.should_exit:  # a second signal waits for nothing
+    def stop(number: int | None = None) -> None:
+        if server.should_exit and not (is_worker and number == signal.SIGTERM):  # a second signal waits for nothing
             server.force_exit = True
             for task in tasks:
                 task.cancel()
@@ -190,9 +167,9 @@ async def serve(
     tasks = [asyncio.ensure_future(run_beside(each)) for each in beside]
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
-        loop.add_signal_handler(each, stop)
+        loop.add_signal_handler(each, stop, each)
     try:
-        await server.serve([listener])
+        await server.serve([*listeners])
     finally:
         service.stopping.set()
         await service.close()
@@ -206,8 +183,3 @@ async def serve(
     for end in ends:
         if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
             raise end
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -79,7 +79,7 @@ def compactor(
         if failures:
             click.get_current_context().exit(1)
         return
-    from llog.broker.server import is_open_to_others
+    from llog.broker.listeners import is_open_to_others
     from llog.compactor.server import run
 
     if is_open_to_others(settings.compactor_bind_host):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 import msgspec
@@ -12,6 +13,10 @@ import msgspec
 from llog.base.logs import configure_logs
 from llog.cli.common import Invocation, new_log_notice, report
 from llog.config import Settings
+
+if TYPE_CHECKING:
+    from llog.broker.app import Broker
+    from llog.broker.server import Companion
 
 logger: Final = logging.getLogger("llog.broker")
 F = TypeVar("F", bound=Callable[..., object])
@@ -32,9 +37,16 @@ def listen_options(command: F) -> F:
     return host(port(role(command)))
 
 
-def listen_settings(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> Settings:
+def listen_settings(
+    invocation: Invocation, host: str | None, port: int | None, role: str | None, workers: int | None = None
+) -> Settings:
     """Return the settings with these options, and send the log of this process where they say."""
-    chosen = {"broker_bind_host": host, "broker_port": None if port is None else str(port), "role": role}
+    chosen = {
+        "broker_bind_host": host,
+        "broker_port": None if port is None else str(port),
+        "role": role,
+        "workers": None if workers is None else str(workers),
+    }
     settings = msgspec.structs.replace(invocation, overrides=invocation.overrides | chosen).settings()
     configure_logs(settings.log_format, settings.log_level)
     return settings
@@ -45,8 +57,20 @@ def listening_line(settings: Settings, address: str) -> str:
     return f"listening on {address}{name}"
 
 
+def maintenance(settings: Settings) -> Companion:
+    """Return the maintenance of what a broker owns, which runs beside it."""
+
+    async def run(broker: Broker) -> None:
+        from llog.base.concurrency import run_until
+        from llog.broker.maintenance import Maintenance
+
+        await run_until(broker.stopping, Maintenance(broker.log, settings, report).run_on_disk())
+
+    return run
+
+
 def warn_if_open(settings: Settings) -> None:
-    from llog.broker.server import is_open_to_others
+    from llog.broker.listeners import is_open_to_others
 
     if is_open_to_others(settings.broker_bind_host):
         logger.warning(
@@ -57,8 +81,13 @@ def warn_if_open(settings: Settings) -> None:
 
 @click.command(short_help="Serve the log over HTTP.")
 @listen_options
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    help="The number of processes that serve the port together (LLOG_WORKERS).  [default: 1]",
+)
 @click.pass_obj
-def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None) -> None:
+def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None, workers: int | None) -> None:
     """Serve the log over HTTP until the process is interrupted or terminated.
 
     The broker serves appends, reads, topics, consumer groups and SQL. Before it ends, it finishes the requests that it
@@ -71,27 +100,33 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
     Writing and reading can be split between processes (--role). With LLOG_TAIL_CACHE_DIR, readers on the same machine
     get recent records from there.
 
+    With --workers, a supervisor starts this many processes on one port, and restarts one that dies. They share the
+    recent records, and each answers with the metrics of all. Tables, keyed logs, and disk and rocksdb topics belong to
+    one of them, to which the others send requests on.
+
     \b
       llog serve --port 8080
       curl -X POST http://127.0.0.1:8080/produce -H 'content-type: application/json' \\
         -d '{"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["first"]}]}'
     """
-    from llog.base.concurrency import run_until
-    from llog.broker.maintenance import Maintenance
+    settings = listen_settings(invocation, host, port, role, workers)
+    warn_if_open(settings)
+    if settings.workers > 1:
+        from llog.broker.workers import supervisor
+
+        supervisor.run(
+            settings,
+            [sys.executable, "-m", "llog.cli.worker"],
+            ready=lambda address: logger.info("%s", listening_line(settings, address)),
+            report=report,
+        )
+        return
     from llog.broker.server import run
 
-    settings = listen_settings(invocation, host, port, role)
-    warn_if_open(settings)
     note_new_log = new_log_notice(settings, logger.info)
 
     def ready(address: str) -> None:
         note_new_log()
         logger.info("%s", listening_line(settings, address))
 
-    run(
-        settings,
-        ready=ready,
-        beside=[
-            lambda broker: run_until(broker.stopping, Maintenance(broker.log, settings, report).run_on_disk()),
-        ],
-    )
+    run(settings, ready=ready, beside=[maintenance(settings)])

@@ -19,6 +19,7 @@ from llog.cli.common import DURATION, Invocation, new_log_notice, note, report
 from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
 from llog.cli.serve import listen_options, listen_settings, listening_line, logger, warn_if_open
 from llog.config import Settings
+from llog.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from llog.broker.app import Broker
@@ -70,6 +71,11 @@ def up(
             compactor_idle_jitter_ms=0,
             compactor_discovery_interval_ms=max(interval, 100),
             compactor_linger_ms=min(interval, settings.compactor_linger_ms),
+        )
+    if settings.workers > 1:
+        raise ConfigurationError(
+            f"LLOG_WORKERS is {settings.workers}, and `llog up` serves in one process: run `llog serve --workers "
+            f"{settings.workers}` and, beside it, `llog compactor`"
         )
     warn_if_open(settings)
     note_new_log = new_log_notice(settings, logger.info)

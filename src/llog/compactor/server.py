@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from llog.broker.http.routing import App
+from llog.broker.listeners import listen
 from llog.broker.metrics import Metrics
 from llog.broker.monitoring.families import http_samples
 from llog.broker.routes.health import HealthRoutes
 from llog.broker.routes.metrics import MetricRoutes
-from llog.broker.server import listen, run_loop, serve
+from llog.broker.server import run_loop, serve
 from llog.compactor.metrics import compactor_samples
 from llog.compactor.service import CompactorService
 from llog.config import Settings
@@ -72,4 +73,4 @@ async def _serve(
 ) -> None:
     async with opened_log(settings) as log:
         server = CompactorServer(log, settings, report)
-        await serve(server, settings, listener, ready, [server.compactor.run(server.stopping)])
+        await serve(server, settings, [listener], ready, [server.compactor.run(server.stopping)])

@@ -58,6 +58,15 @@ class BrokerSettings(SegmentSettings, frozen=True, kw_only=True):
     broker_port: Annotated[
         int, Meta(description="The port that the broker listens on; 0 takes a free one.", ge=0, le=65_535)
     ] = 8080
+    workers: Annotated[
+        int,
+        Meta(
+            description="How many processes `llog serve` serves its port with. Raise it, up to the number of cores, if "
+            "one core is busy with requests. The limits of memory, connections and requests are those of each process.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     broker_advertised_address: Annotated[
         str | None,
         Meta(

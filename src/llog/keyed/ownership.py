@@ -112,7 +112,7 @@ async def _own_directory(
     await asyncio.to_thread(make_log_directory, location.url, directory)
     if owners is not None:
         await owners.settle(what, named, directory, "LLOG_KEYED")
-    address = None if owners is None else owners.address
+    address = None if owners is None else owners.local_address
     try:
         lock = await asyncio.to_thread(_lock, directory, named, address)
     except LlogError as error:

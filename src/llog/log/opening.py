@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from llog.base.lockfile import WorkerAddress
 from llog.batch.format import Codec
 from llog.config import SETTINGS, Settings
 from llog.config.locations import NO_BLOBS, parse_address
@@ -39,12 +40,13 @@ async def open_log(
     runtime: Runtime | None = None,
     is_broker: bool = False,
     address: str | None = None,
+    worker: WorkerAddress | None = None,
     reads_only: bool = False,
 ) -> Log:
     """Open both stores and check that they belong together. An error names the setting that caused it.
 
-    A broker sets `is_broker`, and `address` if others can reach it there. With `reads_only`, the settings need not name
-    a blob store: blobs are read from the addresses in the metadata.
+    A broker sets `is_broker`, `address` if others can reach it there, and `worker` if it shares that address. With
+    `reads_only`, the settings need not name a blob store: blobs are read from the addresses in the metadata.
 
     Open the log in the process that uses it (after any fork) and on its event loop; close it with `close_log`.
     """
@@ -65,7 +67,12 @@ async def open_log(
             )
         runtime = runtime or SystemRuntime()
         owners = Owners(
-            meta, runtime, address=address, is_broker=is_broker, renew_ms=max(1, settings.session_timeout_ms // 3)
+            meta,
+            runtime,
+            address=address,
+            is_broker=is_broker,
+            worker=worker,
+            renew_ms=max(1, settings.session_timeout_ms // 3),
         )
         log = Log(meta, blobs, runtime, _engines(settings, runtime, owners), owners)
         try:
@@ -103,9 +110,12 @@ async def opened_log(
     runtime: Runtime | None = None,
     is_broker: bool = False,
     address: str | None = None,
+    worker: WorkerAddress | None = None,
     reads_only: bool = False,
 ) -> AsyncIterator[Log]:
-    log = await open_log(settings, runtime=runtime, is_broker=is_broker, address=address, reads_only=reads_only)
+    log = await open_log(
+        settings, runtime=runtime, is_broker=is_broker, address=address, worker=worker, reads_only=reads_only
+    )
     try:
         yield log
     finally:

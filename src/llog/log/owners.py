@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import msgspec
 
 from llog.base.durable import boot_id
-from llog.base.lockfile import DIRECTORY_ID, Owner, directory_id, make_directory_id
+from llog.base.lockfile import DIRECTORY_ID, Owner, WorkerAddress, directory_id, make_directory_id
 from llog.errors import (
     Contention,
     LlogError,
@@ -67,6 +67,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str
     machine: str
     """The machine's boot id: locks on directories exclude only processes of the same boot."""
+    worker: WorkerAddress | None = None
+    """Where the other workers of the holder's group reach it."""
 
     @property
     def address(self) -> str | None:
@@ -101,7 +103,8 @@ class FileIds:
 class Owners:
     """What this process owns, and the leases of other owners. Close it before the metadata store.
 
-    A process with `is_broker` serves others, at `address` if they can reach it there. A lease that was lost with its
+    A process with `is_broker` serves others, at `address` if they can reach it there; `worker` is set if several
+    processes share that address. A lease that was lost with its
     session is put again within `renew_ms`, unless another process has taken it by then.
     """
 
@@ -112,11 +115,15 @@ class Owners:
         *,
         address: str | None = None,
         is_broker: bool = False,
+        worker: WorkerAddress | None = None,
         renew_ms: int = 3000,
         directory_ids: DirectoryIds | None = None,
     ) -> None:
         self.address = address
+        self.local_address = address if worker is None else worker.address
+        """Where the processes of this machine reach this one."""
         self.is_broker = is_broker
+        self._worker = worker
         self._meta = meta
         self._runtime = runtime
         self._renew_ms = renew_ms
@@ -126,6 +133,7 @@ class Owners:
             process=Owner.this(address),
             host=socket.gethostname(),
             machine=boot_id() or socket.gethostname(),
+            worker=worker,
         )
         self._held: dict[str, bool] = {}
         """What this process owns, and whether it holds the lock on a directory for it."""
@@ -254,9 +262,15 @@ class Owners:
         found = await self._entry(what)
         return None if found is None else found[1]
 
+    def find_address(self, lease: Lease) -> str | None:
+        """Return where this process reaches the holder of the lease; None if it cannot."""
+        is_sibling = lease.worker and self._worker and lease.worker.group == self._worker.group
+        return lease.worker.address if is_sibling and lease.worker else lease.address
+
     def refusal(self, named: str, lease: Lease) -> LlogError:
         """Return the error for a request that only the holder of the lease can serve."""
-        if lease.address is not None and lease.address == self.address:
+        address = self.find_address(lease)
+        if address is not None and address in (self.address, self.local_address):
             return OwnerUnavailable(
                 f"{named}: the lease of a process that ended at this broker's own address, {lease.address}, has "
                 "not ended yet: try again"
@@ -267,7 +281,7 @@ class Owners:
             else ". If it is a broker, set LLOG_BROKER_ADVERTISED_ADDRESS there, so that others reach it"
         )
         refusal = LogOwned(f"{named} can only be used through {lease}, which owns it: ask there, or stop it{hint}")
-        refusal.address = lease.address
+        refusal.address = address
         return refusal
 
     async def close(self) -> None:

@@ -32,14 +32,17 @@ REQUEST_COST: Final = counter(
     "operation",
 )
 STORED_OBJECTS: Final = gauge(
-    "llog_s3_stored_objects", "Blobs below the log's prefix in the bucket. Take the max over processes."
+    "llog_s3_stored_objects", "Blobs below the log's prefix in the bucket. Take the max over processes.", across="max"
 )
 STORED_BYTES: Final = gauge(
-    "llog_s3_stored_bytes", "Bytes of the blobs below the log's prefix in the bucket. Take the max over processes."
+    "llog_s3_stored_bytes",
+    "Bytes of the blobs below the log's prefix in the bucket. Take the max over processes.",
+    across="max",
 )
 STORAGE_COST: Final = gauge(
     "llog_s3_storage_month_cost_dollars",
     "Estimated price of storing these bytes for a month. Take the max over processes.",
+    across="max",
 )
 FAMILIES: Final[tuple[Family, ...]] = (REQUEST_COST, STORED_OBJECTS, STORED_BYTES, STORAGE_COST)
 

@@ -9,6 +9,8 @@ from typing import Final, Literal, NamedTuple
 from llog.base.histogram import Histogram
 
 Kind = Literal["counter", "gauge", "histogram"]
+Across = Literal["sum", "max", "each"]
+"""How the values of several workers become one answer: added up, the largest, or each with the worker's number."""
 _UNITS: Final = ("seconds", "bytes", "dollars", "records", "requests")
 
 
@@ -19,6 +21,7 @@ class Family(NamedTuple):
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    across: Across = "sum"
 
     @property
     def unit(self) -> str:
@@ -53,8 +56,8 @@ def counter(name: str, text: str, *labels: str) -> Family:
     return Family(name, "counter", text, labels)
 
 
-def gauge(name: str, text: str, *labels: str) -> Family:
-    return Family(name, "gauge", text, labels)
+def gauge(name: str, text: str, *labels: str, across: Across = "sum") -> Family:
+    return Family(name, "gauge", text, labels, across)
 
 
 def histogram(name: str, text: str, *labels: str) -> Family:

@@ -11,11 +11,13 @@ from typing import Final
 
 from llog.metrics.families import Family, Sample, counter, gauge
 
-START: Final = gauge("process_start_time_seconds", "When the process started, in seconds since 1970.")
+START: Final = gauge("process_start_time_seconds", "When the process started, in seconds since 1970.", across="each")
 CPU: Final = counter("process_cpu_seconds_total", "CPU time of the process, in user and in system mode.")
-MEMORY: Final = gauge("process_resident_memory_bytes", "Memory of the process that is resident. Linux only.")
-FILES: Final = gauge("process_open_fds", "Files and connections that the process has open. Linux only.")
-FILES_MAX: Final = gauge("process_max_fds", "Files and connections that the process may have open.")
+MEMORY: Final = gauge(
+    "process_resident_memory_bytes", "Memory of the process that is resident. Linux only.", across="each"
+)
+FILES: Final = gauge("process_open_fds", "Files and connections that the process has open. Linux only.", across="each")
+FILES_MAX: Final = gauge("process_max_fds", "Files and connections that the process may have open.", across="each")
 FAMILIES: Final[tuple[Family, ...]] = (START, CPU, MEMORY, FILES, FILES_MAX)
 
 _started: Final = time.time()

@@ -73,7 +73,7 @@ def remote() -> Iterator[Harness]:
     from starlette.types import Receive, Scope, Send
 
     from llog.broker.app import Broker
-    from llog.broker.server import listen
+    from llog.broker.listeners import listen
     from llog.client.remote.backend import RemoteBackend
     from llog.log.opening import opened_log
 

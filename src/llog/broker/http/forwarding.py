@@ -9,7 +9,7 @@ first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     import httpx
 
 FORWARDED: Final = "llog-forwarded"
-"""The header of a request that another broker sent on: it is not sent on once more."""
+"""The header of a request that another broker sent on. It is not sent on once more, except from one worker to another:
+brokers elsewhere know only the address that the workers share.
+"""
+_BY_BROKER: Final = "1"
+_BY_SIBLING: Final = "2"
 _CONNECT_S: Final = 5.0
 _CONNECTIONS_MAX: Final = 1024
 _IDLE_S: Final = 30.0
@@ -78,18 +82,34 @@ class ItemsRequest(Protocol):
 
 
 class Forwarding:
-    """Sends requests on to other brokers, if LLOG_BROKER_FORWARD_TIMEOUT_MS allows it."""
+    """Sends requests on to other brokers, if LLOG_BROKER_FORWARD_TIMEOUT_MS allows it, and to the `siblings`, the
+    addresses of the workers of the same broker.
+    """
 
-    def __init__(self, settings: Settings, bodies: Bodies, metrics: Metrics, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bodies: Bodies,
+        metrics: Metrics,
+        stopping: asyncio.Event,
+        siblings: Collection[str] = (),
+    ) -> None:
         self._timeout_s = settings.broker_forward_timeout_ms / 1000
         self._user_agent = settings.client_name
         self._bodies = bodies
         self._metrics = metrics
         self._stopping = stopping
+        self._siblings = frozenset(siblings)
         self._http: httpx.AsyncClient | None = None
 
-    def may_forward(self, request: Request) -> bool:
-        return self._timeout_s > 0 and FORWARDED not in request.headers
+    def may_forward(self, request: Request, owner: str | None = None) -> bool:
+        """Return whether the request may be sent on to this owner, or to any owner at all."""
+        if not self._timeout_s:
+            return False
+        came_by = request.headers.get(FORWARDED)
+        if came_by == _BY_BROKER:
+            return bool(self._siblings) if owner is None else owner in self._siblings
+        return came_by is None
 
     def on_refusal(self, handler: Handler, wait_ms: int = 0) -> Handler:
         """Return the handler with the requests that it refuses sent on to the owner that the refusal names.
@@ -101,7 +121,7 @@ class Forwarding:
             try:
                 return await handler(request)
             except LogOwned as error:
-                if error.address is None or not self.may_forward(request):
+                if error.address is None or not self.may_forward(request, error.address):
                     raise
                 body = request.scope.get(BODY, b"")
                 with self._bodies.held(len(body)):
@@ -117,7 +137,7 @@ class Forwarding:
 
         async def answer(request: Request) -> Response:
             owner = await find_owner() if self.may_forward(request) else None
-            if owner is None:
+            if owner is None or not self.may_forward(request, owner):
                 return await handler(request)
             async with self._bodies.read(request, None) as body:
                 try:
@@ -137,7 +157,7 @@ class Forwarding:
         owned: dict[str, list[int]] = {}
         for index, answer in enumerate(answers):
             owner = answer["error"].get("owner") if "error" in answer else None
-            if owner is not None and self.may_forward(request):
+            if owner is not None and self.may_forward(request, owner):
                 owned.setdefault(owner, []).append(index)
                 self._metrics.errors[LogOwned.code] -= 1
         return owned
@@ -181,7 +201,9 @@ class Forwarding:
             for name, value in answer.headers.items()
             if name not in _NOT_PASSED and not name.startswith("access-control-")
         }
-        return StreamingResponse(self._chunks(answer), answer.status_code, {**passed, OWNER_HEADER: owner})
+        if owner not in self._siblings:
+            passed[OWNER_HEADER] = owner
+        return StreamingResponse(self._chunks(answer), answer.status_code, passed)
 
     async def _send(
         self, method: str, owner: str, path: str, headers: list[tuple[str, str]], content: bytes, wait_ms: int
@@ -198,8 +220,10 @@ class Forwarding:
         if (context := current_request.get()) is not None:
             own = context.headers()
             headers = [(name, value) for name, value in headers if name not in own] + [*own.items()]
+        came_by = _BY_SIBLING if owner in self._siblings else _BY_BROKER
+        headers = [(name, value) for name, value in headers if name != FORWARDED]
         sent = self._client().build_request(
-            method, owner + path, headers=[*headers, (FORWARDED, "1")], content=content or None, timeout=timeout
+            method, owner + path, headers=[*headers, (FORWARDED, came_by)], content=content or None, timeout=timeout
         )
         self._metrics.forwarded += 1
         try:

@@ -6,11 +6,11 @@ rather than from the tail. LISTs, and what other processes do for a topic later,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from llog.broker.metrics import Metrics
 from llog.broker.monitoring.traffic import Traffic, TrafficByName
 from llog.metrics.billing import Bill
 
@@ -27,13 +27,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     request_cost: float
 
 
-def attribute(bill: Bill, metrics: Metrics) -> dict[str, Any]:
-    """Return the shares of topics, producers and consumer groups, the most expensive ones first."""
-    return {
-        "topics": _shares(bill, metrics.topics, metrics.topics),
-        "producers": _shares(bill, metrics.producers, metrics.topics),
-        "groups": _shares(bill, metrics.groups, metrics.topics),
-    }
+def attribute(bill: Bill, traffic: Mapping[str, TrafficByName]) -> dict[str, Any]:
+    """Return the shares of `topics`, `producers` and `groups`, the most expensive ones first."""
+    return {kind: _shares(bill, names, traffic["topics"]) for kind, names in traffic.items()}
 
 
 def _shares(bill: Bill, names: TrafficByName, topics: TrafficByName) -> list[Share]:

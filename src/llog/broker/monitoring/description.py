@@ -20,20 +20,30 @@ INFO: Final = gauge(
     "name",
     "meta",
     "blobs",
+    across="max",
 )
-BATCH_BYTES_MAX: Final = gauge("llog_batch_max_bytes", "LLOG_BATCH_MAX_BYTES: the size at which a batch is flushed.")
+BATCH_BYTES_MAX: Final = gauge(
+    "llog_batch_max_bytes", "LLOG_BATCH_MAX_BYTES: the size at which a batch is flushed.", across="max"
+)
 BATCH_DELAY_MAX: Final = gauge(
     "llog_batch_max_delay_seconds",
     "LLOG_BATCH_MAX_DELAY_MS: how long a request waits for others; 0 where it waits only for the batch before.",
+    across="max",
 )
 BUFFER_BYTES_MAX: Final = gauge(
-    "llog_batch_max_buffer_bytes", "LLOG_BATCH_MAX_BUFFER_BYTES: the bytes of unanswered requests that are held."
+    "llog_batch_max_buffer_bytes",
+    "LLOG_BATCH_MAX_BUFFER_BYTES: the bytes of unanswered requests that are held, by each worker.",
+    across="max",
 )
 INLINE_BYTES_MAX: Final = gauge(
-    "llog_inline_max_bytes", "LLOG_INLINE_MAX_BYTES: the largest append to a partition that needs no blob."
+    "llog_inline_max_bytes",
+    "LLOG_INLINE_MAX_BYTES: the largest append to a partition that needs no blob.",
+    across="max",
 )
 TAIL_BYTES_MAX: Final = gauge(
-    "llog_tail_cache_max_bytes", "LLOG_TAIL_CACHE_MAX_BYTES: the bytes of batches that the tail holds."
+    "llog_tail_cache_max_bytes",
+    "LLOG_TAIL_CACHE_MAX_BYTES: the bytes of batches that the tail holds, in each worker.",
+    across="max",
 )
 FAMILIES: Final[tuple[Family, ...]] = (
     INFO,

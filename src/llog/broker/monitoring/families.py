@@ -89,7 +89,10 @@ _NUMBERS: Final[tuple[_Number, ...]] = (
         lambda m: m.keyed_scanned_records,
     ),
     (gauge("llog_keyed_tails", "Clients following the keyed log."), lambda m: m.keyed_tails),
-    (gauge("llog_keyed_fenced", "1 once another writer has taken over the keyed log."), lambda m: m.keyed_fenced),
+    (
+        gauge("llog_keyed_fenced", "1 once another writer has taken over the keyed log.", across="max"),
+        lambda m: m.keyed_fenced,
+    ),
 )
 _TRAFFIC: Final[tuple[tuple[Family, Callable[[Traffic], float]], ...]] = (
     (

@@ -18,12 +18,14 @@ LAG: Final = gauge(
     "Records that a consumer group has yet to acknowledge in all partitions of a topic. Take the max over brokers.",
     "group",
     "topic",
+    across="max",
 )
 OUTSTANDING: Final = gauge(
     "llog_group_outstanding_records",
     "Records that were delivered to a consumer group and not acknowledged. Take the max over brokers.",
     "group",
     "topic",
+    across="max",
 )
 FAILURES: Final = counter("llog_group_lag_failures_total", "Failed attempts to read the lag of the groups.")
 FAMILIES: Final[tuple[Family, ...]] = (LAG, OUTSTANDING, FAILURES)

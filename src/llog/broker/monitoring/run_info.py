@@ -11,9 +11,15 @@ from llog.errors import ConfigurationError
 from llog.metrics.families import Family, Sample, gauge
 
 RUN_INFO: Final = gauge(
-    "llog_run_info", "Always 1. What LLOG_RUN_INFO says about this run, such as a load test.", "name", "text"
+    "llog_run_info",
+    "Always 1. What LLOG_RUN_INFO says about this run, such as a load test.",
+    "name",
+    "text",
+    across="max",
 )
-RUN_SHAPE: Final = gauge("llog_run_shape", "The numbers in LLOG_RUN_INFO, such as the clients of a load test.", "name")
+RUN_SHAPE: Final = gauge(
+    "llog_run_shape", "The numbers in LLOG_RUN_INFO, such as the clients of a load test.", "name", across="max"
+)
 FAMILIES: Final[tuple[Family, ...]] = (RUN_INFO, RUN_SHAPE)
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")

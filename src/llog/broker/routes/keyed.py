@@ -135,7 +135,8 @@ class KeyedRoutes:
             return None
         key = keyed_ownership(self._settings.keyed)
         lease = None if self._owners.holds(key) else await self._owners.find(key)
-        return None if lease is None or lease.address == self._owners.address else lease.address
+        address = None if lease is None else self._owners.find_address(lease)
+        return None if address in (self._owners.address, self._owners.local_address) else address
 
     def _handler(self, choose: _Choose) -> Handler:
         async def answer(request: Request) -> Response:

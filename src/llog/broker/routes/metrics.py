@@ -12,6 +12,7 @@ from llog.broker.http.answers import json_answer
 from llog.broker.http.operations import Operation
 from llog.broker.http.requests import JSON
 from llog.broker.http.routing import Route
+from llog.broker.workers.metrics import REPORT_TYPE
 from llog.metrics.exposition import PROMETHEUS, MetricReport, as_json, as_prometheus, prefers_prometheus
 from llog.metrics.process import uptime_s
 
@@ -22,9 +23,14 @@ _PROMETHEUS: Final = Operation("Operations", "Metrics as text for Prometheus", a
 
 
 class MetricRoutes:
-    def __init__(self, read: Callable[[], Awaitable[MetricReport]]) -> None:
-        """`read` returns what the process exports, for one answer."""
+    def __init__(
+        self, read: Callable[[], Awaitable[MetricReport]], read_own: Callable[[], Awaitable[bytes]] | None = None
+    ) -> None:
+        """`read` returns what the service exports, for one answer; `read_own`, in a worker, what this process alone
+        exports, for its siblings.
+        """
         self._read = read
+        self._read_own = read_own
 
     def routes(self) -> list[Route]:
         return [
@@ -33,6 +39,8 @@ class MetricRoutes:
         ]
 
     async def _json_or_prometheus(self, request: Request) -> Response:
+        if self._read_own is not None and request.headers.get("accept") == REPORT_TYPE:
+            return Response(await self._read_own(), media_type=REPORT_TYPE)
         if prefers_prometheus(request.headers.get("accept")):
             return await self._prometheus(request)
         report = await self._read()

@@ -269,7 +269,7 @@ class SegmentPool:
             self._check_open()
             if self._ownership is None:
                 await owners.check_machine(what, "disk topics")
-                self._ownership = await asyncio.to_thread(self._lock_directory, owners.address)
+                self._ownership = await asyncio.to_thread(self._lock_directory, owners.local_address)
                 await owners.publish(what)
 
     def _lock_directory(self, address: str | None) -> int:

@@ -135,7 +135,8 @@ class RocksHandle:
         from llog.engines.rocksdb.store import RocksStore
 
         try:
-            return RocksStore.open(self._directory, address=None if self._owners is None else self._owners.address)
+            address = None if self._owners is None else self._owners.local_address
+            return RocksStore.open(self._directory, address=address)
         except LogOwned as error:
             error.args = (
                 f"{error}. If it is a broker, use HTTP (POST /produce, /consume, /sql), "
