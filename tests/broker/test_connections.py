@@ -124,25 +124,26 @@ async def test_the_rest_of_a_body_that_was_refused_does_not_keep_the_connection(
         assert await client.ended() == b""
 
 
-async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
-    async with listening_broker(request_timeout_ms=2000) as broker:
-        for _ in range(4):
-            await broker.served.produce("t", "x" * (4 << 20))
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a long poll"])
+async def test_a_client_that_does_not_read_its_answer_is_cut_off(waits: bool) -> None:
+    async with listening_broker(request_timeout_ms=200 if waits else 2000) as broker:
+        await broker.served.produce("t", "first")
+        if not waits:
+            for _ in range(4):
+                await broker.served.produce("t", "x" * (4 << 20))
         client = await broker.connect(receive_bytes=4096)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        body = json.dumps(
-            {
-                "topic_partitions": [
-                    {"topic": "t", "partition": 0, "fetch_offset": 1, "partition_max_bytes": 16 << 20}
-                ],
-                "max_bytes": 16 << 20,
-            }
-        ).encode()
+        item = {"topic": "t", "partition": 0, "fetch_offset": 2, "partition_max_bytes": 16 << 20}
+        body = json.dumps({"topic_partitions": [item], "max_bytes": 16 << 20, "max_wait_ms": 60_000}).encode()
         await client.send(
             b"POST /consume HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
             b"%d\r\n\r\n%s" % (len(body), body)
         )
         await broker.until_open(1)
+        if waits:
+            await asyncio.sleep(0.5)  # the connection has nothing to be checked for any more
+            assert broker.served.broker.metrics.connections == 1
+            await broker.served.produce("t", "x" * (8 << 20))
         await broker.until_open(0)
 
 

@@ -66,6 +66,9 @@ class Limits:
         self._connections_max = max(1, files_max // 2)
         self._extra: dict[Connection, None] = {}
         self._is_reported = False
+        self._checked: set[Connection] = set()
+        """The connections that had something to check since the last time: those that only wait cost no time."""
+        self._checks: asyncio.TimerHandle | None = None
 
     @property
     def backlog(self) -> int:
@@ -103,6 +106,18 @@ class Limits:
         if count < self._connections_max * 3 // 4:  # well below the limit: report the next time again
             self._is_reported = False
 
+    def begin_checks(self, connection: Connection) -> None:
+        """Check the connection every `check_s`, as long as there is something to check."""
+        self._checked.add(connection)
+        if self._checks is None:
+            self._checks = connection.loop.call_later(self.check_s, self._check_all, connection.loop)
+
+    def end_checks(self, connection: Connection) -> None:
+        self._checked.discard(connection)
+        if self._checks is not None and not self._checked:
+            self._checks.cancel()
+            self._checks = None
+
     def only_open(self, app: ASGIApp) -> ASGIApp:
         """Return the application for connections beyond the limit."""
 
@@ -111,6 +126,10 @@ class Limits:
             await chosen(scope, receive, send)
 
         return answer
+
+    def _check_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._checked = {connection for connection in self._checked if connection.check()}
+        self._checks = loop.call_later(self.check_s, self._check_all, loop) if self._checked else None
 
     def _full(self) -> TooManyConnections:
         self.metrics.connections_refused += 1
@@ -132,7 +151,6 @@ class Connection(HttpToolsProtocol):
     # In slots, since the dictionaries of uvicorn's attributes share their keys only while they are few.
     __slots__ = (
         "_body",
-        "_checks",
         "_deadline",
         "_is_extra",
         "_limits",
@@ -154,7 +172,6 @@ class Connection(HttpToolsProtocol):
         self._is_extra = False
         self._phase = _Phase.HEADER
         self._deadline = math.inf
-        self._checks: asyncio.TimerHandle | None = None
         self._overhead_bytes = 0
         """Bytes received since the last byte of a body or the end of a request: a header, or the trailers of a body."""
         self._unsent_bytes = 0
@@ -165,16 +182,14 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_by(self._limits.timeout_s)
-        self._checks = self.loop.call_later(self._limits.check_s, self._check)
         fileno = transport.get_extra_info("socket").fileno()
         self._is_extra = not self._limits.admit(self, len(self.connections), fileno)
         if self._is_extra:
             self.app = cast(Any, self._limits.only_open(cast(ASGIApp, self.app)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._checks is not None:
-            self._checks.cancel()
         super().connection_lost(exc)
+        self._limits.end_checks(self)
         self._limits.release(self, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
@@ -188,6 +203,10 @@ class Connection(HttpToolsProtocol):
             self.turn_away(self._too_large())
         elif self._phase is _Phase.BETWEEN and not self._is_busy and self._deadline == math.inf:
             self._expect_by(self._limits.timeout_s)  # these bytes began no request, but ended uvicorn's idle timeout
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limits.begin_checks(self)
 
     def resume_writing(self) -> None:
         self._unsent_bytes = 0
@@ -257,6 +276,24 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._phase is _Phase.BODY and not self._is_busy:
             self._expect_by(self._limits.timeout_s)  # for the rest of a body that no handler reads
+        if self.transport.get_write_buffer_size():
+            self._limits.begin_checks(self)
+
+    def check(self) -> bool:
+        """Turn the client away if it is too late or too slow; return whether the connection is to be checked again."""
+        if self.loop.time() >= self._deadline and not self.transport.is_closing():
+            self.turn_away(
+                RequestTimeout(
+                    f"the request did not arrive within {self._limits.timeout_s:g} seconds (LLOG_REQUEST_TIMEOUT_MS)"
+                )
+            )
+        buffered = self.transport.get_write_buffer_size()
+        unsent = buffered if self.flow.write_paused or self.transport.is_closing() else 0
+        if self._unsent_bytes and unsent > self._unsent_bytes - self._limits.bytes_per_check:
+            self.transport.abort()
+            return False
+        self._unsent_bytes = unsent
+        return buffered > 0 or (self._deadline < math.inf and not self.transport.is_closing())
 
     def turn_away(self, error: LlogError) -> None:
         """Close the connection; send the error first if the client would take it for the answer to its request."""
@@ -271,22 +308,7 @@ class Connection(HttpToolsProtocol):
 
     def _expect_by(self, seconds: float) -> None:
         self._deadline = self.loop.time() + seconds
-
-    def _check(self) -> None:
-        if self.loop.time() >= self._deadline and not self.transport.is_closing():
-            self.turn_away(
-                RequestTimeout(
-                    f"the request did not arrive within {self._limits.timeout_s:g} seconds (LLOG_REQUEST_TIMEOUT_MS)"
-                )
-            )
-        unsent = 0
-        if self.flow.write_paused or self.transport.is_closing():
-            unsent = self.transport.get_write_buffer_size()
-        if self._unsent_bytes and unsent > self._unsent_bytes - self._limits.bytes_per_check:
-            self.transport.abort()
-            return
-        self._unsent_bytes = unsent
-        self._checks = self.loop.call_later(self._limits.check_s, self._check)
+        self._limits.begin_checks(self)
 
     def _too_large(self) -> HeaderTooLarge:
         return HeaderTooLarge(
