@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bench.blobs import bare as write_synced
-from bench.broker.process import TOPIC, Client, consume, encode_request, exchange, produce
+from bench.broker.process import TOPIC, Client, consume, empty_exchange, encode_request, exchange, produce
 from bench.broker.subject import PARTITIONS, VALUE, Subject
 from bench.load import p50_ms
 from bench.logs import records
@@ -150,17 +150,17 @@ def _seconds_of(client: Client, request: bytes) -> float:
 
 
 def measure_small(subject: Subject, at_a_time: int = 64) -> None:
-    """Measure small requests of each kind beside a request that reads neither store."""
-    requests = {
-        "GET /metrics": encode_request("GET", "/metrics"),
-        "consume of one record": consume(PARTITIONS - 1, 1),  # a partition with few records
-        "produce of one record, durable": produce(0, [VALUE]),
+    """Measure small requests of each kind beside a request that asks for nothing, and so uses neither store."""
+    exchanges = {
+        "empty round trip": empty_exchange(),
+        "consume of one record": exchange(consume(PARTITIONS - 1, 1)),  # a partition with few records
+        "produce of one record, durable": exchange(produce(0, [VALUE])),
     }
-    base, *others = requests
+    base, *others = exchanges
     turns = in_turns(
         {
-            name: partial(subject.load, subject.process.address, [exchange(request)] * at_a_time, _per_second)
-            for name, request in requests.items()
+            name: partial(subject.load, subject.process.address, [each] * at_a_time, _per_second)
+            for name, each in exchanges.items()
         },
         subject.rounds,
     )
