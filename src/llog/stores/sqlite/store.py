@@ -271,7 +271,9 @@ class SqliteMetaStore:
 
     def _new_watches(self) -> Watches:
         return Watches(
-            lambda query, parameters: self._read("watch", query, parameters, SLICE_ROWS_FIRST), lambda: self._closed
+            lambda query, parameters: self._read("watch", query, parameters, SLICE_ROWS_FIRST),
+            lambda: self._closed,
+            lambda since, until: self._writer is not None and self._writer.wrote_all(since, until),
         )
 
     def _check_open(self) -> None:

@@ -47,6 +47,7 @@ class Transaction:
         self.is_renewed = False
         self._revision: int
         self._revision, session_ends_ms = connection.execute(_STATE).fetchone()
+        self._first_revision = self._revision
         self._now_ms = time.time_ns() // 1_000_000
         self._keys = keys
         self._versions = versions
@@ -54,6 +55,11 @@ class Transaction:
         if session_ends_ms is not None and session_ends_ms <= self._now_ms:
             self._end_expired_sessions()
         self._load_versions()
+
+    @property
+    def revisions(self) -> tuple[int, int]:
+        """The store's revisions before and after this transaction."""
+        return self._first_revision, self._revision
 
     def put(self, key: str, value: bytes, expected: int | None, ephemeral: bool = False) -> int:
         versions = self._versions

@@ -38,11 +38,14 @@ only key or else the store's revision.
 
 
 class Watches:
-    """The watches of a store. `read` runs a query, and `is_closed` returns whether the store was closed."""
+    """The watches of a store. `read` runs a query, `is_closed` returns whether the store was closed, and `wrote_all`
+    whether all changes between two revisions are known to be this process's.
+    """
 
-    def __init__(self, read: Read, is_closed: Callable[[], bool]) -> None:
+    def __init__(self, read: Read, is_closed: Callable[[], bool], wrote_all: Callable[[int, int], bool]) -> None:
         self._read = read
         self.is_closed = is_closed
+        self.wrote_all = wrote_all
         self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, Poll] = WeakKeyDictionary()
 
     def watch(self, prefix: str) -> SqliteWatch:
@@ -167,7 +170,15 @@ class Poll:
                 await self.confirm()
             except StoreUnavailable:
                 return
-            if self._stamp != before:
+            if self._has_foreign_change(before):
                 pause = POLL_SECONDS_MIN
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS_MAX)
+
+    def _has_foreign_change(self, before: _Stamp | None) -> bool:
+        """Return whether another process may have changed the store since this stamp. Where one writes, more will come;
+        what this process writes is no reason to look more often.
+        """
+        if before is None or self._stamp is None or self._stamp[1] != before[1]:
+            return True
+        return self._stamp != before and not self._source.wrote_all(before[0], self._stamp[0])

@@ -115,6 +115,8 @@ class Writer:
         self._versions: dict[str, int] = {}
         """Versions of keys that this connection wrote or looked up, valid until another one changes the file."""
         self._data_version = 0
+        self._own_revisions = 0, 0
+        """All changes of the store from one revision to the other are commits of this thread."""
         self._open_batch: Batch | None = None
         """The batch of the event loop that wrote last, in its present turn."""
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
@@ -154,6 +156,11 @@ class Writer:
         if len(batch.jobs) >= GROUP_JOBS_MAX or batch.size >= GROUP_BYTES_MAX:
             self._open_batch = None
         return future
+
+    def wrote_all(self, since: int, until: int) -> bool:
+        """Return whether all changes of the store between these revisions are known to be this thread's."""
+        own_since, own_until = self._own_revisions
+        return own_since <= since and until <= own_until
 
     async def close(self) -> None:
         """Finish the calls that were made before, and end the session. Gives up on a thread that is stuck."""
@@ -313,6 +320,9 @@ class Writer:
             self.disconnect()
             raise
         self.commits += transaction.has_changes
+        before, after = transaction.revisions
+        since, until = self._own_revisions
+        self._own_revisions = (since if before == until else before), after
         if transaction.is_renewed or transaction.session != self._session:
             self._beat_at = time.monotonic() + self._beat_seconds
         self._session = transaction.session

@@ -463,6 +463,30 @@ async def test_a_store_that_was_never_used_can_be_closed(path: Path) -> None:
 # --- watches
 
 
+async def test_only_changes_of_other_processes_make_watches_look_more_often(path: Path) -> None:
+    store, other = SqliteMetaStore.open(path), SqliteMetaStore.open(path)
+    await other.put("a", b"")
+    poll = store._watches.poll()
+    await poll.confirm()
+    assert poll._has_foreign_change(None)
+
+    async def is_foreign(*writers: SqliteMetaStore) -> bool:
+        before = poll._stamp
+        for number, writer in enumerate(writers):
+            await writer.put(f"a/{number}", b"")
+        await poll.confirm()
+        return poll._has_foreign_change(before)
+
+    assert not await is_foreign()
+    assert not await is_foreign(store)
+    assert not await is_foreign(store, store)
+    assert await is_foreign(other)
+    assert await is_foreign(store, other)
+    assert await is_foreign(other, store), "the newest change does not hide the one before it"
+    assert not await is_foreign(store)
+    await asyncio.gather(store.close(), other.close())
+
+
 async def test_a_watch_of_one_key_sleeps_through_changes_elsewhere(path: Path) -> None:
     store, other = SqliteMetaStore.open(path), SqliteMetaStore.open(path)
     for key in ("a/1", "a/2", "b/1"):
