@@ -204,8 +204,7 @@ def binary_size(array: pa.BinaryArray) -> int:
         return 0
     if array.null_count:
         return pc.sum(pc.binary_length(array)).as_py() or 0
-    offsets = memoryview(array.buffers()[1]).cast("i")  # for a few numbers, less work than with NumPy
-    return int(offsets[array.offset + len(array)] - offsets[array.offset])
+    return int(array.total_values_length)
 
 
 def binary_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:

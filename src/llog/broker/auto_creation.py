@@ -115,8 +115,8 @@ class AutoCreatingProducer:
         # first write does.
         again = [
             index
-            for index, part in enumerate(parts)
-            if isinstance(outcomes[index], PartitionNotInitialized) and part.tp in self._producers
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, PartitionNotInitialized) and parts[index].tp in self._producers
         ]
         if again:
             for index in again:
@@ -136,6 +136,12 @@ class AutoCreatingProducer:
         return {tp.topic: topic for tp, topic in found.items()}
 
     async def _append(self, parts: Sequence[Part]) -> list[Outcome]:
+        known = {self._producers.get(part.tp) for part in parts}
+        if len(known) == 1 and (only := known.pop()) is not None:  # most often: there is nothing to create or divide
+            try:
+                return await only.append(parts)
+            except LlogError as error:
+                return [error] * len(parts)
         producers = await self._find_producers({part.tp for part in parts})
         indexes: dict[BatchingProducer, list[int]] = {}
         outcomes: dict[int, Outcome] = {}

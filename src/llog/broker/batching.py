@@ -108,7 +108,9 @@ class BatchingProducer:
         the same.
         """
         loop = asyncio.get_running_loop()
-        size = sum(byte_size(part.columns) + RECORD_OVERHEAD * part.columns.count for part in parts)
+        size = 0
+        for part in parts:
+            size += byte_size(part.columns) + RECORD_OVERHEAD * part.columns.count
         context = None if self._tracer is None else copy_context()
         request = _Request(parts, size, loop.time() + self._max_delay_s, loop.create_future(), context)
         if self._is_closing:

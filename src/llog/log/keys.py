@@ -72,11 +72,11 @@ class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def prefix(self) -> str:
-        return f"{ROOT}{self.directory}/partitions/{self.partition:010}/"
+        return _prefix(self.directory, self.partition)
 
     @cached_property
     def control(self) -> str:
-        return self.prefix + "meta/control"
+        return control_key(self.directory, self.partition)
 
     @property
     def cursor(self) -> str:
@@ -110,6 +110,15 @@ class PartitionKeys(msgspec.Struct, frozen=True, dict=True):
 
     def compacted(self, uuid: str) -> str:
         return f"{ROOT}{self.directory}/partitions/{self.partition}/data/compacted/{uuid}"
+
+
+def control_key(directory: str, partition: int) -> str:
+    """Return the key of a partition's control record, for those who need no other of its keys."""
+    return _prefix(directory, partition) + "meta/control"
+
+
+def _prefix(directory: str, partition: int) -> str:
+    return f"{ROOT}{directory}/partitions/{partition:010}/"
 
 
 def end_offset_of(key: str) -> int:

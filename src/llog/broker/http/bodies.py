@@ -16,6 +16,8 @@ from llog.errors import InvalidArgument, Overloaded, RequestTimeout, RequestTooL
 
 BODY: Final = "llog.body"
 """The key of a request's scope under which its body is, once it was read: forwarding sends it on."""
+JSON_BODY: Final = "llog.json_body"
+"""The key of a request's scope under which its body is, if it arrived with its header and has the type of JSON."""
 
 
 class Pace(NamedTuple):
@@ -99,13 +101,17 @@ class Bodies:
         finally:
             share.release()
 
+    def take(self, body: bytearray, share: Share) -> bytearray:
+        """Return a body that is here already."""
+        self._check_size(len(body))
+        share.grow(len(body))
+        return body
+
     async def receive(self, request: Request, share: Share) -> bytearray:
         """Return the body of the request, which may be here already."""
         body: bytearray | None = request.scope.get(BODY)
         if body is not None:
-            self._check_size(len(body))
-            share.grow(len(body))
-            return body
+            return self.take(body, share)
         declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdecimal():
             # Too much is refused before it is sent; nothing counts as held before it has arrived.
@@ -154,6 +160,9 @@ class HeldBody:
         self._share = share
 
     async def __aenter__(self) -> bytearray:
+        arrived = self._request.scope.get(JSON_BODY)
+        if arrived is not None and self._wanted == JSON:
+            return self._bodies.take(arrived, self._share)
         kind = content_type(self._request)
         if self._wanted is not None and kind != self._wanted:
             # Routes that write ask for a type that no web page can send here behind its visitor's back.

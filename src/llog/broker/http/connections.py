@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from llog.broker.http.answers import Handler, error_answer
+from llog.broker.http.answers import error_answer
 from llog.broker.http.hosts import is_open
-from llog.broker.http.shortcuts import Exchange, Shortcuts
+from llog.broker.http.shortcuts import Exchange, Shortcut, Shortcuts
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 from llog.errors import HeaderTooLarge, LlogError, RequestTimeout, TooManyConnections
@@ -165,8 +165,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._limits = limits
         self._shortcuts = shortcuts
-        self._shortcut: Handler | None = None
-        """The handler of a request that is arriving, until all of it is here or it takes the usual way."""
+        self._shortcut: Shortcut | None = None
+        """That of a request which is arriving, until all of it is here or it takes the usual way."""
         self._body = bytearray()
         """What has arrived of the body of such a request."""
         self._is_extra = False
@@ -250,16 +250,15 @@ class Connection(HttpToolsProtocol):
         else:
             self._begin_exchange(self._shortcut)
 
-    def _begin_exchange(self, handler: Handler) -> None:
+    def _begin_exchange(self, shortcut: Shortcut) -> None:
         """Let the handler answer the request, which is here as a whole."""
         scope: dict[str, Any] = cast(Any, self.scope)
-        path = self.url.decode("ascii")
-        scope.update(method=self.parser.get_method().decode("ascii"), path=path, raw_path=self.url, query_string=b"")
+        scope.update(method=shortcut.method, path=shortcut.path, raw_path=self.url, query_string=b"")
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         exchange = Exchange(self, scope, self._body, keep_alive=keep_alive)
         self._shortcut, self._body = None, bytearray()
         self.cycle = cast(Any, exchange)
-        task = self.loop.create_task(exchange.answer(handler))
+        task = self.loop.create_task(exchange.answer(shortcut.handler))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

@@ -18,7 +18,7 @@ from llog.broker.http.forwarding import FORWARDED, FindOwner, Forwarding
 from llog.broker.http.hosts import HostCheck, ServedHosts
 from llog.broker.http.operations import Operation
 from llog.broker.http.request_log import request_log
-from llog.broker.http.shortcuts import Shortcuts
+from llog.broker.http.shortcuts import Shortcut, Shortcuts
 from llog.broker.metrics import Metrics
 from llog.broker.tracing import Tracer
 from llog.config import Settings
@@ -84,7 +84,7 @@ class App(Starlette):
         )
         self.router.redirect_slashes = False  # a redirect would name the host that the request named
         quick = [(route.method, route.path) for route in routes if route.has_shortcut and not log]
-        self.shortcuts = Shortcuts({name: handlers[name] for name in quick}, hosts.serves)
+        self.shortcuts = Shortcuts([Shortcut(*name, handlers[name]) for name in quick], hosts.serves)
 
 
 def _forward(route: Route, forwarding: Forwarding | None) -> Handler:

@@ -3,45 +3,55 @@
 A third of the CPU time of a small request would go into ASGI: the task and the messages of its cycle, the middleware,
 the search for the route. A shortcut has the same handler and gives the same answer. A request that needs more than its
 handler takes the usual way: one of a page of another origin, one under a name that the broker does not serve, one whose
-body is large or still on its way, or one that is sent before the answer to the request before it.
+body is not JSON, large or still on its way, or one that is sent before the answer to the request before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from llog.broker.http.answers import Handler
-from llog.broker.http.bodies import BODY
+from llog.broker.http.bodies import JSON_BODY
+from llog.broker.http.requests import JSON
 
 if TYPE_CHECKING:
     from starlette.responses import Response
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _BODY_BYTES_MAX: Final = 64 << 10
+_JSON: Final = JSON.encode()
 _NEEDS_MORE: Final = frozenset({b"expect", b"origin", b"transfer-encoding", b"upgrade"})
 """Headers of requests that need more than their handler."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
-class Shortcuts:
-    """The handlers that requests may reach directly, by method and path."""
+class Shortcut(NamedTuple):
+    """The handler of requests with this method and path."""
 
-    def __init__(self, handlers: Mapping[tuple[str, str], Handler], serves_host: Callable[[str], bool]) -> None:
-        self._handlers = {(method.encode(), path.encode()): handler for (method, path), handler in handlers.items()}
+    method: str
+    path: str
+    handler: Handler
+
+
+class Shortcuts:
+    """The shortcuts of a broker."""
+
+    def __init__(self, shortcuts: Iterable[Shortcut], serves_host: Callable[[str], bool]) -> None:
+        self._shortcuts = {(each.method.encode(), each.path.encode()): each for each in shortcuts}
         self._serves_host = serves_host
 
-    def find(self, method: bytes, url: bytes, headers: RawHeaders) -> Handler | None:
-        """Return the handler of a request, if the request needs nothing else and its body is small."""
-        handler = self._handlers.get((method, url))
-        if handler is None:
+    def find(self, method: bytes, url: bytes, headers: RawHeaders) -> Shortcut | None:
+        """Return the shortcut of a request, if the request needs nothing else and its body is small and JSON."""
+        shortcut = self._shortcuts.get((method, url))
+        if shortcut is None:
             return None
-        hosts = lengths = 0
+        hosts = lengths = types = 0
         for name, value in headers:
             if name == b"host":
                 hosts += 1
@@ -51,9 +61,13 @@ class Shortcuts:
                 lengths += 1
                 if len(value) > len(str(_BODY_BYTES_MAX)) or not value.isdigit() or int(value) > _BODY_BYTES_MAX:
                     return None
+            elif name == b"content-type":
+                types += 1
+                if value != _JSON:
+                    return None
             elif name in _NEEDS_MORE:
                 return None
-        return handler if hosts == lengths == 1 else None
+        return shortcut if hosts == lengths == types == 1 else None
 
 
 class Exchange:
@@ -64,7 +78,7 @@ class Exchange:
     def __init__(
         self, connection: HttpToolsProtocol, scope: dict[str, Any], body: bytearray, *, keep_alive: bool
     ) -> None:
-        scope[BODY] = body
+        scope[JSON_BODY] = body
         self._connection = connection
         self._request = Request(scope, self._receive)
         self._gone: asyncio.Future[None] | None = None
@@ -106,8 +120,8 @@ class Exchange:
             self.keep_alive = False
         elif not self.keep_alive:
             headers = (*headers, (b"connection", b"close"))
-        head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
-        connection.transport.write(b"".join([STATUS_LINE[response.status_code], head, b"\r\n", response.body]))
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        connection.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", response.body]))
         self.response_complete = True
         if not self.keep_alive:
             connection.transport.close()

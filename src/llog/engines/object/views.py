@@ -28,7 +28,7 @@ from llog.errors import LlogError, PartitionNotInitialized, StaleReads, StoreUna
 from llog.log.catalog import OBJECT, check_partition, topic_in
 from llog.log.engine import Batch, Bounds
 from llog.log.inline import is_inline
-from llog.log.keys import ROOT, TOPICS, PartitionKeys, topic_key
+from llog.log.keys import ROOT, TOPICS, control_key, topic_key
 from llog.log.log import Log
 from llog.log.records import Control, Pending, Topic
 from llog.model import TopicPartition, check_topic_name
@@ -180,7 +180,7 @@ class Views:
 
     def note_append(self, directory: str, partition: int, next_offset: int) -> None:
         """Learn that an append of this process was committed, and wake who waits for its records."""
-        for tp in self._by_key.get(PartitionKeys(directory, partition).control, ()):
+        for tp in self._by_key.get(control_key(directory, partition), ()):
             known = self._known[tp]
             view = known.found
             if isinstance(view, View) and view.bounds is not None and view.directory == directory:
@@ -445,9 +445,7 @@ class Views:
                 except LlogError as error:
                     found[tp] = error
             keys = {
-                tp: PartitionKeys(topic.directory, tp.partition).control
-                for tp, topic in topics.items()
-                if topic.engine == OBJECT
+                tp: control_key(topic.directory, tp.partition) for tp, topic in topics.items() if topic.engine == OBJECT
             }
             for tp, key in keys.items():
                 self._link_control(tp, key)  # before it is read, so that no change is missed
