@@ -38,6 +38,7 @@ class Fetch:
 
     __slots__ = (
         "batches",
+        "count",
         "error",
         "log_start_offset",
         "max_bytes",
@@ -75,7 +76,9 @@ class Fetch:
         self.log_start_offset: int | None = None
         self.next_offset: int | None = None
         self.batches: list[Batch] = []
+        self.count = 0
         self.size = 0
+        """The records in `batches`, and their bytes."""
         self.error: LlogError | None = None
 
     @property
@@ -104,10 +107,6 @@ class Fetch:
     @property
     def has_more(self) -> bool:
         return self.error is None and self.next_offset is not None and self.position < self.end
-
-    @property
-    def count(self) -> int:
-        return sum(batch.columns.count for batch in self.batches)
 
     def see(self, topic: Topic, bounds: Bounds) -> None:
         """Take the bounds of the partition as they are now; fail if the position is outside."""
@@ -141,6 +140,7 @@ class Fetch:
             count = 1  # too large for any share: it goes alone, or the partition could never be read on
         self.batches.append(Batch(self.tp, self.position, slice_columns(wanted, 0, count)))
         self.position += count
+        self.count += count
         self.size += size
         return size, count == wanted.count and self.room > 0
 
@@ -251,7 +251,10 @@ class Fetcher:
                 reads.append(self._read(fetch, share))
             if self._tail.is_on:
                 reads += [self._read_ahead(each) for each in waiting[: _CONCURRENCY - len(reads)]]
-            await asyncio.gather(*reads)
+            if len(reads) == 1:  # most often: a task of its own would begin a turn of the event loop later
+                await reads[0]
+            else:
+                await asyncio.gather(*reads)
             left = max_bytes - sum(each.size for each in fetches)
 
     async def _read(self, fetch: Fetch, share: int) -> None:
