@@ -306,7 +306,7 @@ def test_an_owner_that_was_paused_beyond_its_session_goes_on_as_the_one_owner(ma
     finally:
         owner.process.send_signal(signal.SIGCONT)
     until(lambda: "error" not in produced(beside, ("t", "d"))[0])
-    until(lambda: beside.client.get("/topics/t").json().get("owner", {}).get("address") == address(owner))
+    until(lambda: (beside.client.get("/topics/t").json().get("owner") or {}).get("address") == address(owner))
     assert consumed(owner, "t") == consumed(beside, "t")
     assert consumed(owner, "t")["t"][:2] == ["a", "b"]
 
