@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -75,6 +76,24 @@ def take_lock(directory: Path, what: str, *, address: str | None = None, name: s
         os.close(descriptor)
         raise
     return descriptor
+
+
+def remove_abandoned(directory: Path, *, is_made_with_lock: bool) -> None:
+    """Remove a directory whose lock no living process holds. A directory without a lock is removed only if it
+    `is_made_with_lock`: otherwise it may be one that is just being made.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if is_made_with_lock else 0)
+    try:
+        descriptor = os.open(directory / LOCK, flags, FILE_MODE)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def owner_of(directory: Path, name: str = LOCK) -> Owner | None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from llog.broker.http.answers import with_error_answers
 from llog.broker.http.bodies import Bodies
-from llog.broker.http.forwarding import Forwarding
+from llog.broker.http.forwarding import FORWARDED, Forwarding
 from llog.broker.metrics import Metrics
 from llog.config import Settings
 
@@ -48,3 +48,22 @@ async def test_a_request_that_a_stopping_broker_gives_up_may_have_been_done_unle
         answer = await asking
     await forwarding.close()
     assert (answer.status_code, answer.json()["code"]) == (503, code)
+
+
+@pytest.mark.parametrize(
+    ("came_by", "to_sibling", "to_others", "to_any"),
+    [(None, True, True, True), ("1", True, False, True), ("2", False, False, False)],
+)
+def test_a_request_takes_one_hop_to_a_broker_and_one_more_to_a_worker_of_it(
+    came_by: str | None, to_sibling: bool, to_others: bool, to_any: bool
+) -> None:
+    settings, metrics = Settings(), Metrics()
+    bodies, sibling, other = Bodies(settings, metrics), "http://127.0.0.1:1", "http://10.0.0.1:8080"
+    headers = [] if came_by is None else [(FORWARDED.encode(), came_by.encode())]
+    request = Request({"type": "http", "headers": headers})
+    worker = Forwarding(settings, bodies, metrics, asyncio.Event(), [sibling])
+    assert worker.may_forward(request, sibling) == to_sibling
+    assert worker.may_forward(request, other) == to_others
+    assert worker.may_forward(request) == to_any
+    alone = Forwarding(settings, bodies, metrics, asyncio.Event())
+    assert alone.may_forward(request, other) == alone.may_forward(request) == (came_by is None)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llog.base.durable import DIRECTORY_MODE, FILE_MODE, is_changeable_by_others, make_directory
-from llog.base.lockfile import LOCK
+from llog.base.lockfile import LOCK, remove_abandoned
 from llog.batch.columns import Buffer
 from llog.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
 from llog.batch.format import peek
@@ -336,17 +336,7 @@ def prepare(root: Path) -> None:
 def remove_leftovers(root: Path) -> None:
     """Remove the directories whose writers are dead. The caller holds the root's lock, as a writer does that begins."""
     for directory in _writers(root):
-        try:
-            descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(descriptor)
+        remove_abandoned(directory, is_made_with_lock=True)
 
 
 def _remove(path: Path) -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from llog.base.durable import FILE_MODE
-from llog.base.lockfile import LOCK
+from llog.base.lockfile import LOCK, remove_abandoned
 
 TAIL: Final = "tail"
 SETTINGS_FILE: Final = "settings.toml"
-_PREFIX: Final = "llog-workers-"
+PREFIX: Final = "llog-workers-"
 _MEMORY: Final = Path("/dev/shm")  # the directory that is made there is this user's alone
 
 
@@ -32,12 +32,15 @@ def private_directory(tail_bytes: int) -> Iterator[Path]:
     """Yield a new directory that belongs to this user alone, in memory if it has room for `tail_bytes`; remove it
     afterwards, and before that what supervisors that were killed have left.
     """
-    parent = _MEMORY if _has_room(_MEMORY, tail_bytes) else Path(tempfile.gettempdir())
-    _remove_leftovers(parent)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    on_disk = Path(tempfile.gettempdir())
+    for parent in {_MEMORY, on_disk}:
+        _remove_leftovers(parent)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_MEMORY if _has_room(_MEMORY, tail_bytes) else on_disk))
+    new_lock = directory / f"{LOCK}-new"
+    lock = os.open(new_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        new_lock.rename(directory / LOCK)  # at no moment is there a lock that nobody holds
         (directory / SETTINGS_FILE).touch(FILE_MODE)
         yield directory
     finally:
@@ -53,18 +56,11 @@ def _has_room(directory: Path, size: int) -> bool:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove this user's directories whose supervisor is dead. One without a lock is just being made."""
-    for each in parent.glob(f"{_PREFIX}*"):
+    """Remove this user's directories whose supervisor is dead."""
+    for each in parent.glob(f"{PREFIX}*"):
         try:
-            if each.lstat().st_uid != os.geteuid() or each.is_symlink():
-                continue
-            lock = os.open(each / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            is_own = each.lstat().st_uid == os.geteuid() and not each.is_symlink()
         except OSError:
             continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(each, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
+        if is_own:
+            remove_abandoned(each, is_made_with_lock=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ from llog.metrics.stores import BLOBS, OPERATIONS
 
 if TYPE_CHECKING:
     import httpx
+
+logger: Final = logging.getLogger("llog.broker")
 
 WORKERS: Final = gauge("llog_workers", "Processes that serve this broker's port (LLOG_WORKERS), if there are several.")
 WORKER_UP: Final = gauge(
@@ -57,6 +60,7 @@ class WorkerMetrics:
         self._life = time.monotonic_ns()
         self._numbers = count()
         self._http: httpx.AsyncClient | None = None
+        self._is_reported = False
 
     async def read_own(self) -> bytes:
         """Return the report of this worker, for a sibling."""
@@ -68,7 +72,11 @@ class WorkerMetrics:
         own, parts = await self._read_own()
         others = await asyncio.gather(*asking)
         reports = {report.worker: report for report in (own, *others) if report is not None}
-        counts = await asyncio.to_thread(self._counts.record, [*reports.values()])
+        return await asyncio.to_thread(self._merge, parts, reports)
+
+    def _merge(self, parts: ReportParts, reports: Mapping[int, WorkerReport]) -> MetricReport:
+        """Return the report of all workers; not on the event loop, since there may be many samples."""
+        counts = self._record([*reports.values()])
         gauges = {
             worker: [sample for sample in report.samples.unpack() if not is_count(sample)]
             for worker, report in sorted(reports.items())
@@ -81,18 +89,31 @@ class WorkerMetrics:
             sections["s3"] = {"billing": bill.as_json() | attribute(bill, _traffic_of(merged))}
         return MetricReport(sections, [sample for sample in merged if sample.family.name != _TRAFFIC.name])
 
+    def _record(self, reports: Sequence[WorkerReport]) -> dict[int, list[Sample]]:
+        """Return the recorded counts or, if they cannot be recorded, those in the reports."""
+        try:
+            return self._counts.record(reports)
+        except OSError as error:
+            if not self._is_reported:
+                self._is_reported = True
+                logger.warning(
+                    "the counts of the workers cannot be kept in %s (%s): metrics may fall when a worker dies",
+                    self._plan.directory,
+                    error,
+                )
+            return {report.worker: [*filter(is_count, report.samples.unpack())] for report in reports}
+
     async def close(self) -> None:
         if self._http is not None:
             await self._http.aclose()
 
     async def _read_own(self) -> tuple[WorkerReport, ReportParts]:
-        number = next(self._numbers)
         parts = await self._report.read_parts()
         report = WorkerReport(
             worker=self._plan.number,
             pid=os.getpid(),
             life=self._life,
-            number=number,
+            number=next(self._numbers),  # reports are numbered in the order in which their samples were taken
             samples=PackedSamples.pack([*parts.samples, *_traffic_samples(self._metrics.traffic)]),
             footprint=None if parts.bill is None else parts.bill.footprint,
         )
