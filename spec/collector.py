@@ -25,6 +25,7 @@ from spec.partition import (
     Trimmer,
     entry_at,
     has_gap,
+    is_inside,
     put_entry,
     with_process,
 )
@@ -150,10 +151,43 @@ def damager_steps(state: State, number: int, me: Damager) -> Steps:
             after = state._replace(entries=left, lost=tuple(sorted((*state.lost, entry))))
             yield f"loses the entry at {entry.end}", with_process(after, number, me._replace(left=me.left - 1))
     for entry in state.lost:
-        if entry_at(state, entry.end) is None and entry.end >= state.control.log_start:
+        if entry_at(state, entry.end) is not None or entry.end < state.control.log_start:
+            continue
+        if any(is_inside(entry, other) for other in (*state.entries, *state.lost)):
+            continue  # A repair fills gaps, with the longest entry that it can prove.
+        puts = {f"puts the entry at {entry.end} back": (entry.start, entry.blob, entry.total)}
+        run = state.breadcrumb
+        if run is not None and run.merge and run.state == "index" and run.end == entry.end:
+            puts[f"puts the breadcrumb's entry at {entry.end}"] = (run.start, run.blob, run.total)
+        for label, put in puts.items():
             lost = tuple(other for other in state.lost if other != entry)
-            mended = put_entry(state, entry.end, entry.start, entry.blob, entry.total)._replace(lost=lost)
-            yield f"puts the entry at {entry.end} back", mended
+            mended = put_entry(state, entry.end, *put)._replace(lost=lost)
+            yield label, mended
+            if me.stalls:
+                stalled = me._replace(stalls=me.stalls - 1, stalled=entry)
+                yield f"{label}, while another repair stalls", with_process(mended, number, stalled)
+    yield from _stalled_repair_steps(state, number, me)
+
+
+def _stalled_repair_steps(state: State, number: int, me: Damager) -> Steps:
+    """Put an entry that was put back long ago, look at what covers it, and delete it if another entry does."""
+    if me.stalled is not None:
+        entry = me.stalled
+        ended = me._replace(stalled=None)
+        if entry_at(state, entry.end) is not None:
+            yield f"finds an entry at {entry.end} after a stall", with_process(state, number, ended)
+            return
+        after = put_entry(state, entry.end, entry.start, entry.blob, entry.total)
+        placed = ended._replace(placed=entry_at(after, entry.end))
+        yield f"puts the entry at {entry.end} after a stall", with_process(after, number, placed)
+    elif me.placed is not None and not me.covered:
+        covered = any(is_inside(me.placed, other) for other in state.entries)
+        looked = me._replace(covered=True) if covered else me._replace(placed=None)
+        yield f"looks for an entry that covers the one at {me.placed.end}", with_process(state, number, looked)
+    elif me.placed is not None:
+        ended = me._replace(placed=None, covered=False)
+        left = tuple(entry for entry in state.entries if entry != me.placed)
+        yield f"deletes the entry at {me.placed.end}", with_process(state._replace(entries=left), number, ended)
 
 
 def name_of(name: BlobName) -> str:

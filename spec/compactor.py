@@ -1,5 +1,5 @@
 """The compactor. Its breadcrumb goes blob → index → delete → cursor → cleared; a compactor that finds it continues from
-there.
+there. A merge, whose run consists of COMPACTED entries, goes blob → index → delete → cleared.
 """
 
 from __future__ import annotations
@@ -40,20 +40,24 @@ def compactor_steps(state: State, number: int, me: Compactor, mutation: str | No
             yield "reads the cursor", become(state, me._replace(pc="scan", cursor=state.cursor))
     elif me.pc == "scan":
         yield from _scan(state, number, me, mutation)
+        if state.merges:
+            yield from _scan_for_merges(state, number, me)
     elif me.pc == "breadcrumb":
         assert me.breadcrumb is not None
         if state.breadcrumb is not None:
             yield "finds another breadcrumb", become(state, idle)
         else:
-            following = (
-                "check" if me.breadcrumb.state == "blob" and mutation != "no-cursor-check" else me.breadcrumb.state
-            )
+            unchecked = "no-merge-check" if me.breadcrumb.merge else "no-cursor-check"
+            following = "check" if me.breadcrumb.state == "blob" and mutation != unchecked else me.breadcrumb.state
             after = state._replace(breadcrumb=me.breadcrumb)
             if mutation == "inline-counted-early":
                 after = _count_inline(after, me.breadcrumb, mutation)
             yield "puts its breadcrumb", become(after, me._replace(pc=following))
     elif me.pc == "check":
         assert me.breadcrumb is not None
+        if me.breadcrumb.merge:
+            yield from _check_merge(state, number, me, me.breadcrumb, mutation)
+            return
         highest = entry_at(state, me.breadcrumb.end)
         if state.cursor == me.breadcrumb.start and highest is not None and highest.version == me.breadcrumb.expected:
             yield "finds its run still the next one", become(state, me._replace(pc="blob"))
@@ -117,16 +121,57 @@ def _scan(state: State, number: int, me: Compactor, mutation: str | None) -> Ste
         yield label, with_process(state, number, chosen._replace(pc="breadcrumb"))
 
 
+def _scan_for_merges(state: State, number: int, me: Compactor) -> Steps:
+    """Choose any run of COMPACTED entries below the cursor that follow one another, by one atomic range read."""
+    found = [entry for entry in state.entries if me.position <= entry.end < me.cursor]
+    for first in range(len(found)):
+        for last in range(first, len(found)):
+            entry = found[last]
+            if not entry.compacted or (last > first and entry.start != found[last - 1].end + 1):
+                break
+            if last > first:
+                blob = (COMPACTED, me.id, me.left, 0, 0)
+                breadcrumb = Breadcrumb(
+                    "blob", found[first].start, entry.end, blob, entry.version, entry.total, merge=True
+                )
+                sources = tuple(each.blob for each in found[first : last + 1])
+                chosen = Compactor(me.id, "breadcrumb", me.left, sources=sources, breadcrumb=breadcrumb)
+                label = f"chooses to merge offsets {breadcrumb.start} to {breadcrumb.end}"
+                yield label, with_process(state, number, chosen)
+
+
+def _check_merge(state: State, number: int, me: Compactor, breadcrumb: Breadcrumb, mutation: str | None) -> Steps:
+    """Read the whole run again, and what may cover it from above."""
+    run = [entry for entry in state.entries if breadcrumb.start <= entry.end <= breadcrumb.end]
+    covered = any(entry.end > breadcrumb.end and entry.start <= breadcrumb.end for entry in state.entries)
+    if mutation == "merge-inside-another":
+        covered = False
+    if not covered and _is_whole(run, breadcrumb) and all(entry.compacted for entry in run):
+        checked = me._replace(pc="blob", sources=tuple(entry.blob for entry in run))
+        yield "finds its run unchanged", with_process(state, number, checked)
+    else:
+        idle = Compactor(me.id, "start", me.left)
+        yield "finds its run changed, clears", with_process(_clear(state, breadcrumb), number, idle)
+
+
+def _is_whole(run: list[Entry], breadcrumb: Breadcrumb) -> bool:
+    """Return whether the entries follow one another over the whole run, and the highest one is unchanged."""
+    starts = [breadcrumb.start, *(entry.end + 1 for entry in run)]
+    whole = [entry.start for entry in run] == starts[:-1] and starts[-1] == breadcrumb.end + 1
+    return whole and run[-1].version == breadcrumb.expected
+
+
 def _resume(state: State, number: int, me: Compactor, breadcrumb: Breadcrumb, mutation: str | None) -> Steps:
     """Continue from the breadcrumb, or give it up if its run was trimmed or has changed."""
     idle = Compactor(me.id, "start", me.left)
     resumed = Compactor(me.id, breadcrumb.state, me.left, breadcrumb=breadcrumb)
     trimmed = me.position > breadcrumb.end
     if breadcrumb.state == "blob":
+        if breadcrumb.merge and not trimmed:
+            yield "resumes a merge", with_process(state, number, resumed._replace(pc="check"))
+            return
         run = [entry for entry in state.entries if breadcrumb.start <= entry.end <= breadcrumb.end]
-        starts = [breadcrumb.start, *(entry.end + 1 for entry in run)]
-        whole = [entry.start for entry in run] == starts[:-1] and starts[-1] == breadcrumb.end + 1
-        if trimmed or not whole or any(entry.compacted for entry in run) or run[-1].version != breadcrumb.expected:
+        if trimmed or not _is_whole(run, breadcrumb) or any(entry.compacted for entry in run):
             yield "gives up a run that is gone", with_process(_clear(state, breadcrumb), number, idle)
             return
         following = "blob" if mutation == "no-cursor-check" else "check"
@@ -183,7 +228,12 @@ def _continue(
         else:
             yield "finds the highest entry changed", become(state, me._replace(pc="clear"))
     elif me.pc == "delete":
-        yield "deletes the lower entries", become(_delete_lower_entries(state, breadcrumb), me._replace(pc="to cursor"))
+        yield (
+            "deletes the lower entries",
+            become(
+                _delete_lower_entries(state, breadcrumb), me._replace(pc="clear" if breadcrumb.merge else "to cursor")
+            ),
+        )
     elif me.pc == "cursor":
         raised = state._replace(cursor=max(state.cursor, breadcrumb.end + 1))
         yield "raises the cursor", become(raised, me._replace(pc="count" if state.inline_max else "clear"))
@@ -201,6 +251,9 @@ def _publish(state: State, number: int, me: Compactor, breadcrumb: Breadcrumb) -
         yield "makes the highest entry COMPACTED", with_process(after, number, me._replace(pc="to delete"))
     elif found is not None and found.blob == breadcrumb.blob:
         yield "finds it COMPACTED already", with_process(state, number, me._replace(pc="to delete"))
+    elif found is None and breadcrumb.merge and breadcrumb.end >= state.control.log_start:
+        # The entry was lost, perhaps after a twin had published it: nothing goes on until a repair has put it back.
+        yield "misses the highest entry", with_process(state, number, Compactor(me.id, "start", me.left))
     else:
         yield "finds the highest entry changed", with_process(state, number, me._replace(pc="clear"))
 

@@ -57,6 +57,14 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "a compactor does not read the cursor again after it has put its breadcrumb",
         PartitionShape(compactors=3, written=4, stalled=True),
     ),
+    "no-merge-check": Mutation(
+        "a compactor does not read its run of COMPACTED entries again after it has put its breadcrumb",
+        PartitionShape(compactors=2, compacted=3),
+    ),
+    "merge-inside-another": Mutation(
+        "a compactor merges an entry that lies inside another one",
+        PartitionShape(compactors=2, compacted=3, damages=1, stalled_repairs=1),
+    ),
     "abandon-without-rewrite": Mutation(
         "a trimmed run that may be published is given up without changing the version of its highest entry",
         PartitionShape(compactors=2, collectors=1, trims=1, written=2),

@@ -84,6 +84,8 @@ class Breadcrumb(NamedTuple):
     expected: int
     total: int = 0
     """The running total of inline records at the end of the run."""
+    merge: bool = False
+    """Whether the run consists of COMPACTED entries."""
 
 
 class Blob(NamedTuple):
@@ -153,6 +155,14 @@ class Damager(NamedTuple):
 
     id: int
     left: int
+    stalls: int = 0
+    """How many more repairs may stall before they put an entry that another repair has put back meanwhile."""
+    stalled: Entry | None = None
+    """The entry that a stalled repair is about to put."""
+    placed: Entry | None = None
+    """The entry that a stalled repair has put, at which it looks again."""
+    covered: bool = False
+    """Whether the repair has found its entry inside another one."""
 
 
 Process = Writer | Compactor | Collector | Trimmer | Repairer | Damager
@@ -178,6 +188,8 @@ class State(NamedTuple):
     """How many more servers may be paused."""
     inline_max: int = 0
     """The most inline records that a partition may have; 0 if all appends put blobs."""
+    merges: bool = False
+    """Whether compactors merge COMPACTED entries."""
 
 
 def with_process(state: State, number: int, process: Process) -> State:
@@ -188,6 +200,11 @@ def entry_at(state: State, end: int) -> Entry | None:
     return next((entry for entry in state.entries if entry.end == end), None)
 
 
+def is_inside(entry: Entry, other: Entry) -> bool:
+    """Return whether the offsets of the entry lie inside those of another one with a higher end."""
+    return other.start <= entry.start and entry.end < other.end
+
+
 def put_entry(state: State, end: int, start: int, blob: BlobName, total: int) -> State:
     """Put the entry under a version that no process holds for this key."""
     held = {entry.version for entry in state.entries if entry.end == end}
@@ -195,6 +212,9 @@ def put_entry(state: State, end: int, start: int, blob: BlobName, total: int) ->
         breadcrumb.expected
         for breadcrumb in (state.breadcrumb, *(p.breadcrumb for p in state.procs if isinstance(p, Compactor)))
         if breadcrumb is not None and breadcrumb.end == end
+    }
+    held |= {
+        p.placed.version for p in state.procs if isinstance(p, Damager) and p.placed is not None and p.placed.end == end
     }
     version = next(number for number in range(1, len(held) + 2) if number not in held)
     others = [entry for entry in state.entries if entry.end != end]
@@ -264,9 +284,15 @@ def violation(state: State, mutation: str | None) -> str | None:
         found = read(state, offset, mutation)
         if found != state.log[offset - 1]:
             return f"offset {offset} was committed with {state.log[offset - 1]} and reads {found}"
-    for entry in state.entries:
-        if entry.compacted and values_of(state, entry.blob) is None:
+    compacted = [entry for entry in state.entries if entry.compacted]
+    for entry in compacted:
+        if values_of(state, entry.blob) is None and not any(
+            is_inside(entry, other) for other in (*compacted, *state.lost)
+        ):
             return f"the COMPACTED entry of offsets {entry.start} to {entry.end} names a blob that is gone"
+        for other in compacted:
+            if entry.end < other.end and entry.start < other.start <= entry.end:
+                return f"COMPACTED entries overlap: {entry.start} to {entry.end}, {other.start} to {other.end}"
     if state.cursor > state.control.next_offset:
         return "the cursor passed the next offset"
     return _inline_violation(state)

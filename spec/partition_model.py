@@ -8,6 +8,7 @@ from typing import NamedTuple
 from spec.collector import collector_steps, damager_steps, repairer_steps, trimmer_steps
 from spec.compactor import compactor_steps
 from spec.partition import (
+    COMPACTED,
     INLINE,
     WAL,
     Collector,
@@ -22,6 +23,7 @@ from spec.partition import (
     Writer,
     admits_inline,
     put_blob,
+    put_entry,
     put_pending,
     violation,
 )
@@ -52,6 +54,12 @@ class PartitionShape(NamedTuple):
     """The number of servers that may be paused, and wake to answer a collector's reads from their old state."""
     inline: int = 0
     """The most inline records of the partition; 0 if all appends put blobs."""
+    compacted: int = 0
+    """The number of offsets at the start, below those of `written`, that have a COMPACTED entry each; with them,
+    compactors merge.
+    """
+    stalled_repairs: int = 0
+    """The number of repairs that may stall before they put an entry that another repair has put back meanwhile."""
     stalled: bool = False
     """Whether the first compactor read the control record before the last offset was written."""
 
@@ -70,7 +78,16 @@ class PartitionShape(NamedTuple):
 def initial(shape: PartitionShape) -> State:
     state = State(Control(), (), 1, None, (), (), (), shape.losses, shape.jumps, None, pauses=shape.pauses)
     state = state._replace(inline_max=shape.inline)
-    for offset in range(1, shape.written + 1):
+    for offset in range(1, shape.compacted + 1):
+        name = (COMPACTED, shape.compactors, offset, 0, 0)
+        state = put_entry(put_blob(state, name, ((shape.writers, offset),)), offset, offset, name, 0)
+        state = state._replace(
+            control=state.control._replace(next_offset=offset + 1),
+            log=(*state.log, (shape.writers, offset)),
+            cursor=offset + 1,
+            merges=True,
+        )
+    for offset in range(shape.compacted + 1, shape.compacted + shape.written + 1):
         state = _with_append(state, shape.writers, offset)
     procs: list[Process] = [
         Writer(number, "put", shape.appends, 1, None, state.control) for number in range(shape.writers)
@@ -83,7 +100,7 @@ def initial(shape: PartitionShape) -> State:
     if shape.trims:
         procs.append(Trimmer(0, "raise", shape.trims))
     if shape.damages:
-        procs.append(Damager(0, shape.damages))
+        procs.append(Damager(0, shape.damages, shape.stalled_repairs))
     if shape.repairs:
         procs.append(Repairer(0, shape.repairs))
     return state._replace(procs=tuple(procs))

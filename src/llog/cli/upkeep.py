@@ -46,8 +46,8 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
     """Compact TOPIC, or all topics, until no compaction is worthwhile any more.
 
     For object topics, this joins small ranges of records into large blobs. Offsets and records do not change; reads get
-    quicker, and `llog collect` can delete the small blobs afterwards. The newest append of a partition is left out, and
-    so are partitions that another compactor has claimed.
+    quicker, and `llog collect` can delete the small blobs afterwards. Small blobs of earlier compactions are merged.
+    The newest append of a partition is left out, and so are partitions that another compactor has claimed.
 
     For disk and rocksdb topics with --cleanup compact, this is key compaction: the newest record of each key stays.
     Without TOPIC, partitions with little to remove are left out. A topic that another process owns is compacted by its
@@ -86,7 +86,7 @@ def compact(invocation: Invocation, topic: str | None, partition: int | None, as
         keys = [{"topic": tp.topic, "partition": tp.partition, **msgspec.structs.asdict(r)} for tp, r in done.items()]
         print_json([*(_as_dict(each) for each in runs), *keys])
     if not as_json and runs:
-        columns = ["TOPIC", "PARTITION", "OFFSETS", "RECORDS", "ENTRIES", "READ", "WRITTEN"]
+        columns = ["TOPIC", "PARTITION", "OFFSETS", "RECORDS", "ENTRIES", "READ", "WRITTEN", "MERGED"]
         print_table(columns, [_row(each) for each in runs], numbers=columns[1:])
     if not as_json and done:
         columns = ["TOPIC", "PARTITION", "THROUGH", "RECORDS REMOVED", "SEGMENTS", "BEFORE", "AFTER"]
@@ -116,12 +116,11 @@ async def _compact_object_topics(log: Log, settings: Settings, left: list[TopicP
     runs: list[CompactionResult] = []
     with progress("partitions to compact", total=len(left)) as bar:
         for _ in range(_PASSES_MAX):
-            results = await compactor.compact_many(left)
-            runs += [each for each in results if each.end_offset is not None or each.damaged or each.error]
+            results = await compactor.compact_many(left, merge_all=True)
+            progressed = [each.end_offset is not None or each.merges > 0 for each in results]
+            runs += [each for each, done in zip(results, progressed, strict=True) if done or each.damaged or each.error]
             before = len(left)
-            left = [
-                tp for tp, each in zip(left, results, strict=True) if each.end_offset is not None and not each.error
-            ]
+            left = [tp for tp, each, done in zip(left, results, progressed, strict=True) if done and not each.error]
             bar.advance(bar.task_ids[0], before - len(left))
             if not left:
                 break
@@ -225,7 +224,7 @@ async def _living_pins(log: Log) -> set[str]:
 def _row(run: CompactionResult) -> list[object]:
     offsets = "" if run.end_offset is None else f"{run.start_offset}-{run.end_offset}"
     sizes = [format_size(run.bytes_read), format_size(run.bytes_written)]
-    return [run.topic, run.partition, offsets, run.records, run.entries, *sizes]
+    return [run.topic, run.partition, offsets, run.records, run.entries, *sizes, run.merged_entries]
 
 
 def _as_dict(run: CompactionResult) -> dict[str, object]:

@@ -51,6 +51,9 @@ class CompactorMetrics:
         self.recoveries: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.damaged = 0
+        self.merges = 0
+        self.merged_entries = 0
+        self.merged_bytes = 0
         self.run_entries = Histogram(_COUNT_BOUNDS)
         self.run_records = Histogram(_COUNT_BOUNDS)
         self.run_read_bytes = Histogram(BYTES_BOUNDS)
@@ -65,6 +68,9 @@ class CompactorMetrics:
     def count_run(self, outcome: str, result: CompactionResult) -> None:
         self.runs[outcome] += 1
         self.damaged += len(result.damaged)
+        self.merges += result.merges
+        self.merged_entries += result.merged_entries
+        self.merged_bytes += result.merged_bytes
         if result.error is not None and outcome == "failed":
             self.errors[result.error.code] += 1
         if result.resumed_from is not None:
@@ -166,6 +172,17 @@ _NUMBERS: Final[tuple[tuple[Family, Callable[[CompactorMetrics], float]], ...]] 
         counter("llog_compactor_damaged_slices_total", "Slices that could not be read, and were passed over."),
         lambda m: m.damaged,
     ),
+    (
+        counter(
+            "llog_compactor_merges_total", "Merges of small compacted blobs into one, which are not counted as runs."
+        ),
+        lambda m: m.merges,
+    ),
+    (
+        counter("llog_compactor_merged_entries_total", "Index entries of compacted blobs that merges joined."),
+        lambda m: m.merged_entries,
+    ),
+    (counter("llog_compactor_merged_bytes_total", "Bytes that merges wrote."), lambda m: m.merged_bytes),
     (counter("llog_compactor_trimmed_records_total", "Records that retention removed."), lambda m: m.trimmed_records),
     (counter("llog_compactor_trimmed_bytes_total", "Bytes that retention removed."), lambda m: m.trimmed_bytes),
     (counter("llog_compactor_deleted_blobs_total", "Blobs that collection deleted."), lambda m: m.deleted_blobs),

@@ -190,6 +190,7 @@ def compactor_options(settings: Settings) -> CompactorOptions:
         codec=Codec(settings.codec),
         holder=settings.compactor_id or settings.client_name,
         max_offsets=settings.compactor_max_offsets_per_run,
+        merge_offsets_max=settings.compactor_max_offsets_per_run,
         max_bytes=settings.compactor_max_bytes_per_run,
     )
 

@@ -130,8 +130,10 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Whether appends put blobs until `inline_compacted` has reached `inline_total`."""
 
 
-class CompactionCursor(msgspec.Struct, frozen=True):
+class CompactionCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int
+    merge_from: int = 0
+    """Entries that end below this offset need not be looked at for merges. Only a hint: it may be lost."""
 
 
 class CompactorClaim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -160,6 +162,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Version of the run's highest index entry when the run was chosen."""
     entry: IndexEntry | None = None
     """The COMPACTED entry, once the blob is written."""
+    merge: bool = False
+    """Whether the run consists of COMPACTED entries below the cursor."""
 
 
 class Cleanup(StrEnum):

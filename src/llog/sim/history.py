@@ -411,7 +411,8 @@ class History:
         if span.kind is Kind.COMPACTED:
             lost = any(each.start <= span.end and span.start <= each.end for each in self._lost_spans(prefix))
             overtaken = span.end < control.log_start_offset and self._repairs(prefix, span)
-            self._compacted_put(prefix, span, replaced=old is not None or lost or overtaken)
+            before = None if old is None else self._span(key, old)
+            self._compacted_put(prefix, span, before, expected=lost or overtaken or self._was_lost(prefix, span))
         if span.end >= control.next_offset or span.start < 1:
             raise Violation(f"I5: {key} was put, but the next offset is {control.next_offset}")
         if not self._is_there(span):
@@ -426,15 +427,22 @@ class History:
         if self._payloads(prefix, entry) != self.truth[prefix][span.start - 1 : span.end]:
             raise Violation(f"I1: {key} leads to other records than were committed")
 
-    def _compacted_put(self, prefix: str, span: BlobSpan, *, replaced: bool) -> None:
+    def _compacted_put(self, prefix: str, span: BlobSpan, before: BlobSpan | None, *, expected: bool) -> None:
         """I5: a compaction replaces the highest entry of its run, and its run contains nothing that is already
-        compacted.
+        compacted; a merge replaces the highest compacted entry of its run, and contains its other entries completely.
+
+        Where an entry was lost, a repair may put one, also late: then a merged entry may cover it already.
         """
-        if not replaced:
+        if before is None and not expected:
             raise Violation(f"I5: {span} of {prefix} was put where there was no entry any more")
         for other in self._spans(prefix):
+            if other.kind is not Kind.COMPACTED or other.end == span.end:
+                continue
             overlaps = other.start <= span.end and span.start <= other.end
-            if other.kind is Kind.COMPACTED and other.end != span.end and overlaps:
+            is_merge = before is not None and before.kind is Kind.COMPACTED
+            contains = (is_merge or self._was_lost(prefix, span)) and span.start <= other.start and other.end < span.end
+            is_inside = self._was_lost(prefix, span) and other.start <= span.start and span.end < other.end
+            if overlaps and not contains and not is_inside:
                 raise Violation(f"I5: {span} of {prefix} was put, but overlaps {other}")
 
     def _check_removed_entries(self, prefix: str, spans: Sequence[BlobSpan]) -> None:

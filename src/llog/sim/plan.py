@@ -53,6 +53,8 @@ class SimPlan(msgspec.Struct, frozen=True, kw_only=True):
     inline: InlineLimits = InlineLimits()
     """What the appends of writers and producers may have inline."""
     producer_expiry_ms: int = 86_400_000
+    merge_entries_min: int = 8
+    """The number of compacted entries that compactors merge."""
     old_readers: str = ""
     """The prefix of the roles whose reads these servers may answer."""
 
@@ -164,6 +166,25 @@ def with_viewers(plan: SimPlan, source: random.Random) -> SimPlan:
     if source.random() > 1 / 5:
         return plan
     return msgspec.structs.replace(plan, roles=plan.roles | {"viewer": source.choice((1, 2, 3))})
+
+
+def with_merges(plan: SimPlan, source: random.Random) -> SimPlan:
+    """Return the plan; in half of the seeds, with compactors that merge few entries. `source` is separate, as with
+    clocks.
+    """
+    if source.random() > 1 / 2:
+        return plan
+    if source.random() < 1 / 8:
+        return overtaken_merges(plan)
+    return msgspec.structs.replace(plan, merge_entries_min=source.choice((2, 3)))
+
+
+def overtaken_merges(plan: SimPlan) -> SimPlan:
+    """As `overtaken_compactors`, with short runs that are merged at once."""
+    plan = overtaken_compactors(plan)
+    return msgspec.structs.replace(
+        plan, roles=plan.roles | {"compactor": 3}, merge_entries_min=2, max_offsets=3, compact_every=1.0
+    )
 
 
 def slow_commits(plan: SimPlan) -> SimPlan:

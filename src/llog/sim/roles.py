@@ -43,6 +43,7 @@ from llog.log.pins import pin, release
 from llog.log.producers import Producer
 from llog.model import Record, TopicPartition
 from llog.sim.outcome import Violation
+from llog.sim.plan import SimPlan
 from llog.sim.process import Process
 from llog.stores.meta import read_confirmed
 
@@ -243,7 +244,8 @@ async def compactor(world: World, me: Process, log: Log) -> None:
     partitions = PARTITIONS[: plan.partitions]
     short = me.role != "compactor-0" and draw.random() < 0.5  # Compactors with different settings run side by side.
     max_offsets = 2 if short else plan.max_offsets
-    client = Compactor(log, CompactorOptions(max_offsets=max_offsets, idle_ms=plan.idle_ms, concurrency=2))
+    options = CompactorOptions(max_offsets=max_offsets, idle_ms=plan.idle_ms, concurrency=2)
+    client = Compactor(log, merge_options(plan, options, draw.choice((2, 3, 100)), draw.choice((1, 2))))
     while True:
         await me.runtime.sleep(draw.expovariate(1 / plan.compact_every))
         try:
@@ -255,7 +257,20 @@ async def compactor(world: World, me: Process, log: Log) -> None:
             raise_unexpected(error, *TOPIC_GONE)
             continue
         for result in results:
+            world.trace.count("merges", result.merges)
             check_compaction(world, result)
+
+
+def merge_options(
+    plan: SimPlan, options: CompactorOptions, entries_max: int = 100, growth: int = 1
+) -> CompactorOptions:
+    """Return the options with those of merges, in whose runs only the number of entries is limited."""
+    return msgspec.structs.replace(
+        options,
+        merge_entries_min=plan.merge_entries_min,
+        merge_entries_max=max(entries_max, plan.merge_entries_min),
+        merge_growth=growth,
+    )
 
 
 def check_compaction(world: World, result: CompactionResult) -> None:

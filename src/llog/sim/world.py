@@ -35,6 +35,7 @@ from llog.sim.plan import (
     with_brokers,
     with_clock_jumps,
     with_inline_appends,
+    with_merges,
     with_old_servers,
     with_owners,
     with_viewers,
@@ -122,6 +123,7 @@ class World:
         drawn = with_inline_appends(drawn, random.Random(f"inline appends of seed {seed}"))
         drawn = with_brokers(drawn, random.Random(f"brokers of seed {seed}"))
         drawn = with_viewers(drawn, random.Random(f"viewers of seed {seed}"))
+        drawn = with_merges(drawn, random.Random(f"merges of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
@@ -356,7 +358,8 @@ class World:
         await self._finish_callers()
         await process.runtime.sleep(_LATER_SECONDS)  # Whatever the callers left open counts as given up.
         await repair_clock(log, await find_clock_damage(log))
-        compactor = Compactor(log, CompactorOptions(max_offsets=self.plan.max_offsets))
+        options = roles.merge_options(self.plan, CompactorOptions(max_offsets=self.plan.max_offsets))
+        compactor = Compactor(log, options)
         partitions = [TopicPartition(t.name, p) for t in await Catalog(log).topics() for p in range(t.partitions)]
         for tp in partitions:
             await _repeat_until_idle(partial(_compact_once, self, compactor, tp))
@@ -406,7 +409,7 @@ class World:
 async def _compact_once(world: World, compactor: Compactor, tp: TopicPartition) -> bool:
     result = await compactor.compact_once(tp, force=True)
     roles.check_compaction(world, result)
-    return result.end_offset is not None
+    return result.end_offset is not None or result.merges > 0
 
 
 async def _collect_once(collector: Collector) -> bool:

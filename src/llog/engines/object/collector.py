@@ -429,8 +429,8 @@ async def sweep(log: Log, tp: TopicPartition) -> int:
 
 
 async def sweep_partition(log: Log, keys: PartitionKeys, producer_expiry_ms: int = PRODUCER_EXPIRY_MS) -> int:
-    """Delete index entries that end below the log start, and WAL entries that lie completely inside a COMPACTED one;
-    return their number. Delete the states of producers that are not needed, too.
+    """Delete index entries that end below the log start, and those that lie completely inside a COMPACTED one; return
+    their number. Delete the states of producers that are not needed, too.
     """
     found = await log.meta.get(keys.control)
     if found is None:
@@ -449,8 +449,7 @@ async def sweep_partition(log: Log, keys: PartitionKeys, producer_expiry_ms: int
         if entry.kind is Kind.COMPACTED and max(start, log_start) <= previous_end:
             async for inner in _entries(log, keys.entry(start), found.key):
                 leftover = decode(IndexEntry, inner.value, inner.key)
-                inside = end_offset_of(inner.key) - leftover.msg_count + 1 >= start
-                if leftover.kind is Kind.WAL and inside:
+                if end_offset_of(inner.key) - leftover.msg_count + 1 >= start:
                     swept += await _delete_if_unchanged(log, inner)
         previous_end = end
     return swept

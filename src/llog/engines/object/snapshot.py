@@ -151,18 +151,21 @@ async def _resolve(log: Log, tp: TopicPartition, start: int, stop: int) -> Snaps
     if start >= stop:
         return snapshot
     compacted = await _compacted_end(log, keys)
-    key, end, covered, more = keys.entry(start), prefix_end(keys.index), start - 1, True
+    key, end, covered, more, first = keys.entry(start), prefix_end(keys.index), start - 1, True, 0
+    is_last = False
     while more:
         page = await log.meta.range(key, end, _PAGE)
         for found in page:
             entry = decode(IndexEntry, found.value, found.key)
-            covered = end_offset_of(found.key)
-            snapshot.add(covered - entry.msg_count + 1, covered, entry)
-            # A stalled writer may have left a WAL entry below the compacted end, whose blob is gone: a COMPACTED entry
-            # above covers it.
-            if covered >= stop - 1 and (entry.kind is Kind.COMPACTED or covered > compacted):
+            following = end_offset_of(found.key) - entry.msg_count + 1
+            if is_last and following > first:
                 more = False
                 break
+            first, covered = following, end_offset_of(found.key)
+            snapshot.add(first, covered, entry)
+            # A stalled writer may have left a WAL entry below the compacted end, and a stalled repair a COMPACTED one
+            # inside another, whose blobs are gone: the COMPACTED entry above covers them.
+            is_last = covered >= stop - 1 and (entry.kind is Kind.COMPACTED or covered > compacted)
         if len(page) < _PAGE:
             break
         key = page[-1].key + "\x00"

@@ -212,7 +212,7 @@ class _Walk:
 
     async def _report_inside(self, keys: PartitionKeys, compacted: EntrySpan) -> None:
         """Report the entries inside the range of a COMPACTED one: as leftovers, or as an overlap if they reach out of
-        the range or are compacted themselves.
+        the range.
 
         Finds none if the compaction ended while the walk passed.
         """
@@ -222,7 +222,7 @@ class _Walk:
             if entry is None:
                 continue
             span = EntrySpan(end - entry.msg_count + 1, end, entry)
-            if entry.kind is Kind.WAL and span.start_offset >= compacted.start_offset:
+            if span.start_offset >= compacted.start_offset:
                 self._report_stale(span)
             else:
                 self._report(

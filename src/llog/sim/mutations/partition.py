@@ -15,7 +15,8 @@ from llog.engines.object.append import Append
 from llog.engines.object.clocks import Window
 from llog.engines.object.compaction import job as compaction
 from llog.engines.object.compaction import plan as compaction_plan
-from llog.engines.object.compaction.plan import Breadcrumb
+from llog.engines.object.compaction.job import Job
+from llog.engines.object.compaction.plan import Breadcrumb, Plan
 from llog.engines.object.gaps import Gaps
 from llog.engines.object.repair import index as repair
 from llog.engines.object.repair.candidates import Candidate, fills
@@ -26,7 +27,7 @@ from llog.log.keys import PartitionKeys
 from llog.log.log import Log
 from llog.log.records import Compaction, CompactionCursor, Control, IndexEntry, Manifest, Pending, decode, encode
 from llog.sim.mutations.patch import Change, Mutation, Patch
-from llog.sim.plan import overtaken_compactors, slow_commits, slow_sinks, snapshots
+from llog.sim.plan import overtaken_compactors, overtaken_merges, slow_commits, slow_sinks, snapshots
 from llog.stores.blobs import Buffer
 from llog.stores.meta import MetaEntry, Put, scan
 
@@ -89,6 +90,17 @@ def begin_a_compaction_without_looking_again_at_the_cursor(patch: Patch) -> None
         return shipped(run, run.start_offset, highest)
 
     patch.setattr(compaction, "is_still_next", is_still_next)
+
+
+def merge_without_reading_the_run_again(patch: Patch) -> None:
+    shipped = compaction._begin_merge
+
+    async def begin_merge(log: Log, plan: Plan, breadcrumb: Breadcrumb, *, resumed: bool) -> Job | None:
+        if resumed:
+            return await shipped(log, plan, breadcrumb, resumed=resumed)
+        return Job(plan, breadcrumb, -1, has_blob=False)
+
+    patch.setattr(compaction, "_begin_merge", begin_merge)
 
 
 def collect_without_raising_the_floors(patch: Patch) -> None:
@@ -245,6 +257,7 @@ PARTITION_MUTATIONS: Final = (
     Mutation(advance_the_cursor_first, "I5"),
     Mutation(publish_the_compacted_entry_unconditionally, "I1|I5|I6"),
     Mutation(begin_a_compaction_without_looking_again_at_the_cursor, "I5", overtaken_compactors),
+    Mutation(merge_without_reading_the_run_again, "I1|I5|InconsistentReadState", overtaken_merges),
     Mutation(collect_without_raising_the_floors, "I6", slow_commits),
     Mutation(ignore_in_the_mark("pending"), "I6"),
     Mutation(ignore_in_the_mark("breadcrumb"), "I6"),

@@ -60,6 +60,8 @@ class CompactTotals(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    merges: int = 0
+    """How often small compacted blobs were merged into one."""
     blob_reads: int = 0
     """The number of requests for a blob's bytes."""
     ahead: tuple[TopicPartition, ...] = ()
@@ -91,6 +93,7 @@ def compact(spark: SparkSession, settings: Settings, options: Mapping[str, Any])
             ("read", f"{format_size(total.bytes_read)} in {total.blob_reads:,} requests"),
             ("written", format_size(total.bytes_written)),
             ("rounds", f"{summary.rounds:,}"),
+            ("merges", f"{total.merges:,}"),
         ],
         failures=[*(f"damaged: {what}" for what in total.damaged), *total.failures],
     )
@@ -224,6 +227,7 @@ def _compact(settings: Settings, tps: Sequence[TopicPartition]) -> CompactTotals
             records=sum(each.records for each in runs),
             bytes_read=sum(each.bytes_read for each in results),
             bytes_written=sum(each.bytes_written for each in runs),
+            merges=sum(each.merges for each in results),
             blob_reads=_blob_reads(log) - reads_before,
             ahead=tuple(TopicPartition(each.topic, each.partition) for each in runs if each.error is None),
             damaged=first_failures(f"{name}: {what}" for name, each in named for what in each.damaged),
@@ -245,6 +249,7 @@ def _sum(parts: Sequence[CompactTotals]) -> CompactTotals:
         records=sum(each.records for each in parts),
         bytes_read=sum(each.bytes_read for each in parts),
         bytes_written=sum(each.bytes_written for each in parts),
+        merges=sum(each.merges for each in parts),
         blob_reads=sum(each.blob_reads for each in parts),
         damaged=first_failures(what for each in parts for what in each.damaged),
         failures=first_failures(what for each in parts for what in each.failures),

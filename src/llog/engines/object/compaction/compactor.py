@@ -1,5 +1,5 @@
 """Compaction: joins many small slices of shared blobs into one blob per run of a partition's offsets, behind one index
-entry.
+entry, and merges small blobs of that kind again (`merge.py`).
 
 Offsets and records do not change. Any number of compactors may run at once, and any may finish what a dead one began:
 the claim only saves double work, and safety does not depend on it.
@@ -27,6 +27,7 @@ from llog.engines.object.compaction.job import (
     shares_blob,
     write_shared_blob,
 )
+from llog.engines.object.compaction.merge import choose_merge
 from llog.engines.object.compaction.plan import INDEX_PAGE, CompactorOptions, Plan, choose
 from llog.engines.object.partition_keys import find_keys
 from llog.errors import LlogError
@@ -51,6 +52,8 @@ _ATTEMPTS_MAX: Final = 100
 _SPAN_OVERHEAD: Final = 1024
 """The bytes of memory that a slice takes besides its data."""
 _LAGGING_PAGE: Final = 64
+_MERGES_MAX: Final = 16
+"""The most merges of a partition in one pass."""
 
 
 class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,12 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Slices that cannot be read. They stay as they are, and the cursor has passed them."""
     more: bool = False
     """Whether another run may follow at once: this one ended before the end of the log did."""
+    merges: int = 0
+    """How often compacted entries were merged into one."""
+    merged_entries: int = 0
+    """The number of compacted entries that merges joined."""
+    merged_bytes: int = 0
+    """The bytes that merges wrote; they read about as many, which `bytes_read` does not include."""
     resumed_from: CompactionState | None = None
     """The state in which another compactor, or an earlier run, had left this compaction."""
     claimed_elsewhere: bool = False
@@ -122,6 +131,13 @@ class _Task:
         self.set(bytes_read=self.result.bytes_read + read)
 
     def done(self, job: Job, done: Done) -> None:
+        if job.plan.merge:
+            self.set(
+                merges=self.result.merges + 1,
+                merged_entries=self.result.merged_entries + done.entries,
+                merged_bytes=self.result.merged_bytes + done.bytes_written,
+            )
+            return
         self.set(
             start_offset=job.breadcrumb.record.start_offset,
             end_offset=job.breadcrumb.record.end_offset,
@@ -144,17 +160,30 @@ class Compactor:
         self._log = log
         self._options = options or CompactorOptions()
         self._claims = claims or Claims(log, self._options.holder)
+        # A merge holds its run in memory, encoded and decoded, beside a wave of slices.
+        merges_max = self._options.memory_bytes_max // 3 // (2 * self._options.max_bytes)
+        self._merge_slots = asyncio.Semaphore(max(1, merges_max))
 
     async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionResult:
-        """Compact one run of the partition, resumed or new. `force` includes the newest append and a single entry."""
+        """Compact one run of the partition, resumed or new, and merge what is worth merging. `force` includes the
+        newest append and a single entry.
+        """
         task = _Task(tp)
-        await self._compact_alone(task, await find_keys(self._log, tp), force)
+        keys = await find_keys(self._log, tp)
+        await self._compact_alone(task, keys, force)
+        await self._merge(task, keys)
         return task.result
 
     async def compact_many(
-        self, tps: Sequence[TopicPartition], *, claim: bool = True, stopping: Callable[[], bool] = lambda: False
+        self,
+        tps: Sequence[TopicPartition],
+        *,
+        claim: bool = True,
+        merge_all: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> list[CompactionResult]:
-        """Compact one run of each partition, and read each shared blob once for every wave of slices.
+        """Compact one run of each partition, and read each shared blob once for every wave of slices. Where a run was
+        compacted, also merge what is worth merging; with `merge_all`, everywhere.
 
         A partition's error is in its result and does not stop the others. With `claim`, skips partitions that other
         compactors have claimed. Once `stopping` returns True, finishes the runs that have begun, and begins no other.
@@ -169,7 +198,7 @@ class Compactor:
                 if stopping():
                     break
                 chunk = waiting[first : first + self._options.concurrency]
-                await self._each(chunk, lambda task: self._choose(task, claim))
+                await self._each(chunk, lambda task: self._choose(task, claim, merge_all))
                 for task in chunk:
                     if wave and size + task.memory > limit:
                         ending = await self._run_wave(wave, ending)
@@ -222,12 +251,31 @@ class Compactor:
             with measure(self.stages, "fetch"):
                 task.slices = (await fetch(self._log, [job], self._options.concurrency))[0]
             outcome = await self._finish(task, job)
-            if not isinstance(outcome, Replan):
+            if isinstance(outcome, Replan):
+                stop_before = outcome.stop_before
+            elif not job.plan.merge:
                 return
-            stop_before = outcome.stop_before
+
+    async def _merge(self, task: _Task, keys: PartitionKeys) -> None:
+        """Merge runs of compacted entries, unless a damaged slice or another compactor prevents it."""
+        for _ in range(_MERGES_MAX):
+            with measure(self.stages, "choose"):
+                plan = await choose_merge(self._log, self._options, task.tp, keys)
+            if plan is None:
+                return
+            async with self._merge_slots:
+                with measure(self.stages, "begin"):
+                    job = await begin(self._log, plan)
+                if job is None:
+                    return
+                with measure(self.stages, "fetch"):
+                    task.slices = (await fetch(self._log, [job], self._options.concurrency))[0]
+                if not isinstance(await self._finish(task, job), Done):
+                    return
 
     async def _finish(self, task: _Task, job: Job) -> Done | Replan | None:
-        task.count_slices()
+        if not job.plan.merge:
+            task.count_slices()
         outcome = await finish(self._log, self._options.codec, job, task.slices, self.stages)
         task.slices = []
         if isinstance(outcome, Done):
@@ -276,7 +324,7 @@ class Compactor:
         for task, job in zip(sharing, jobs, strict=True):
             task.job = job
 
-    async def _choose(self, task: _Task, claim: bool) -> None:
+    async def _choose(self, task: _Task, claim: bool, merge_all: bool) -> None:
         task.keys = await find_keys(self._log, task.tp)
         if claim:
             with measure(self.stages, "claim"):
@@ -288,6 +336,8 @@ class Compactor:
             task.plan = await choose(self._log, self._options, task.tp, task.keys)
         if task.plan is not None:
             task.resume(task.plan)
+        elif merge_all:
+            await self._merge(task, task.keys)
 
     async def _begin(self, task: _Task) -> None:
         assert task.plan is not None
@@ -302,6 +352,10 @@ class Compactor:
         outcome = await self._finish(task, job)
         if isinstance(outcome, Replan):
             await self._compact_alone(task, task.keys, stop_before=outcome.stop_before)
+        elif job.plan.merge:
+            await self._compact_alone(task, task.keys)
+        if task.result.end_offset is not None and task.result.error is None:
+            await self._merge(task, task.keys)
 
     async def _release(self, task: _Task) -> None:
         task.is_claimed = False

@@ -1,8 +1,8 @@
 """One compaction, step by step. A compactor that finds its breadcrumb continues from the state there:
 
 WRITING_BLOB (the blob is named but may not exist) → WRITING_COMPACTED_INDEX (CAS of the run's highest index entry to
-COMPACTED) → DELETING_OLD (lower index keys) → UPDATING_CURSOR → cleared. Every step may be repeated, and every change
-of the breadcrumb is a CAS: a compactor that loses it has been overtaken, and stops.
+COMPACTED) → DELETING_OLD (lower index keys) → UPDATING_CURSOR → cleared. A merge leaves UPDATING_CURSOR out. Every step
+may be repeated, and every change of the breadcrumb is a CAS: a compactor that loses it has been overtaken, and stops.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from llog.batch.multi_batch import BodyLayout, encode_run, layout_of
 from llog.batch.shared import MAGIC as SHARED_MAGIC
 from llog.batch.shared import BlobHeader, Body, pack_encoded, pack_one, unpack_header
 from llog.engines.object.clocks import stamp_within
+from llog.engines.object.compaction.merge import read_run_again
 from llog.engines.object.compaction.plan import Breadcrumb, Plan, clear, no_cursor, read_cursor
+from llog.engines.object.control_record import read_control
 from llog.engines.object.entry_bytes import location_of, read_ranges
-from llog.engines.object.reader import EntrySpan, decode_span
+from llog.engines.object.reader import EntrySpan, decode_span, parts_of
 from llog.errors import (
     BlobExists,
     BlobNotFound,
@@ -77,7 +79,7 @@ class Replan(NamedTuple):
 
     stop_before: int | None = None
     damaged: str | None = None
-    """A damaged slice, which the cursor has passed."""
+    """A damaged slice, which the cursor has passed; or one that keeps a run from being merged."""
 
 
 Slice = Buffer | LlogError
@@ -108,6 +110,7 @@ async def begin(log: Log, plan: Plan, shared_blob: str | None = None) -> Job | N
             end_offset=plan.spans[-1].end_offset,
             blob=shared_blob or keys.compacted(uuid7(stamp, log.runtime.random())),
             expected_version=plan.version,
+            merge=plan.merge,
         )
         try:
             breadcrumb = Breadcrumb(record, await log.meta.put(keys.compaction, encode(record), expected=ABSENT))
@@ -115,6 +118,8 @@ async def begin(log: Log, plan: Plan, shared_blob: str | None = None) -> Job | N
             return None
     if breadcrumb.record.state is not CompactionState.WRITING_BLOB:
         return Job(plan, breadcrumb, -1, has_blob=True)
+    if breadcrumb.record.merge:
+        return await _begin_merge(log, plan, breadcrumb, resumed=resumed)
     reads = await log.meta.begin_reads()
     try:
         cursor, cursor_version = await read_cursor(log, tp, keys)
@@ -129,6 +134,19 @@ async def begin(log: Log, plan: Plan, shared_blob: str | None = None) -> Job | N
     await reads.confirm()
     has_blob = resumed and await log.blobs.head(breadcrumb.record.blob) is not None
     return Job(plan, breadcrumb, cursor_version, has_blob)
+
+
+async def _begin_merge(log: Log, plan: Plan, breadcrumb: Breadcrumb, *, resumed: bool) -> Job | None:
+    """Read the whole run again, now that no other compaction can begin; return None if it has changed."""
+    reads = await log.meta.begin_reads()
+    spans = await read_run_again(log, plan.keys, breadcrumb.record)
+    if spans is None:
+        await clear(log, plan.keys, breadcrumb)
+        return None
+    # A stale read would show entries that another merge has joined meanwhile.
+    await reads.confirm()
+    has_blob = resumed and await log.blobs.head(breadcrumb.record.blob) is not None
+    return Job(plan._replace(spans=spans), breadcrumb, -1, has_blob)
 
 
 def is_still_next(run: Compaction, cursor: int, highest: MetaEntry | None) -> bool:
@@ -171,7 +189,7 @@ async def write_shared_blob(
     layouts: list[tuple[int, BodyLayout]] = []
     for number, (job, own) in enumerate(zip(jobs, slices, strict=True)):
         try:
-            parts = [_decode(job, position, data) for position, data in enumerate(own)]
+            parts = [part for position, data in enumerate(own) for part in _decode(job, position, data)]
         except (CorruptBatch, InconsistentReadState):
             continue
         buffers, layout = encode_run(parts, codec)
@@ -217,6 +235,8 @@ async def _finish_written(log: Log, job: Job, breadcrumb: Breadcrumb) -> Done | 
     keys = job.plan.keys
     if breadcrumb.record.state is CompactionState.WRITING_COMPACTED_INDEX:
         if not await _publish(log, keys, breadcrumb):
+            if breadcrumb.record.merge:
+                await _require_highest_entry(log, job.plan.tp, keys, breadcrumb)
             return Replan() if await clear(log, keys, breadcrumb) else None
         following = await _advance(log, keys, breadcrumb, CompactionState.DELETING_OLD)
         if following is None:
@@ -226,17 +246,26 @@ async def _finish_written(log: Log, job: Job, breadcrumb: Breadcrumb) -> Done | 
         await log.meta.delete_range(
             keys.entry(breadcrumb.record.start_offset), keys.entry(breadcrumb.record.end_offset)
         )
+    entry_there = breadcrumb.record.entry
+    if breadcrumb.record.merge:
+        await clear(log, keys, breadcrumb)
+        return _done(job, breadcrumb)
+    if breadcrumb.record.state is CompactionState.DELETING_OLD:
         following = await _advance(log, keys, breadcrumb, CompactionState.UPDATING_CURSOR)
         if following is None:
             return None
         breadcrumb = following
     await _raise_cursor(log, job.plan.tp, keys, breadcrumb.record.end_offset + 1)
-    entry_there = breadcrumb.record.entry
     if entry_there is not None and entry_there.inline_total > job.plan.control.inline_compacted:
         await count_inline(log, keys, entry_there)
     await clear(log, keys, breadcrumb)
-    size = 0 if entry_there is None else entry_there.byte_length
-    return Done(breadcrumb.record.end_offset - breadcrumb.record.start_offset + 1, len(job.plan.spans), size)
+    return _done(job, breadcrumb)
+
+
+def _done(job: Job, breadcrumb: Breadcrumb) -> Done:
+    record = breadcrumb.record
+    size = 0 if record.entry is None else record.entry.byte_length
+    return Done(record.end_offset - record.start_offset + 1, len(job.plan.spans), size)
 
 
 async def _get_ranges(log: Log, data_uri: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Slice]:
@@ -259,13 +288,15 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
     parts: list[Columns] = []
     for position, span in enumerate(plan.spans):
         try:
-            parts.append(_decode(job, position, slices[position]))
+            parts += _decode(job, position, slices[position])
         except (BlobNotFound, CorruptBatch, InconsistentReadState) as error:
             return await _cut_before_damage(log, job, span, error)
     slices.clear()
     try:
         buffers, encoded = encode_run(parts, codec)
     except RecordTooLarge:
+        if plan.merge:
+            return Replan() if await clear(log, plan.keys, breadcrumb) else None
         if len(plan.spans) == 1:
             raise
         half = plan.spans[len(plan.spans) // 2].start_offset
@@ -281,10 +312,19 @@ async def _write_blob(log: Log, codec: Codec, job: Job, slices: list[Slice]) -> 
     return WrittenBlob(body.body_offset, encoded)
 
 
-def _decode(job: Job, position: int, data: Slice) -> Columns:
+def _decode(job: Job, position: int, data: Slice) -> list[Columns]:
+    """Return the records of a slice: one part for each of its batches, so that those of the new blob are not larger."""
     if isinstance(data, LlogError):
         raise data
-    return decode_span(job.plan.tp, job.plan.spans[position], data)
+    span, view = job.plan.spans[position], memoryview(data).cast("B")
+    parts = parts_of(span)
+    if len(parts) == 1:
+        return [decode_span(job.plan.tp, span, view)]
+    starts = [part.entry.byte_offset - span.entry.byte_offset for part in parts]
+    return [
+        decode_span(job.plan.tp, part, view[start : start + part.entry.byte_length])
+        for start, part in zip(starts, parts, strict=True)
+    ]
 
 
 def _body(job: Job, encoded: BodyLayout, *, append_ms: int) -> Body:
@@ -336,19 +376,22 @@ def _own_body(job: Job, header: BlobHeader) -> Body:
 
 
 async def _cut_before_damage(log: Log, job: Job, span: EntrySpan, error: LlogError) -> Replan | None:
-    """Leave a damaged slice as it is: end the run before it, or move the cursor past it if it is the first."""
+    """Leave a damaged slice as it is: end the run before it, or move the cursor past it if it is the first. A merge is
+    given up, and moves no cursor.
+    """
     keys, first = job.plan.keys, job.plan.spans[0]
     if not await clear(log, keys, job.breadcrumb):
         return None
-    if span != first:
+    if span != first and not job.plan.merge:
         return Replan(stop_before=span.start_offset)
     found = await read_confirmed(log.meta, lambda: log.meta.get(keys.entry(span.end_offset)))
     if found is None or decode(IndexEntry, found.value, found.key) != span.entry:
         return Replan()  # The entry was trimmed or compacted meanwhile; it is not damaged.
-    try:
-        await log.meta.put(keys.cursor, encode(CompactionCursor(span.end_offset + 1)), expected=job.cursor_version)
-    except VersionMismatch:
-        return Replan()
+    if not job.plan.merge:
+        try:
+            await log.meta.put(keys.cursor, encode(CompactionCursor(span.end_offset + 1)), expected=job.cursor_version)
+        except VersionMismatch:
+            return Replan()
     what = f"offsets {span.start_offset} to {span.end_offset} of {job.plan.tp}"
     return Replan(damaged=f"{what} in {location_of(span.entry)}: {error}")
 
@@ -401,6 +444,28 @@ async def _publish(log: Log, keys: PartitionKeys, breadcrumb: Breadcrumb) -> boo
     return True
 
 
+async def _require_highest_entry(log: Log, tp: TopicPartition, keys: PartitionKeys, breadcrumb: Breadcrumb) -> None:
+    """Raise `InconsistentReadState` if the highest entry of a merge was lost, perhaps after a twin had published it.
+
+    The breadcrumb then stays until a repair has put the entry back. Without it, another merge could take the lower
+    entries of the run, and the entry that is put back would overlap its result.
+    """
+    end = breadcrumb.record.end_offset
+
+    async def is_lost() -> bool:
+        found = await log.meta.get(keys.entry(end))
+        control, _ = await read_control(log, tp, keys)
+        there = await log.meta.get(keys.compaction)
+        is_ours = there is not None and there.version == breadcrumb.version  # Else a twin has finished the merge.
+        return found is None and control.log_start_offset <= end and is_ours
+
+    if await read_confirmed(log.meta, is_lost):
+        raise InconsistentReadState(
+            f"the index of {tp} has lost the entry that ends at {end}, which was being merged: `llog repair index` "
+            "shows what can be put back"
+        )
+
+
 async def count_inline(log: Log, keys: PartitionKeys, entry: IndexEntry) -> None:
     """Count the inline bytes up to this compacted entry as compacted, after the entries that held them are deleted.
 
@@ -416,9 +481,10 @@ async def count_inline(log: Log, keys: PartitionKeys, entry: IndexEntry) -> None
 
 async def _raise_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys, offset: int) -> None:
     """Raise the cursor to `offset` at least; it never goes back."""
-    raised = CompactionCursor(offset)
-    change = await update(
-        log, keys.cursor, CompactionCursor, lambda cursor: raised if cursor.offset < offset else cursor
-    )
+
+    def raise_offset(cursor: CompactionCursor) -> CompactionCursor:
+        return msgspec.structs.replace(cursor, offset=max(cursor.offset, offset))
+
+    change = await update(log, keys.cursor, CompactionCursor, raise_offset)
     if change is None:
         raise no_cursor(tp)

@@ -61,6 +61,12 @@ class CompactorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The time without an append after which a partition's `pending` is cleared, because it keeps a shared blob
     alive, and after which even a single inline append is compacted.
     """
+    merge_entries_min: int = 8
+    """The number of compacted entries from which on they are merged."""
+    merge_entries_max: int = 1000
+    merge_offsets_max: int = 1_000_000
+    merge_growth: int = 4
+    """How many times the bytes of its largest entry a merge must have."""
 
 
 class Breadcrumb(NamedTuple):
@@ -82,6 +88,8 @@ class Plan(NamedTuple):
     breadcrumb: Breadcrumb | None = None
     at_tail: bool = False
     """Whether the run ends where the log ended, so that no other run follows it now."""
+    merge: bool = False
+    """Whether the run consists of compacted entries."""
 
 
 class _Scan(NamedTuple):
@@ -172,10 +180,16 @@ def _is_worthwhile(log: Log, options: CompactorOptions, control: Control, spans:
 
 async def read_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[int, int]:
     """Return the cursor and its version."""
+    cursor, version = await stored_cursor(log, tp, keys)
+    return cursor.offset, version
+
+
+async def stored_cursor(log: Log, tp: TopicPartition, keys: PartitionKeys) -> tuple[CompactionCursor, int]:
+    """Return the cursor's record and its version."""
     found = await log.meta.get(keys.cursor)
     if found is None:
         raise no_cursor(tp)
-    return decode(CompactionCursor, found.value, found.key).offset, found.version
+    return decode(CompactionCursor, found.value, found.key), found.version
 
 
 def no_cursor(tp: TopicPartition) -> PartitionNotInitialized:
@@ -225,12 +239,14 @@ async def _resume(
     changed.
     """
     record = breadcrumb.record
-    plan = Plan(tp, keys, (), record.expected_version, control, breadcrumb)
+    plan = Plan(tp, keys, (), record.expected_version, control, breadcrumb, merge=record.merge)
     if record.state in (CompactionState.DELETING_OLD, CompactionState.UPDATING_CURSOR):
         return plan
     trimmed = control.log_start_offset > record.end_offset
     if record.state is CompactionState.WRITING_COMPACTED_INDEX:
         return None if trimmed and await _give_up_publishing(log, keys, breadcrumb) else plan
+    if record.merge and not trimmed:
+        return plan  # The whole run is read again before anything is done.
     spans, version = [], -1
     expected = record.start_offset
     async for span, entry_version in _entries(log, keys, record.start_offset, record.end_offset):
@@ -320,7 +336,7 @@ async def _entries(
 
 
 async def _move_cursor(log: Log, keys: PartitionKeys, version: int, offset: int) -> None:
-    """Move the cursor, unless another compactor has moved it."""
+    """Move the cursor, unless another compactor has moved it. The hint for merges is lost, which costs them reads."""
     try:
         await log.meta.put(keys.cursor, encode(CompactionCursor(offset)), expected=version)
     except VersionMismatch:

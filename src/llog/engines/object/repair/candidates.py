@@ -147,12 +147,11 @@ async def read_columns(log: Log, candidate: Candidate) -> Columns | None:
 
 
 def occurrences(own: Columns, whole: Columns) -> int:
-    """Return how often the records of one append occur in `whole`, with the same append time, keys and values."""
-    if len(own.append_runs) > 1:
+    """Return how often the records of a body occur in `whole`, with the same append times, keys and values."""
+    if own.count > whole.count:
         return 0
-    [(count, append_ms)] = own.append_runs
-    starts = np.flatnonzero(append_times(whole)[: whole.count - count + 1] == append_ms).tolist()
-    return sum(have_same_records(own, slice_columns(whole, start, start + count)) for start in starts)
+    starts = np.flatnonzero(append_times(whole)[: whole.count - own.count + 1] == own.append_runs[0][1]).tolist()
+    return sum(have_same_records(own, slice_columns(whole, start, start + own.count)) for start in starts)
 
 
 def have_same_records(one: Columns | None, other: Columns | None) -> bool:

@@ -9,8 +9,9 @@ The proof that records belong to offsets is one of these:
   retention may have removed, no inline bytes by the running totals around the gap. Bodies that a compaction left behind
   are recognised by their bytes, which also lie in the compacted blob.
 
-All other gaps are listed for a person to judge. A repair deletes nothing and replaces only entries that are themselves
-damaged. Collectors may run at the same time: each of them meets either the gap or the entry (`gaps.py`).
+All other gaps are listed for a person to judge. A repair deletes nothing, except an entry of its own that a merge has
+come to cover, and replaces only entries that are themselves damaged. Collectors may run at the same time: each of them
+meets either the gap or the entry (`gaps.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -54,6 +56,7 @@ from llog.stores.meta import ABSENT, prefix_end, read_confirmed
 
 _SHOWN_MAX: Final = 20
 _OVERLAPS_MAX: Final = 5000
+_COVERING_MAX: Final = 64
 
 
 class Proof(StrEnum):
@@ -115,7 +118,7 @@ async def _plan(log: Log, tps: Sequence[TopicPartition]) -> list[RepairPlan]:
 
 async def apply_repair(log: Log, plan: RepairPlan) -> int:
     """Put the entries of the plan and return how many; skip entries that another process has put meanwhile, and those
-    of records that retention has removed.
+    of records that retention has removed or that were merged with others since the plan was made.
     """
     keys, put = PartitionKeys(plan.directory, plan.partition), 0
     found = await log.meta.get(keys.control)
@@ -125,12 +128,26 @@ async def apply_repair(log: Log, plan: RepairPlan) -> int:
     for new in plan.entries:
         if new.end_offset < log_start_offset:
             continue
+        key = keys.entry(new.end_offset)
         try:
-            await log.meta.put(keys.entry(new.end_offset), encode(new.entry), expected=new.expected)
+            version = await log.meta.put(key, encode(new.entry), expected=new.expected)
         except VersionMismatch:
+            continue
+        if await read_confirmed(log.meta, partial(_is_covered, log, keys, new)):
+            # Another repair has put the entry back long ago, and the blob may be gone since it was merged.
+            try:
+                await log.meta.delete(key, expected=version)
+            except VersionMismatch:
+                pass
             continue
         put += 1
     return put
+
+
+async def _is_covered(log: Log, keys: PartitionKeys, new: RepairEntry) -> bool:
+    """Return whether a higher entry covers all records of the new one."""
+    above = await log.meta.range(keys.entry(new.end_offset + 1), prefix_end(keys.index), _COVERING_MAX)
+    return any(end - entry.msg_count + 1 <= new.start_offset for end, entry in intact_entries(above))
 
 
 class _Planner:
@@ -195,20 +212,24 @@ class _Planner:
         for proof, span in settled:
             if not _overlap(span, self._damaged.gaps) or _overlap(span, chosen):
                 continue
-            expected = await self._expected_version(span)
+            expected = await self._expected_version(proof, span)
             entry = None if expected is None else await self._read(proof, span)
             if expected is not None and entry is not None:
                 chosen.append(_repair_entry(proof, span, entry, expected))
         return chosen
 
-    async def _expected_version(self, span: EntrySpan) -> int | None:
+    async def _expected_version(self, proof: Proof, span: EntrySpan) -> int | None:
         """Return the version that the span's key must have for the entry to be put; None if the span conflicts with
         other entries.
 
-        A compacted span may cover leftovers of its own records, but only below the cursor, where no compaction begins
-        any more.
+        A compacted span may cover leftovers of its own records, but only below the cursor, where only merges begin.
+        They join nothing with WAL entries, nor with compacted ones whose blobs are gone; and no merge begins beside the
+        breadcrumb of another.
         """
         start, end, _ = span
+        is_merging = (
+            proof is Proof.BREADCRUMB and self._damaged.breadcrumb is not None and self._damaged.breadcrumb.merge
+        )
         keys, control = self._damaged.keys, self._damaged.control
         if end >= control.next_offset or any(each.start_offset <= end for each in pending_spans(control)):
             return None
@@ -225,9 +246,14 @@ class _Planner:
                     return expected
                 continue  # it may be a leftover inside a higher entry, which reaches below it
             inside = start <= entry_start and entry_end <= end
-            if entry.kind is Kind.COMPACTED or not inside or self._damaged.cursor <= end:
+            if not inside or self._damaged.cursor <= end:
+                return None
+            if entry.kind is Kind.COMPACTED and not (is_merging or await self._is_gone(entry)):
                 return None
         return expected
+
+    async def _is_gone(self, entry: IndexEntry) -> bool:
+        return await self._log.blobs.head(self._log.blob_name(entry.data_uri)) is None
 
     async def _read(self, proof: Proof, span: EntrySpan) -> IndexEntry | None:
         """Return the entry, completed with times and parts from its bytes; None if the bytes are damaged."""
