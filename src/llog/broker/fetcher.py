@@ -251,10 +251,7 @@ class Fetcher:
                 reads.append(self._read(fetch, share))
             if self._tail.is_on:
                 reads += [self._read_ahead(each) for each in waiting[: _CONCURRENCY - len(reads)]]
-            if len(reads) == 1:  # most often: a task of its own would begin a turn of the event loop later
-                await reads[0]
-            else:
-                await asyncio.gather(*reads)
+            await asyncio.gather(*reads)  # tasks, also for one: a stream from the tail yields to the event loop
             left = max_bytes - sum(each.size for each in fetches)
 
     async def _read(self, fetch: Fetch, share: int) -> None:
