@@ -148,6 +148,24 @@ class CorruptBatch(LlogError):
     dbapi_exception = "InternalError"
 
 
+class OldMessageFormat(CorruptBatch):
+    """A Kafka client sent messages in the format that Kafka 0.11 replaced. Use a newer client."""
+
+    code = "old_message_format"
+
+
+class UnsupportedCompression(CorruptBatch):
+    """A Kafka batch is compressed in a way that llog does not know. Use one that the message names."""
+
+    code = "unsupported_compression"
+
+
+class InvalidRecord(CorruptBatch):
+    """The checksum of a Kafka batch is right, but its records are not: the client that wrote it has a fault."""
+
+    code = "invalid_record"
+
+
 class RecordTooLarge(LlogError):
     """A record, an append or a query's input is larger than the limit that the message names.
 

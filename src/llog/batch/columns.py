@@ -69,7 +69,7 @@ def columns_of(records: Sequence[Record]) -> Columns:
         values=_bytes_array("payload", [record.payload for record in records]),
         keys=_bytes_array("key", keys) if any(key is not None for key in keys) else None,
         timestamps=times_of(timestamps) if any(ms is not None for ms in timestamps) else None,
-        headers=_binary(headers) if any(headers) else None,
+        headers=binary_array(headers) if any(headers) else None,
         append_runs=(),
     )
 
@@ -336,7 +336,7 @@ def headers_to_arrow(headers: pa.BinaryArray | None, count: int) -> pa.ListArray
             values.append(value)
         offsets[i] = len(keys)
     items = pa.StructArray.from_arrays(
-        [pa.array(keys, pa.string()), _binary(values)], fields=list(HEADERS_TYPE.value_type)
+        [pa.array(keys, pa.string()), binary_array(values)], fields=list(HEADERS_TYPE.value_type)
     )
     without = pa.array(offsets[1:] == offsets[:-1])
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=without)
@@ -365,7 +365,7 @@ def headers_from_arrow(headers: pa.ListArray) -> pa.BinaryArray | None:
                 raise InvalidArgument("a header has no key: give every header a key, or leave it out")
             pairs.append((item["key"], item["value"]))
         encoded.append(encode_headers(pairs))
-    return _binary(encoded) if any(encoded) else None
+    return binary_array(encoded) if any(encoded) else None
 
 
 def _length_at(data: bytes, position: int) -> tuple[int, int]:
@@ -378,7 +378,8 @@ def _bytes_at(data: bytes, position: int, length: int) -> bytes:
     return data[position : position + length]
 
 
-def _binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
+def binary_array(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """Return values as an Arrow array; raises `RecordTooLarge` if they do not fit into one."""
     array = pa.array(values, pa.binary())
     if isinstance(array, pa.ChunkedArray):
         raise RecordTooLarge(
@@ -392,7 +393,7 @@ def _bytes_array(what: str, values: Sequence[bytes | None]) -> pa.BinaryArray:
     for kind in set(map(type, values)):
         if kind is not type(None) and not issubclass(kind, bytes):
             raise InvalidArgument(f"the {what} of a record is {kind.__name__}, not bytes")
-    return _binary(values)
+    return binary_array(values)
 
 
 def times_of(values: Sequence[int | None]) -> pa.Int64Array:
