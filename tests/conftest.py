@@ -26,6 +26,9 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLev
 # Most tests append little and look at the blobs. Tests of inline appends, and the processes of `faults`, do without.
 os.environ.setdefault("LLOG_INLINE_MAX_BYTES", "0")
 
+# Brokers of tests that run at the same time cannot all have Kafka's port. Tests of Kafka clients choose a free one.
+os.environ.setdefault("LLOG_KAFKA_PORT", "0")
+
 settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("LLOG_HYPOTHESIS_PROFILE", "default"))

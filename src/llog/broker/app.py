@@ -68,12 +68,13 @@ class Broker:
         self._tracer = open_tracer(settings)
         if self._tracer is not None:
             self._tracer.watch_stores(log)
-        catalog, reader = Catalog(log), EngineReader(log)
+        self.catalog, self.reader = Catalog(log), EngineReader(log)
+        catalog, reader = self.catalog, self.reader
         self._tail = Tail(0 if settings.role == "write" else settings.tail_cache_max_bytes, self.metrics)
         object_reader = log.engines[OBJECT].reader(log)
         assert isinstance(object_reader, Reader)
-        self._views = Views(log, settings.tail_staleness_ms, object_reader)
-        appender = EngineAppender(
+        self.views = Views(log, settings.tail_staleness_ms, object_reader)
+        self.appender = appender = EngineAppender(
             log, writer_options(settings, on_commit=self._keep_appended, counts=self.metrics.appends)
         )
         self._eager_producer = self._batching_producer(appender, is_eager=True)
@@ -84,16 +85,20 @@ class Broker:
             uses_blobs = not catalog.engine(topic).has_owner
             return self._patient_producer if uses_blobs and description.is_patient else self._eager_producer
 
-        self._arrivals = Arrivals(reader, self._views, self.metrics, self.stopping)
+        self._arrivals = Arrivals(reader, self.views, self.metrics, self.stopping)
         bodies = Bodies(settings, self.metrics)
         self._forwarding = Forwarding(
             settings, bodies, self.metrics, self.stopping, plan.siblings.values() if plan is not None else ()
         )
         self._keyed = KeyedRoutes(settings, self.metrics, self.stopping, bodies, log.owners)
         self._sql = SqlRoutes(log, settings, self.stopping, bodies)
-        producer = AutoCreatingProducer(AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics)
-        fetcher = Fetcher(reader, catalog, self._views, self._tail, self.metrics, self._arrivals, self.stopping)
-        partitioner = Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime)
+        self.producer = producer = AutoCreatingProducer(
+            AutoCreation(catalog, settings.auto_create), choose_producer, self.metrics
+        )
+        self.fetcher = fetcher = Fetcher(
+            reader, catalog, self.views, self._tail, self.metrics, self._arrivals, self.stopping
+        )
+        self._partitioner = partitioner = Partitioner(producer.find_topics, settings.tail_staleness_ms, log.runtime)
         records = RecordRoutes(
             producer,
             fetcher,
@@ -118,7 +123,7 @@ class Broker:
             TopicRecordRoutes(records.produce_items, bodies),
             PartitionRecordRoutes(fetcher, reader),
             TailRoutes(Tails(fetcher, self.metrics, self.stopping), catalog, reader),
-            TopicRoutes(log, catalog, reader, self._views, partitioner, bodies),
+            TopicRoutes(log, catalog, reader, self.note_change, bodies),
             GroupRoutes(
                 Dispatcher(log, reader, appender, waiter=self._arrivals, stopping=self.stopping),
                 group_listing,
@@ -135,6 +140,11 @@ class Broker:
     @property
     def log(self) -> Log:
         return self._log
+
+    def note_change(self, topic: str) -> None:
+        """Look the topic up again before it is used, since this broker has changed or deleted it."""
+        self.views.note_change(topic)
+        self._partitioner.forget(topic)
 
     def app(self) -> App:
         routes = [route for resource in self._resources for route in resource.routes()]
@@ -159,7 +169,7 @@ class Broker:
             await asyncio.gather(self._ownership, return_exceptions=True)
         await asyncio.gather(self._eager_producer.close(), self._patient_producer.close())
         await self._arrivals.close()
-        await self._views.close()
+        await self.views.close()
         await self._tail.close()
         await self._keyed.close()
         await self._billing.close()
@@ -186,7 +196,7 @@ class Broker:
     def _keep_appended(self, directory: str, partition: int, start_offset: int, parts: Sequence[Buffer]) -> None:
         """Keep a batch that was just committed here, and then wake who waits for it."""
         count = self._tail.keep_appended(directory, partition, start_offset, parts)
-        self._views.note_append(directory, partition, start_offset + count)
+        self.views.note_append(directory, partition, start_offset + count)
 
     async def _open_shared_tail(self, directory: Path) -> None:
         """Open the shared tail in a directory of this log's own: other logs have other records."""

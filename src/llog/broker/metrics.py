@@ -18,6 +18,9 @@ class Metrics:
         self.errors: Counter[str] = Counter()
         self.validation_failures: Counter[str] = Counter()
         """Requests, and items of requests, that were refused because of what they contained, by route."""
+        self.kafka_requests: Counter[str] = Counter()
+        self.kafka_request_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.kafka_connections = 0
         self.connections = 0
         self.connections_refused = 0
         self.waiting = 0

@@ -13,6 +13,7 @@ import msgspec
 from llog.base.logs import configure_logs
 from llog.cli.common import Invocation, new_log_notice, report
 from llog.config import Settings
+from llog.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from llog.broker.app import Broker
@@ -52,9 +53,10 @@ def listen_settings(
     return settings
 
 
-def listening_line(settings: Settings, address: str) -> str:
+def listening_line(settings: Settings, address: str, kafka_address: object = None) -> str:
     name = f" as {settings.client_identifier}" if settings.client_identifier else ""
-    return f"listening on {address}{name}"
+    kafka = f" and for Kafka clients on {kafka_address}" if kafka_address is not None else ""
+    return f"listening on {address}{name}{kafka}"
 
 
 def maintenance(settings: Settings) -> Companion:
@@ -79,7 +81,7 @@ def warn_if_open(settings: Settings) -> None:
         )
 
 
-@click.command(short_help="Serve the log over HTTP.")
+@click.command(short_help="Serve the log over HTTP and to Kafka clients.")
 @listen_options
 @click.option(
     "--workers",
@@ -88,7 +90,7 @@ def warn_if_open(settings: Settings) -> None:
 )
 @click.pass_obj
 def serve(invocation: Invocation, host: str | None, port: int | None, role: str | None, workers: int | None) -> None:
-    """Serve the log over HTTP until the process is interrupted or terminated.
+    """Serve the log over HTTP, and to Kafka clients, until the process is interrupted or terminated.
 
     The broker serves appends, reads, topics, consumer groups and SQL. Before it ends, it finishes the requests that it
     has accepted; its exit code is 0. Any number of brokers may serve one log.
@@ -96,6 +98,8 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
     The broker applies retention and key compaction to the disk and rocksdb topics that it owns. It does not compact,
     retain or collect object topics: `llog compactor` does so in a process of its own, `llog up` beside a broker, and
     `llog pipeline run` on Spark.
+
+    Kafka clients connect to port 9092 (LLOG_KAFKA_PORT; 0 turns it off).
 
     Writing and reading can be split between processes (--role). With LLOG_TAIL_CACHE_DIR, readers on the same machine
     get recent records from there.
@@ -114,6 +118,11 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
     if settings.workers > 1:
         from llog.broker.workers import supervisor
 
+        if settings.kafka_port:
+            raise ConfigurationError(
+                f"LLOG_KAFKA_PORT is {settings.kafka_port}, but Kafka clients are served by one process: leave it out, "
+                "or start without --workers"
+            )
         supervisor.run(
             settings,
             [sys.executable, "-m", "llog.cli.worker"],
@@ -122,11 +131,14 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
         )
         return
     from llog.broker.server import run
+    from llog.kafka.listener import KafkaPort
 
     note_new_log = new_log_notice(settings, logger.info)
+    kafka = KafkaPort.open(settings)
 
     def ready(address: str) -> None:
         note_new_log()
-        logger.info("%s", listening_line(settings, address))
+        logger.info("%s", listening_line(settings, address, kafka and kafka.address))
 
-    run(settings, ready=ready, beside=[maintenance(settings)])
+    beside = [maintenance(settings)]
+    run(settings, ready=ready, beside=beside if kafka is None else [*beside, kafka.serve])

@@ -60,6 +60,7 @@ def up(
       llog --data-dir /var/llog up --pipeline --port 9000
     """
     from llog.broker.server import run
+    from llog.kafka.listener import KafkaPort
 
     if pipeline:
         _require_pipeline()
@@ -79,6 +80,7 @@ def up(
         )
     warn_if_open(settings)
     note_new_log = new_log_notice(settings, logger.info)
+    kafka = KafkaPort.open(settings)
 
     async def upkeep(broker: Broker) -> None:
         from llog.base.concurrency import run_until
@@ -96,12 +98,13 @@ def up(
 
     def ready(address: str) -> None:
         note_new_log()
+        kafka_address = None if kafka is None else str(kafka.address)
         if settings.log_format == "json":
-            logger.info("%s", listening_line(settings, address))
+            logger.info("%s", listening_line(settings, address, kafka_address))
         else:
-            note(_introduction(settings, address, on_spark=pipeline))
+            note(_introduction(settings, address, kafka_address, on_spark=pipeline))
 
-    run(settings, ready=ready, beside=[upkeep])
+    run(settings, ready=ready, beside=[upkeep] if kafka is None else [upkeep, kafka.serve])
 
 
 def _require_pipeline() -> None:
@@ -122,7 +125,7 @@ async def _supervise_pipeline(settings: Settings) -> None:
     await supervise("the pipeline", command, others | settings.as_environment(), report)
 
 
-def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
+def _introduction(settings: Settings, address: str, kafka_address: str | None, *, on_spark: bool) -> str:
     """Return what a newcomer needs: an address to open, and for each kind of user a command that works as printed."""
     local = Settings(data_dir=settings.data_dir)
     is_local = (local.meta, local.blobs) == (settings.meta, settings.blobs)
@@ -132,11 +135,11 @@ def _introduction(settings: Settings, address: str, *, on_spark: bool) -> str:
         [
             f"llog: {listening_line(settings, address)}",
             f"  open    {address}/topics",
+            *([] if kafka_address is None else [f"  kafka   bootstrap.servers={kafka_address}"]),
             f"  data    in {data}",
             f"  upkeep  by {upkeep}, every {format_duration_ms(settings.compactor_idle_sleep_ms)}",
             "try, in another terminal:",
             *(f"  {user}:\n    {command}" for user, command in _commands(settings, address)),
-            "  Kafka clients cannot connect yet.",
             "end it with Ctrl-C",
         ]
     )

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from llog.config.broker import BrokerSettings
+from llog.config.kafka import KafkaSettings
 
 
-class MonitoringSettings(BrokerSettings, frozen=True, kw_only=True):
+class MonitoringSettings(KafkaSettings, frozen=True, kw_only=True):
     """How a process is observed, in addition to the settings of a broker."""
 
     log_format: Annotated[

@@ -17,7 +17,9 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `groups/{group}/{dir}/members` | `Members`, in `groups/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
 | `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
 | `owners/upkeep/{step}` | `CompactorClaim`, ephemeral: the compactor service that does retention or collection for all | compactor services | while it runs |
+| `owners/kafka/{id:010}` | `LiveBroker` in `kafka/`, ephemeral: a broker that serves Kafka clients, and its address | brokers | while they run |
 | `homes/{what}` | the id of the one directory that holds `what` for this log | first owner | from its first use on |
+| `log-id/producer-ids` | `ProducerIds` in `kafka/`: the next free number of a Kafka producer | brokers (CAS) | from the first idempotent Kafka producer on |
 | `log-id` | a random id, also a blob of that name: ties the two stores together | first opener | always |
 | `log-id/format` | `LogFormat`: the format of all keys and blobs | first opener | always; an older log gets it when it is opened |
 
@@ -36,11 +38,13 @@ import msgspec
 ROOT: Final = "llog/"
 LOG_ID: Final = ROOT + "log-id"
 LOG_FORMAT: Final = LOG_ID + "/format"
+PRODUCER_IDS: Final = LOG_ID + "/producer-ids"
 TOPICS: Final = ROOT + "topics/"
 SINKS: Final = ROOT + "sinks/"
 PINS: Final = ROOT + "pins/"
 GROUPS: Final = ROOT + "groups/"
 OWNERS: Final = ROOT + "owners/"
+LIVE_BROKERS: Final = OWNERS + "kafka/"
 HOMES: Final = ROOT + "homes/"
 MEMBERS: Final = "members"
 WAL: Final = ROOT + "wal-shared/"
@@ -161,6 +165,11 @@ def owner_key(what: str) -> str:
 def upkeep_claim(step: str) -> str:
     """Return the key by which one compactor service does a step of the upkeep for all of them."""
     return f"{OWNERS}upkeep/{step}"
+
+
+def live_broker_key(node_id: int) -> str:
+    """Return the key of a broker that serves Kafka clients under this id."""
+    return f"{LIVE_BROKERS}{node_id:010}"
 
 
 def home_key(what: str) -> str:

@@ -3,7 +3,8 @@ of a repeated, a next or a wrong append.
 
 A producer counts the records that it sends to a partition, from 0 on. An append carries the number of its first record,
 its *sequence*; the next append's is that plus the number of records. A higher *epoch* begins the count again and fences
-the lower ones. Such producers may be many and short-lived: `log/producers.py` has those that number their appends.
+the lower ones. Kafka's clients go on from 2³¹ - 1 to 0; states count on. Such producers may be many and short-lived:
+`log/producers.py` has those that number their appends.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from llog.log.producers import APPENDS_KEPT, PRODUCER_ID_MAX
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """The highest sequence and epoch: every JSON decoder keeps it exactly."""
+_KAFKA_SEQUENCES: Final = 1 << 31
 PRODUCER_EXPIRY_MS: Final = 86_400_000
 """How much later than a producer's last append the partition's newest append has to be before the producer is
 forgotten.
@@ -118,7 +120,8 @@ def find_repeated_records(
 
     Raises `ProducerFenced`, `OutOfOrderSequence` or `UnknownProducer` if they are neither.
     """
-    first, last = producer.sequence, producer.sequence + records - 1
+    first = _first_sequence(state, producer)
+    last = first + records - 1
     if state is None:
         if first == 0:
             return None
@@ -155,8 +158,22 @@ def remember_records(
 ) -> RecordProducerState:
     """Return the producer's state after these records were appended, which are its next."""
     before = state.last if state is not None and state.epoch == producer.epoch else ()
-    appended = RememberedRecords(producer.sequence, producer.sequence + records - 1, start_offset)
+    first = _first_sequence(state, producer)
+    appended = RememberedRecords(first, first + records - 1, start_offset)
     if before and before[-1].end_offset + 1 == start_offset:
         appended = RememberedRecords(before[-1].first_sequence, appended.last_sequence, before[-1].start_offset)
         before = before[:-1]
     return RecordProducerState(epoch=producer.epoch, last=(*before, appended)[-APPENDS_KEPT:], append_ms=append_ms)
+
+
+def _first_sequence(state: RecordProducerState | None, producer: RecordProducer) -> int:
+    """Return the number of the first record as states count. Of the numbers that a Kafka client can mean, this is the
+    one nearest to its next.
+    """
+    if state is None or producer.kind is not ProducerKind.KAFKA or producer.epoch != state.epoch:
+        return producer.sequence
+    ahead = (producer.sequence - state.last[-1].last_sequence - 1) % _KAFKA_SEQUENCES
+    if ahead >= _KAFKA_SEQUENCES // 2:
+        ahead -= _KAFKA_SEQUENCES
+    first = state.last[-1].last_sequence + 1 + ahead
+    return producer.sequence if first < 0 else first

@@ -17,9 +17,7 @@ from llog.broker.http.bodies import Bodies
 from llog.broker.http.operations import Operation
 from llog.broker.http.requests import JSON, Partition, content_type, decode_body, decode_query, is_from_page
 from llog.broker.http.routing import Route
-from llog.broker.partitioner import Partitioner
 from llog.engines.object.fencing import fence_topic, unfence_topic
-from llog.engines.object.views import Views
 from llog.engines.routing import EngineReader
 from llog.engines.upkeep import release_deleted
 from llog.errors import InvalidArgument
@@ -77,13 +75,11 @@ class TopicRoutes:
         log: Log,
         catalog: Catalog,
         reader: EngineReader,
-        views: Views,
-        partitioner: Partitioner,
+        note_change: Callable[[str], None],
         bodies: Bodies,
     ) -> None:
         self._log = log
-        self._views = views
-        self._partitioner = partitioner
+        self._note_change = note_change
         self._catalog = catalog
         self._reader = reader
         self._bodies = bodies
@@ -163,10 +159,6 @@ class TopicRoutes:
         if ownership_name is not None:
             fields["owner"] = await self._owner(ownership_name)
         return json_answer(fields)
-
-    def _note_change(self, name: str) -> None:
-        self._views.note_change(name)
-        self._partitioner.forget(name)
 
     async def _owner(self, key: str) -> dict[str, Any] | None:
         """Return the process that owns what has this key; None if no process has taken it up."""

@@ -1,0 +1,127 @@
+"""The Kafka port of a broker: its socket, what is served there, and an end that loses no accepted request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+from llog.base.concurrency import run_until
+from llog.broker.app import Broker
+from llog.broker.server import listen
+from llog.config import Settings
+from llog.config.kafka import KAFKA_PORT_DEFAULT
+from llog.errors import ConfigurationError
+from llog.kafka.admin import AdminHandlers
+from llog.kafka.bounds import BoundsFinder
+from llog.kafka.connection import Connection
+from llog.kafka.dispatcher import Dispatcher
+from llog.kafka.fetch import FetchHandlers
+from llog.kafka.handlers import Handlers
+from llog.kafka.intake import Intake
+from llog.kafka.live_brokers import LiveBroker, LiveBrokers
+from llog.kafka.metadata import MetadataHandlers
+from llog.kafka.positions import PositionHandlers
+from llog.kafka.produce import ProduceHandlers
+from llog.kafka.producer_ids import ProducerIdHandlers
+from llog.log.keys import LOG_ID
+
+logger: Final = logging.getLogger("llog.kafka")
+
+_REQUEST_OVERHEAD: Final = 1 << 20
+"""What a request may have besides LLOG_REQUEST_MAX_BYTES of records: names, numbers and lists."""
+
+
+class Address(NamedTuple):
+    """Where Kafka clients reach a broker."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+class KafkaPort:
+    """The socket on which a broker serves Kafka clients, and the address that they are told."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self.address = _advertised(settings, listener)
+        self._settings = settings
+        self._listener = listener
+
+    @classmethod
+    def open(cls, settings: Settings) -> KafkaPort | None:
+        """Listen as the settings say; return None if they turn Kafka off, or if the port is taken that nobody chose."""
+        if settings.kafka_port == 0 or (settings.kafka_port is None and settings.role != "both"):
+            return None
+        if settings.role != "both":
+            raise ConfigurationError(
+                f"LLOG_KAFKA_PORT is {settings.kafka_port}, but this broker has the role {settings.role}: Kafka "
+                "clients write and read through the same broker. Use --role both, or set LLOG_KAFKA_PORT to 0"
+            )
+        port = KAFKA_PORT_DEFAULT if settings.kafka_port is None else settings.kafka_port
+        try:
+            return cls(settings, listen(settings.broker_bind_host, port, "LLOG_KAFKA"))
+        except ConfigurationError:
+            if settings.kafka_port is not None:
+                raise
+            logger.warning(
+                "port %d is taken, so Kafka clients are not served: set LLOG_KAFKA_PORT to another port, or to 0",
+                port,
+            )
+            return None
+
+    async def serve(self, broker: Broker) -> None:
+        """Serve Kafka clients until the broker stops, and finish what was accepted."""
+        settings, log = self._settings, broker.log
+        log_id = await log.meta.get(LOG_ID)
+        assert log_id is not None  # a broker ties its stores together when it opens the log
+        http_address = None if log.owners is None else log.owners.address
+        me = LiveBroker(host=self.address.host, port=self.address.port, zone=settings.zone, address=http_address)
+        brokers = LiveBrokers(log, me, refresh_s=settings.session_timeout_ms / 3000)
+        await brokers.start()
+        dispatcher = Dispatcher(
+            _handlers(broker, settings, log_id.value.decode(), brokers),
+            broker.metrics,
+            settings.request_max_bytes + _REQUEST_OVERHEAD,
+        )
+        intake = Intake(settings.batch_max_buffer_bytes, broker.metrics)
+        connections: set[Connection] = set()
+        server = await asyncio.get_running_loop().create_server(
+            partial(Connection, dispatcher, intake, connections, http_address or "another port"), sock=self._listener
+        )
+        try:
+            await run_until(broker.stopping, brokers.run())
+        finally:
+            server.close()
+            await asyncio.gather(*(connection.finish() for connection in connections))
+            await server.wait_closed()
+
+
+def _advertised(settings: Settings, listener: socket.socket) -> Address:
+    """Return the address that clients are told; raise `ConfigurationError` if LLOG_KAFKA_ADVERTISED is none."""
+    host, port = listener.getsockname()[:2]
+    if settings.kafka_advertised is not None:
+        name, _, number = settings.kafka_advertised.rpartition(":")
+        if not name or not number.isdecimal() or not 0 < int(number) <= 65_535:
+            raise ConfigurationError(
+                f"LLOG_KAFKA_ADVERTISED is {settings.kafka_advertised!r}: it must be host:port, as clients reach it"
+            )
+        return Address(name.strip("[]"), int(number))
+    return Address(socket.gethostname() if ip_address(host).is_unspecified else host, port)
+
+
+def _handlers(broker: Broker, settings: Settings, log_id: str, brokers: LiveBrokers) -> Handlers:
+    groups = (
+        ProduceHandlers(broker.producer, broker.metrics, settings.request_max_bytes),
+        FetchHandlers(broker.fetcher, brokers, broker.metrics),
+        MetadataHandlers(broker.log, log_id, broker.catalog, broker.producer, brokers),
+        PositionHandlers(BoundsFinder(broker.views, broker.reader), broker.reader, broker.appender),
+        ProducerIdHandlers(broker.log),
+        AdminHandlers(broker.log, log_id, broker.catalog, settings, broker.note_change),
+    )
+    return {key: handler for each in groups for key, handler in each.handlers().items()}

@@ -1,0 +1,105 @@
+"""Produce: batches of records into partitions, as one append for all partitions of a request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llog.batch.kafka_batch import decode, heads
+from llog.broker.auto_creation import AutoCreatingProducer
+from llog.broker.batching import Outcome, Part
+from llog.broker.metrics import Metrics
+from llog.errors import InvalidArgument, LlogError
+from llog.kafka.error_codes import ErrorCode, error_code
+from llog.kafka.handlers import Caller, Handlers
+from llog.kafka.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from llog.kafka.offsets import to_kafka
+from llog.log.record_producers import ProducerKind, RecordProducer
+from llog.model import TopicPartition, check_topic_name
+
+_ALL_ACKS: Final = (-1, 0, 1)
+
+
+class ProduceHandlers:
+    def __init__(self, producer: AutoCreatingProducer, metrics: Metrics, append_bytes_max: int) -> None:
+        self._producer = producer
+        self._metrics = metrics
+        self._append_bytes_max = append_bytes_max
+
+    def handlers(self) -> Handlers:
+        return {0: self.produce}
+
+    async def produce(self, request: ProduceRequest, _: Caller) -> ProduceResponse | None:
+        """Append the batches. An acknowledgement always means that the records are durable, whatever `acks` asks for;
+        a client that wants none gets no answer.
+        """
+        items = [(topic.name, data) for topic in request.topic_data for data in topic.partition_data]
+        if request.acks not in _ALL_ACKS:
+            wrong = f"acks is {request.acks}: it must be one of {', '.join(map(str, _ALL_ACKS))}"
+            outcomes: list[Outcome] = [_InvalidAcks(wrong)] * len(items)
+        else:
+            parts = [self._part_or_error(topic, data) for topic, data in items]
+            results = iter(await self._producer.append([part for part in parts if isinstance(part, Part)]))
+            outcomes = [next(results) if isinstance(part, Part) else part for part in parts]
+        if request.acks == 0:
+            return None
+        answers = iter([self._answer(data, outcome) for (_, data), outcome in zip(items, outcomes, strict=True)])
+        return ProduceResponse(
+            responses=[
+                TopicProduceResponse(
+                    name=topic.name, partition_responses=[next(answers) for _ in range(len(topic.partition_data))]
+                )
+                for topic in request.topic_data
+            ]
+        )
+
+    def _part_or_error(self, topic: str, data: PartitionProduceData) -> Part | LlogError:
+        try:
+            tp = TopicPartition(check_topic_name(topic), data.index)
+            records = data.records
+            assert records is None or isinstance(records, memoryview)
+            found = heads(records or b"")
+            if len(found) != 1:
+                raise InvalidArgument(f"the records for {tp} are {len(found)} batches: send exactly one")
+            (head,) = found
+            if head.is_transactional or head.is_control:
+                raise InvalidArgument(f"the batch for {tp} belongs to a transaction, which llog does not have")
+            columns = decode(records or b"", head, bytes_max=self._append_bytes_max)
+        except LlogError as error:
+            return error
+        producer = None
+        if head.producer_id >= 0:
+            producer = RecordProducer(
+                kind=ProducerKind.KAFKA,
+                id=str(head.producer_id),
+                epoch=head.producer_epoch,
+                sequence=head.base_sequence,
+            )
+        return Part(tp, columns, producer)
+
+    def _answer(self, data: PartitionProduceData, outcome: Outcome) -> PartitionProduceResponse:
+        if isinstance(outcome, LlogError):
+            self._metrics.errors[outcome.code] += 1
+            return PartitionProduceResponse(
+                index=data.index, error_code=_produce_code(outcome), base_offset=-1, error_message=str(outcome)
+            )
+        return PartitionProduceResponse(
+            index=data.index, error_code=ErrorCode.NONE, base_offset=to_kafka(outcome.start_offset)
+        )
+
+
+class _InvalidAcks(InvalidArgument):
+    """A client asked for acknowledgements that do not exist."""
+
+
+def _produce_code(error: LlogError) -> ErrorCode:
+    if isinstance(error, _InvalidAcks):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    if isinstance(error, InvalidArgument):
+        return ErrorCode.INVALID_RECORD
+    return error_code(error)
