@@ -34,7 +34,7 @@ from llog.log.engine import Bounds, LogReader
 from llog.log.log import Log
 from llog.log.records import Topic
 from llog.model import FIRST_OFFSET, TopicPartition
-from llog.stores.meta import ABSENT, read_confirming_errors
+from llog.stores.meta import ABSENT, read_confirmed, read_confirming_errors
 
 Ranges = Sequence[tuple[int, int]]
 """Offsets, both ends included."""
@@ -104,13 +104,13 @@ class GroupPartition:
             # leave them to nobody until they expire.
             if unconfirmed and (mine := claims.still_held(stored.record, unconfirmed)):
                 return mine
-            old = self._in_mode(stored.record, mode)
+            old = self._in_mode(await self._within_bounds(stored.record), mode)
             if membership is not None:
                 old = self._in_generation(old, membership.generation)
             now_ms = self._log.runtime.now_ms()
             in_order = mode is GroupMode.ASSIGNED
             new, given = claims.claim(old, member, limit, bounds, now_ms, visibility_ms, in_order=in_order)
-            if not given and new.claims == stored.record.claims:
+            if not given and new.claims == stored.record.claims and not stored.record.is_unbounded:
                 return ()
             try:
                 new = replace(new, updated_ms=now_ms)
@@ -259,11 +259,13 @@ class GroupPartition:
         while True:
             reads = await self._log.meta.begin_reads()
             stored = await self._store.get(self._key)
-            old = None if stored is None else stored.record
+            old = None if stored is None else await self._within_bounds(stored.record)
             new = decide(old)
-            if new is None or new == old:
+            if new is None or (stored is not None and new == stored.record):
                 await reads.confirm()  # in a stale state, the change may have been made and undone since
                 return old
+            if old is not None and new.committed != old.committed:
+                new = replace(new, metadata="", leader_epoch=-1)  # a Kafka client committed them with its offset
             new = replace(new, updated_ms=self._log.runtime.now_ms())
             try:
                 version = ABSENT if stored is None else stored.version
@@ -271,6 +273,16 @@ class GroupPartition:
                 return new
             except (VersionMismatch, OutcomeUnknown) as error:
                 await backoff.wait(error)
+
+    async def _within_bounds(self, record: GroupRecord) -> GroupRecord:
+        """Return the record with a position that a Kafka client committed beyond the end moved to the end.
+
+        No record from the end on was there when the client committed, so the group has seen none of them.
+        """
+        if not record.is_unbounded:
+            return record
+        bounds = await read_confirmed(self._log.meta, lambda: self._reader.bounds(self.tp))
+        return replace(record, offset=min(record.offset, bounds.next_offset), is_unbounded=False)
 
     async def _check_reached(self, position: int, named: int | None = None) -> None:
         """Raise `OffsetOutOfRange`, of the offset `named` by the caller, if the position is beyond the next offset."""

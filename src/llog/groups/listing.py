@@ -101,6 +101,15 @@ class GroupListing:
             missing = await self.unreachable()
             raise missing or InvalidArgument(f"there is no group {group!r}: `llog groups list` shows all groups")
 
+    async def records(self, group: str) -> dict[TopicPartition, GroupRecord]:
+        """Return the group's record in every partition in which it has a position."""
+        topics = await self._topics()
+        found: dict[TopicPartition, GroupRecord] = {}
+        for store, mine in await self._stores(topics):
+            for key, record in (await store.records(check_group_name(group), mine)).items():
+                found[TopicPartition(topics[key.directory].name, key.partition)] = record
+        return found
+
     async def lag(self, group: str) -> list[GroupLag]:
         """Return the group's lag in every partition in which it has a position, by directory and partition."""
         return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from llog.base.durable import boot_id
 from llog.engines.rocksdb.engine import rocksdb_of
 from llog.engines.rocksdb.keys import OFFSETS, group_key, group_prefix
 from llog.engines.rocksdb.keys import after as rocks_after
-from llog.errors import InconsistentReadState
+from llog.errors import InconsistentReadState, VersionMismatch
 from llog.groups.records import GroupMode, GroupRecord
 from llog.log.engine import engine_of
 from llog.log.keys import GROUPS, MEMBERS
@@ -29,7 +29,7 @@ from llog.log.log import Log
 from llog.log.records import Topic, decode, encode
 from llog.model import TopicPartition
 from llog.runtime import Runtime
-from llog.stores.meta import ABSENT, MetaStore, scan, scan_names, version_mismatch
+from llog.stores.meta import ABSENT, MetaEntry, MetaStore, Put, scan, scan_names, version_mismatch
 
 if TYPE_CHECKING:
     from llog.engines.rocksdb.store import RocksStore
@@ -53,12 +53,31 @@ class VersionedRecord(NamedTuple):
     version: int
 
 
+class RecordPut(NamedTuple):
+    """One put of a `put_many`."""
+
+    key: GroupKey
+    record: GroupRecord
+    expected: int
+
+
 class GroupStore(Protocol):
     async def get(self, key: GroupKey) -> VersionedRecord | None: ...
+
+    async def get_many(self, keys: Sequence[GroupKey]) -> list[VersionedRecord | None]:
+        """Return what `get` returns for each key, in few round trips."""
+        ...
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
         """Replace the record; raise `VersionMismatch`, and change nothing, unless its version is `expected` (ABSENT if
         none may exist). Without `durable`, a power cut may undo the change.
+        """
+        ...
+
+    async def put_many(self, puts: Sequence[RecordPut]) -> list[VersionMismatch | None]:
+        """Put each record as a durable `put` does, in few round trips; return the mismatch of each that was not put.
+
+        After `OutcomeUnknown`, any of them may have been put.
         """
         ...
 
@@ -84,11 +103,18 @@ class MetaGroupStore:
         self._meta = meta
 
     async def get(self, key: GroupKey) -> VersionedRecord | None:
-        found = await self._meta.get(meta_group_key(*key))
-        return None if found is None else VersionedRecord(decode(GroupRecord, found.value, found.key), found.version)
+        return _decode_entry(await self._meta.get(meta_group_key(*key)))
+
+    async def get_many(self, keys: Sequence[GroupKey]) -> list[VersionedRecord | None]:
+        return [_decode_entry(each) for each in await self._meta.get_many([meta_group_key(*key) for key in keys])]
 
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
         await self._meta.put(meta_group_key(*key), encode(record), expected=expected)
+
+    async def put_many(self, puts: Sequence[RecordPut]) -> list[VersionMismatch | None]:
+        wanted = [Put(meta_group_key(*put.key), encode(put.record), put.expected) for put in puts]
+        results = await self._meta.put_many(wanted)
+        return [each if isinstance(each, VersionMismatch) else None for each in results]
 
     async def delete(self, key: GroupKey) -> bool:
         return await self._meta.delete(meta_group_key(*key))
@@ -125,14 +151,15 @@ class RocksGroupStore:
     async def get(self, key: GroupKey) -> VersionedRecord | None:
         return self._get(key)
 
+    async def get_many(self, keys: Sequence[GroupKey]) -> list[VersionedRecord | None]:
+        return [self._get(key) for key in keys]
+
     async def put(self, key: GroupKey, record: GroupRecord, *, expected: int, durable: bool) -> None:
-        # A deletion leaves no trace, and no version may be used twice: so the first one is random.
-        version = self._runtime.random().getrandbits(_FIRST_VERSION_BITS) if expected == ABSENT else expected + 1
         if record.mode is GroupMode.CLAIMED and (record.claims or record.ahead):
             durable = durable or record.offset > record.ahead
             if durable:
                 record = replace(record, ahead=record.offset + _AHEAD, boot=self._boot)
-        value = _HEAD.pack(record.committed - 1, version) + encode(record)
+        value = self._encode(record, expected)
         if durable or not self.store.mutex.acquire(blocking=False):
             await asyncio.to_thread(self._put, key, value, expected, durable)
             return
@@ -140,6 +167,9 @@ class RocksGroupStore:
             self._put(key, value, expected, durable)
         finally:
             self.store.mutex.release()
+
+    async def put_many(self, puts: Sequence[RecordPut]) -> list[VersionMismatch | None]:
+        return await asyncio.to_thread(self._put_many, puts)
 
     async def delete(self, key: GroupKey) -> bool:
         return await asyncio.to_thread(self._delete, key)
@@ -160,13 +190,32 @@ class RocksGroupStore:
             record = replace(record, ahead=0, doubtful=max(record.doubtful, record.ahead))
         return VersionedRecord(record, version)
 
+    def _encode(self, record: GroupRecord, expected: int) -> bytes:
+        # A deletion leaves no trace, and no version may be used twice: so the first one is random.
+        version = self._runtime.random().getrandbits(_FIRST_VERSION_BITS) if expected == ABSENT else expected + 1
+        return _HEAD.pack(record.committed - 1, version) + encode(record)
+
+    def _mismatch(self, name: bytes, expected: int) -> VersionMismatch | None:
+        found = self.store.get(OFFSETS, name)
+        version = ABSENT if found is None else _decode(found, name).version
+        return None if version == expected else version_mismatch(name.decode(), expected, version)
+
+    def _put_many(self, puts: Sequence[RecordPut]) -> list[VersionMismatch | None]:
+        with self.store.mutex:
+            changes = self.store.changes()
+            mismatches = [self._mismatch(_rocks_key(put.key), put.expected) for put in puts]
+            for put, mismatch in zip(puts, mismatches, strict=True):
+                if mismatch is None:
+                    changes.put(OFFSETS, _rocks_key(put.key), self._encode(put.record, put.expected))
+            self.store.write(changes, sync=True)
+        return mismatches
+
     def _put(self, key: GroupKey, value: bytes, expected: int, durable: bool) -> None:
         name = _rocks_key(key)
         with self.store.mutex:
-            found = self.store.get(OFFSETS, name)
-            version = ABSENT if found is None else _decode(found, name).version
-            if version != expected:
-                raise version_mismatch(name.decode(), expected, version)
+            mismatch = self._mismatch(name, expected)
+            if mismatch is not None:
+                raise mismatch
             changes = self.store.changes()
             changes.put(OFFSETS, name, value)
             self.store.write(changes, sync=durable)
@@ -201,6 +250,10 @@ class RocksGroupStore:
                 names.add(name)
                 start = rocks_after(group_prefix(directory, name))
         return sorted(names)
+
+
+def _decode_entry(entry: MetaEntry | None) -> VersionedRecord | None:
+    return None if entry is None else VersionedRecord(decode(GroupRecord, entry.value, entry.key), entry.version)
 
 
 def _rocks_key(key: GroupKey) -> bytes:

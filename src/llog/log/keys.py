@@ -15,6 +15,7 @@ Below the root `llog/`, `{dir}` being the topic's directory (`{topic}`, or `{top
 | `pins/{id}` | `Pin`: a snapshot that readers still use | readers | until released or expired |
 | `groups/{group}/{dir}/{p:010}` | `GroupRecord`, in `groups/` | consumers (CAS) | until the topic is deleted; not of rocksdb topics |
 | `groups/{group}/{dir}/members` | `Members`, in `groups/` | members of assigned groups (CAS) | until the topic is deleted; of all engines |
+| `kafka/groups/{group}` | `KafkaGroup`, in `kafka/groups/`: the generation of a group of Kafka clients; the broker that put it last coordinates the group | coordinators (CAS) | from the group's first generation or commit on, until it is deleted |
 | `owners/{what}` | ephemeral `Lease`: the process that owns `what` now, and its address | owners | while they run |
 | `owners/upkeep/{step}` | `CompactorClaim`, ephemeral: the compactor service that does retention or collection for all | compactor services | while it runs |
 | `owners/kafka/{id:010}` | `LiveBroker` in `kafka/`, ephemeral: a broker that serves Kafka clients, and its address | brokers | while they run |
@@ -43,6 +44,7 @@ TOPICS: Final = ROOT + "topics/"
 SINKS: Final = ROOT + "sinks/"
 PINS: Final = ROOT + "pins/"
 GROUPS: Final = ROOT + "groups/"
+KAFKA_GROUPS: Final = ROOT + "kafka/groups/"
 OWNERS: Final = ROOT + "owners/"
 LIVE_BROKERS: Final = OWNERS + "kafka/"
 HOMES: Final = ROOT + "homes/"
@@ -57,6 +59,7 @@ RESERVED: Final = frozenset(
         "sinks",
         "pins",
         "groups",
+        "kafka",
         "owners",
         "homes",
         "wal-shared",
@@ -156,6 +159,10 @@ def group_key(group: str, directory: str, partition: int) -> str:
 
 def members_key(group: str, directory: str) -> str:
     return f"{GROUPS}{group}/{directory}/{MEMBERS}"
+
+
+def kafka_group_key(group: str) -> str:
+    return KAFKA_GROUPS + group
 
 
 def owner_key(what: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from llog.errors import LlogError, OutcomeUnknown
+from llog.errors import LlogError, OutcomeUnknown, VersionMismatch
 from llog.groups.group_partition import GroupPartition
 from llog.groups.groups import Groups
 from llog.groups.listing import GroupListing
 from llog.groups.records import GroupRecord
-from llog.groups.store import GroupKey, GroupStore, VersionedRecord
+from llog.groups.store import GroupKey, GroupStore, RecordPut, VersionedRecord
 from llog.log.log import Log
 from llog.model import TopicPartition
 from tests.unit.world import TP, World
@@ -48,6 +48,12 @@ class Disturbed:
             raise failure[0]
         if self._random is not None and self._random.random() < 0.1:
             raise UNKNOWN
+
+    async def get_many(self, keys: Sequence[GroupKey]) -> list[VersionedRecord | None]:
+        return [await self.get(key) for key in keys]
+
+    async def put_many(self, puts: Sequence[RecordPut]) -> list[VersionMismatch | None]:
+        return await self.inner.put_many(puts)
 
     async def delete(self, key: GroupKey) -> bool:
         return await self.inner.delete(key)
