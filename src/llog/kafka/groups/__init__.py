@@ -1,0 +1,1 @@
+"""Consumer groups of Kafka clients: the classic group protocol, and committed offsets."""
