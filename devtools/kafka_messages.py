@@ -87,7 +87,6 @@ class Module:
     """The source of one module: the structs of its messages, those inside others first."""
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
-        self._schemas = schemas
         self._classes: dict[str, str] = {}
         self._ambiguous = set(_ambiguous_names(schemas))
         for schema in schemas:
@@ -129,13 +128,17 @@ class Module:
 @click.command(help="Generate src/llog/kafka/messages from the JSON files in DIRECTORY.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(directory: Path) -> None:
-    written = [_write_api(directory, name) for name in APIS]
-    written += [_write_payloads(directory), _write_registry()]
-    for arguments in (("check", "--quiet", "--select", "I,RET", "--fix"), ("format", "--quiet")):
+    sources = {_snake(name): api_source(directory, name) for name in APIS}
+    sources |= {"consumer_protocol": payload_source(directory), "registry": registry_source()}
+    written = [TARGET / f"{module}.py" for module in sources]
+    for path, source in zip(written, sources.values(), strict=True):
+        path.write_text(source)
+    for arguments in (("check", "--quiet", "--select", "I", "--fix"), ("format", "--quiet")):
         subprocess.run([sys.executable, "-m", "ruff", *arguments, *map(str, written)], check=True)
 
 
-def _write_api(directory: Path, name: str) -> Path:
+def api_source(directory: Path, name: str) -> str:
+    """Return the source of the module for one API. It still has to be formatted."""
     request, response = (_load(directory, name + kind) for kind in ("Request", "Response"))
     first, last = _bounds(request["validVersions"])
     if request.get("latestVersionUnstable"):
@@ -143,46 +146,43 @@ def _write_api(directory: Path, name: str) -> Path:
     flexible = request["flexibleVersions"]
     flexible_from = NEVER_FLEXIBLE if flexible == "none" else _bounds(flexible)[0]
     values = f'{request["apiKey"]}, "{name}", {first}, {last}, {flexible_from}, {name}Request, {name}Response'
-    source = Module([request, response]).source(
-        f"The request and the response of {name}.", f"API = Api({values})", "Api, Field, Message"
-    )
-    return _write(_module_name(name), source)
+    subject = f"The request and the response of {name}."
+    return Module([request, response]).source(subject, f"API = Api({values})", "Api, Field, Message")
 
 
-def _write_payloads(directory: Path) -> Path:
+def payload_source(directory: Path) -> str:
+    """Return the source of the module for what members of a consumer group exchange."""
     schemas = [_load(directory, name) for name in PAYLOADS]
     if any(_bounds(schema["validVersions"]) != (0, 3) or schema["flexibleVersions"] != "none" for schema in schemas):
         raise click.ClickException(
-            "the consumer protocol has new versions, which llog.kafka.messages.payloads must know"
+            "the consumer protocol has new versions: llog/kafka/messages/payloads.py must know them"
         )
     subject = "What the members of a consumer group say to each other inside the requests for groups."
-    return _write("consumer_protocol", Module(schemas).source(subject, "", "Field, Message"))
+    return Module(schemas).source(subject, "", "Field, Message")
 
 
-def _write_registry() -> Path:
-    modules = [_module_name(name) for name in APIS]
+def registry_source() -> str:
+    """Return the source of the module that lists all APIs."""
+    modules = [_snake(name) for name in APIS]
     imports = "\n".join(f"    {module}," for module in modules)
     items = "\n".join(f"            {module}.API," for module in modules)
-    return _write(
-        "registry",
+    return (
         f'{HEADER}"""Every API by its key."""\n\n'
         "from __future__ import annotations\n\n"
         "from collections.abc import Mapping\nfrom types import MappingProxyType\nfrom typing import Final\n\n"
         f"from llog.kafka.messages import (\n{imports}\n)\nfrom llog.kafka.messages.schema import Api\n\n"
         "APIS: Final[Mapping[int, Api]] = MappingProxyType(\n    {\n"
-        f"        api.key: api\n        for api in (\n{items}\n        )\n    }}\n)\n",
+        f"        api.key: api\n        for api in (\n{items}\n        )\n    }}\n)\n"
     )
 
 
-def _write(module: str, source: str) -> Path:
-    path = TARGET / f"{module}.py"
-    path.write_text(source)
-    return path
-
-
 def _load(directory: Path, name: str) -> Schema:
-    text = (directory / f"{name}.json").read_text()
-    schema: Schema = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    path = directory / f"{name}.json"
+    if not path.exists():
+        raise click.ClickException(
+            f"{path} does not exist: DIRECTORY must be common/message of kafka-clients {RELEASE}"
+        )
+    schema: Schema = json.loads(re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.MULTILINE))
     return schema
 
 
@@ -265,10 +265,6 @@ def _spec(field: Schema, kind: str, struct: bool) -> str:
 def _bounds(versions: str) -> tuple[int, int]:
     first, _, last = versions.removesuffix("+").partition("-")
     return int(first), int(last or first)
-
-
-def _module_name(name: str) -> str:
-    return _snake(name)
 
 
 def _snake(name: str) -> str:

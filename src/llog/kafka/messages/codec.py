@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
 from struct import Struct, calcsize
-from typing import Any, NamedTuple
+from struct import error as StructError
+from typing import Any, Final, NamedTuple
 
 from llog.kafka import wire
 from llog.kafka.messages.schema import Field, Message, in_range
+from llog.kafka.wire import MalformedMessage, Read
 
-Read = Callable[[memoryview, int], tuple[Any, int]]
 Write = Callable[[bytearray, wire.Splices, Any], None]
+
+UNREADABLE: Final = (StructError, IndexError, ValueError)
+"""What reading raises where bytes are missing or wrong. `malformed` makes one error of them."""
+_INT8: Final = Struct(">b")
 
 
 class Codec(NamedTuple):
@@ -38,21 +43,30 @@ def compiled(message: type[Message], version: int, flexible: bool) -> Codec:
     )
 
 
-def bytes_min(message: type[Message], version: int, flexible: bool) -> int:
-    """Return the size of the smallest encoding of a struct."""
+def malformed(what: str, data: memoryview, error: Exception) -> MalformedMessage:
+    """Return the error for bytes that are not `what` they should be."""
+    if isinstance(error, UnicodeDecodeError):
+        return MalformedMessage(f"{what} is malformed: a string is not UTF-8")
+    if isinstance(error, ValueError):
+        return MalformedMessage(f"{what} is malformed: {error}")
+    return MalformedMessage(f"{what} is malformed: it ends within a field, at byte {len(data)}")
+
+
+def _struct_bytes_min(message: type[Message], version: int, flexible: bool) -> int:
     present = [field for field in message.FIELDS if in_range(version, field.versions) and field.tag is None]
     return sum(_field_bytes_min(field, version, flexible) for field in present) + flexible
 
 
 def _field_bytes_min(field: Field, version: int, flexible: bool) -> int:
+    """Return the size of the smallest encoding of a field."""
     if field.array:
         return 1 if flexible else 4
     if isinstance(field.kind, str):
-        return _bytes_min(field.kind, flexible)
-    return 1 if in_range(version, field.nullable) else bytes_min(field.kind, version, flexible)
+        return _primitive_bytes_min(field.kind, flexible)
+    return 1 if in_range(version, field.nullable) else _struct_bytes_min(field.kind, version, flexible)
 
 
-def _bytes_min(kind: str, flexible: bool) -> int:
+def _primitive_bytes_min(kind: str, flexible: bool) -> int:
     if kind in wire.FIXED:
         return calcsize(">" + wire.FIXED[kind])
     return 1 if flexible else {"string": 2, "bytes": 4, "records": 4}[kind]
@@ -222,9 +236,6 @@ class _Source:
         names = dict(self._names)
         exec(compile(text, f"<codec of {subject} version {self._version}>", "exec"), names)
         return names["function"]
-
-
-_INT8 = Struct(">b")
 
 
 def _is_fixed(field: Field) -> bool:

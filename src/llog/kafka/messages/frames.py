@@ -10,7 +10,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from llog.kafka import wire
-from llog.kafka.messages.codec import Codec, compiled
+from llog.kafka.messages.codec import UNREADABLE, Codec, compiled, malformed
 from llog.kafka.messages.registry import APIS
 from llog.kafka.messages.schema import Api, Message
 from llog.kafka.wire import Buffer, MalformedMessage
@@ -41,8 +41,8 @@ def decode_header(frame: memoryview) -> tuple[RequestHeader, memoryview]:
         api = APIS.get(api_key)
         if api is not None and version >= api.flexible_from:
             pos = wire.read_tags(frame, pos, None, {})
-    except (StructError, IndexError, ValueError) as error:
-        raise _malformed("the header of a request", frame, error) from None
+    except UNREADABLE as error:
+        raise malformed("the header of a request", frame, error) from None
     return RequestHeader(api_key, version, correlation_id, client_id), frame[pos:]
 
 
@@ -77,8 +77,8 @@ def decode_response(api: Api, version: int, frame: memoryview) -> tuple[int, Any
         pos = _RESPONSE.size
         if _tagged_response_header(api, version):
             pos = wire.read_tags(frame, pos, None, {})
-    except (StructError, IndexError, ValueError) as error:
-        raise _malformed("the header of a response", frame, error) from None
+    except UNREADABLE as error:
+        raise malformed("the header of a response", frame, error) from None
     return correlation_id, _decode(f"{api.name} response", api, version, api.response, frame, pos)
 
 
@@ -97,24 +97,16 @@ def _decode(name: str, api: Api, version: int, message: type[Message], data: mem
     codec = _codec(api, version, message)
     try:
         return codec.read(data, pos)[0]
-    except (StructError, IndexError, ValueError) as error:
-        raise _malformed(f"a {name} of version {version}", data, error) from None
+    except UNREADABLE as error:
+        raise malformed(f"a {name} of version {version}", data, error) from None
 
 
 def _framed(out: bytearray, codec: Codec, message: Message, version: int) -> list[Buffer]:
     splices: wire.Splices = []
     try:
         codec.write(out, splices, message)
-    except (StructError, AttributeError, TypeError) as error:
+    except (StructError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"a {type(message).__name__} does not fit version {version} of its API: {error}") from error
     size = len(out) - _SIZE.size + sum(len(buffer) for _, buffer in splices)
     _SIZE.pack_into(out, 0, size)
     return wire.pieces(out, splices)
-
-
-def _malformed(what: str, data: memoryview, error: Exception) -> MalformedMessage:
-    if isinstance(error, MalformedMessage):
-        return MalformedMessage(f"{what} is malformed: {error}")
-    if isinstance(error, UnicodeDecodeError):
-        return MalformedMessage(f"{what} is malformed: a string is not UTF-8")
-    return MalformedMessage(f"{what} is malformed: it ends within a field, at byte {len(data)}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from struct import Struct
-from struct import error as StructError
 from typing import Any, Final
 
 from llog.kafka import wire
-from llog.kafka.messages.codec import compiled
+from llog.kafka.messages.codec import UNREADABLE, compiled, malformed
 from llog.kafka.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from llog.kafka.messages.schema import Message
 from llog.kafka.wire import Buffer, MalformedMessage
@@ -45,8 +44,8 @@ def _decode(message: type[Message], data: Buffer) -> Any:
         # A newer version only adds fields behind those that are known.
         read = compiled(message, min(version, CONSUMER_PROTOCOL_HIGHEST), False).read
         return read(view, _VERSION.size)[0]
-    except (StructError, IndexError, ValueError) as error:
-        raise MalformedMessage(f"a {message.__name__} is malformed: {error}") from None
+    except UNREADABLE as error:
+        raise malformed(f"a {message.__name__}", view, error) from None
 
 
 def _encode(message: Message, version: int) -> bytes:
