@@ -14,36 +14,35 @@ def from_kafka(section: bytes, count: int) -> bytes:
     parts: list[bytes] = []
     position = 0
     for _ in range(count):
-        length, position = varints.read_one(section, position)
-        end = position + length
-        if length < 0 or end > len(section):
-            raise InvalidRecord(f"a record has a header with a key of {length} bytes, which is not in the record")
-        name = section[position:end]
+        name, position = _read(section, position)
+        if name is None:
+            raise InvalidRecord("a record of a Kafka batch has a header without a key")
         try:
             name.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRecord(f"header key {name[:80]!r} is not UTF-8") from error
-        parts += (length.to_bytes(4, "little"), name)
-        length, position = varints.read_one(section, end)
-        if length == -1:
-            parts.append(_NULL)
-            continue
-        end = position + length
-        if length < 0 or end > len(section):
-            raise InvalidRecord(f"a record has a header with a value of {length} bytes, which is not in the record")
-        parts += (length.to_bytes(4, "little"), section[position:end])
-        position = end
+            raise InvalidRecord(f"header key {name[:80]!r} of a Kafka batch is not UTF-8") from error
+        value, position = _read(section, position)
+        parts += (len(name).to_bytes(4, "little"), name)
+        parts += (_NULL,) if value is None else (len(value).to_bytes(4, "little"), value)
     if position != len(section):
-        raise InvalidRecord(f"a record has {len(section) - position} bytes after its {count} headers")
+        raise InvalidRecord(f"a record of a Kafka batch has {len(section) - position} bytes after {count} headers")
     return b"".join(parts)
 
 
 def to_kafka(encoded: bytes) -> bytes:
     """Return headers of llog's form as Kafka's, with their number in front."""
     headers = decode_headers(encoded)
-    parts = [varints.of_length(len(headers))]
+    parts = [varints.write_one(len(headers))]
     for key, value in headers:
         name = key.encode()
-        parts += (varints.of_length(len(name)), name)
-        parts += (b"\x01",) if value is None else (varints.of_length(len(value)), value)
+        parts += (varints.write_one(len(name)), name)
+        parts += (varints.write_one(-1),) if value is None else (varints.write_one(len(value)), value)
     return b"".join(parts)
+
+
+def _read(section: bytes, position: int) -> tuple[bytes | None, int]:
+    length, start = varints.read_one(section, position)
+    end = start + length
+    if length < -1 or end > len(section):
+        raise InvalidRecord(f"a record of a Kafka batch has a header of {length} bytes, which exceed the record")
+    return (None, start) if length == -1 else (section[start:end], end)

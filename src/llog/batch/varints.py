@@ -36,6 +36,8 @@ move.
 """
 _LIMITS: Final = np.uint64(1) << np.arange(7, 64, 7, dtype=np.uint64)
 """A number at or above the k-th limit needs more than k + 1 bytes."""
+_ONE_BYTE: Final = tuple(bytes([number << 1 ^ number >> 63]) for number in (*range(64), *range(-64, 0)))
+"""The varints of one byte; those of negative numbers come last, where a negative index finds them."""
 
 
 class Varints(NamedTuple):
@@ -117,21 +119,25 @@ def rows(fields: Sequence[Field]) -> pa.BinaryArray:
 
 
 def read_one(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the number at a position, and the position after it; raises `InvalidRecord` if it is cut short or too wide
-    for a length.
+    """Return the number at a position, and the position after it; raises `InvalidRecord` if it is cut short or wider
+    than `WIDTH_MAX`.
     """
+    if position < len(data) and (byte := data[position]) < 0x80:
+        return byte >> 1 ^ -(byte & 1), position + 1
     unsigned = shift = 0
-    for byte in data[position : position + 5]:
+    for byte in data[position : position + WIDTH_MAX]:
         unsigned |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             return unsigned >> 1 ^ -(unsigned & 1), position + shift // 7
-    raise InvalidRecord("a Kafka batch has a length that is cut short or too wide")
+    raise InvalidRecord("a Kafka batch has a number that is cut short or too wide")
 
 
-def of_length(length: int) -> bytes:
-    """Encode one length, which is not negative."""
-    unsigned = length << 1
+def write_one(number: int) -> bytes:
+    """Return one number as a varint."""
+    if -64 <= number < 64:
+        return _ONE_BYTE[number]
+    unsigned = number << 1 ^ number >> 63
     found = bytearray()
     while unsigned >= 0x80:
         found.append(unsigned & 0x7F | 0x80)
