@@ -15,11 +15,14 @@ from llog.broker.server import listen
 from llog.config import Settings
 from llog.config.kafka import KAFKA_PORT_DEFAULT
 from llog.errors import ConfigurationError
+from llog.groups.groups import Groups
 from llog.kafka.admin import AdminHandlers
 from llog.kafka.bounds import BoundsFinder
 from llog.kafka.connection import Connection
 from llog.kafka.dispatcher import Dispatcher
 from llog.kafka.fetch import FetchHandlers
+from llog.kafka.groups.coordinator import GroupCoordinator
+from llog.kafka.groups.handlers import GroupHandlers
 from llog.kafka.handlers import Handlers
 from llog.kafka.intake import Intake
 from llog.kafka.live_brokers import LiveBroker, LiveBrokers
@@ -84,8 +87,9 @@ class KafkaPort:
         me = LiveBroker(host=self.address.host, port=self.address.port, zone=settings.zone, address=http_address)
         brokers = LiveBrokers(log, me, refresh_s=settings.session_timeout_ms / 3000)
         await brokers.start()
+        coordinator = GroupCoordinator(Groups(log, broker.reader), brokers)
         dispatcher = Dispatcher(
-            _handlers(broker, settings, log_id.value.decode(), brokers),
+            _handlers(broker, settings, log_id.value.decode(), brokers, coordinator),
             broker.metrics,
             settings.request_max_bytes + _REQUEST_OVERHEAD,
         )
@@ -95,7 +99,7 @@ class KafkaPort:
             partial(Connection, dispatcher, intake, connections, http_address or "another port"), sock=self._listener
         )
         try:
-            await run_until(broker.stopping, brokers.run())
+            await run_until(broker.stopping, _run(brokers, coordinator))
         finally:
             server.close()
             await asyncio.gather(*(connection.finish() for connection in connections))
@@ -115,13 +119,22 @@ def _advertised(settings: Settings, listener: socket.socket) -> Address:
     return Address(socket.gethostname() if ip_address(host).is_unspecified else host, port)
 
 
-def _handlers(broker: Broker, settings: Settings, log_id: str, brokers: LiveBrokers) -> Handlers:
-    groups = (
+async def _run(brokers: LiveBrokers, coordinator: GroupCoordinator) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(brokers.run())
+        tasks.create_task(coordinator.run())
+
+
+def _handlers(
+    broker: Broker, settings: Settings, log_id: str, brokers: LiveBrokers, coordinator: GroupCoordinator
+) -> Handlers:
+    served = (
         ProduceHandlers(broker.producer, broker.metrics, settings.request_max_bytes),
         FetchHandlers(broker.fetcher, brokers, broker.metrics),
         MetadataHandlers(broker.log, log_id, broker.catalog, broker.producer, brokers),
         PositionHandlers(BoundsFinder(broker.views, broker.reader), broker.reader, broker.appender),
         ProducerIdHandlers(broker.log),
         AdminHandlers(broker.log, log_id, broker.catalog, settings, broker.note_change),
+        GroupHandlers(coordinator, brokers),
     )
-    return {key: handler for each in groups for key, handler in each.handlers().items()}
+    return {key: handler for each in served for key, handler in each.handlers().items()}

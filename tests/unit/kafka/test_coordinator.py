@@ -177,6 +177,15 @@ async def test_members_are_sent_away_when_their_group_moves(world: World) -> Non
     assert await other.committed() == 3
 
 
+async def test_a_member_that_waits_is_sent_away_without_another_request(world: World) -> None:
+    broker = Broker(world)
+    run = await started(broker.coordinator.run())
+    waiting = await started(broker.coordinator.join("g", join_request()))
+    broker.view.coordinator = 2
+    assert (await asyncio.wait_for(waiting, 60)).error is ErrorCode.NOT_COORDINATOR
+    run.cancel()
+
+
 async def test_a_broker_that_knows_of_no_live_broker_says_so(world: World) -> None:
     broker = Broker(world)
     broker.view.coordinator = None

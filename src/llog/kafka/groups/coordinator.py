@@ -45,7 +45,7 @@ GROUPS_MAX: Final = 10_000
 _IDLE_MS: Final = 600_000
 """How long a group without members stays in memory after its last commit."""
 _WAIT_S_MAX: Final = 1.0
-"""How long the timer sleeps at most while members are alive: the clock may jump."""
+"""How long the timer sleeps at most while there are groups: brokers come and go, and the clock may jump."""
 _LOGGER: Final = logging.getLogger(__name__)
 _TRY_AGAIN: Final = (StoreUnavailable, OutcomeUnknown, Contention, Overloaded)
 
@@ -74,7 +74,7 @@ class _Coordinated:
 
 
 class GroupCoordinator:
-    """Answers the requests of group members and administrators. `run` serves the time limits of all groups."""
+    """Answers the requests of group members and administrators. Requests need `run` to be running."""
 
     def __init__(self, groups: Groups, cluster: Cluster) -> None:
         self._log = groups.log
@@ -271,9 +271,7 @@ class GroupCoordinator:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if node is None else ErrorCode.NOT_COORDINATOR
 
     def drop_moved(self) -> None:
-        """Send the members of all groups away that other brokers coordinate by now: to be called when brokers come or
-        go.
-        """
+        """Send the members of all groups away that other brokers coordinate by now, also those that wait."""
         for name in [*self._groups]:
             self.check(name)
 
@@ -292,9 +290,12 @@ class GroupCoordinator:
                 self._settle(found)
 
     async def run(self) -> None:
-        """Serve the time limits of all groups until cancelled; then send all members away."""
+        """Serve the time limits of all groups, and let go of groups that move to other brokers, until cancelled; then
+        send all members away.
+        """
         try:
             while True:
+                self.drop_moved()
                 self.tick()
                 self._wake.clear()
                 wait_s = (self._due[0][0] - self._now_ms()) / 1000 if self._due else None
