@@ -107,6 +107,7 @@ def test_many_small_items_allocate_no_more_than_a_multiple_of_their_bytes(api: A
             smallest = SMALLEST.get(field.kind, 0) if isinstance(field.kind, str) else field.kind()
             message = api.request(**{field.name: [smallest] * ITEMS})
             _, body = decode_header(frame(encode_request(api, version, 1, None, message)))
+            assert not _is_refused(decode, bytes(body))
             assert _allocated(decode, bytes(body)) < ALLOCATED_PER_BYTE_MAX * len(body)
 
 

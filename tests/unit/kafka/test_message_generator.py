@@ -11,7 +11,7 @@ import click
 import pytest
 
 from devtools.kafka_messages import api_source
-from llog.kafka.messages import decode_header, decode_request, encode_request
+from llog.kafka.messages import decode_header, decode_request, decode_response, encode_request, encode_response
 from tests.unit.kafka.sample_messages import frame
 
 REQUEST = """
@@ -39,7 +39,11 @@ RESPONSE = """
   "fields": [
     { "name": "Topics", "type": "[]Topic", "versions": "2+", "fields": [
       { "name": "IsGone", "type": "bool", "versions": "2+" }
-    ]}
+    ]},
+    { "name": "Port", "type": "uint16", "versions": "2+" },
+    { "name": "Checksum", "type": "uint32", "versions": "2+" },
+    { "name": "Share", "type": "float64", "versions": "2+" },
+    { "name": "Ids", "type": "[]uuid", "versions": "2+" }
   ]
 }
 """
@@ -89,6 +93,13 @@ def test_a_field_is_written_only_in_the_versions_that_have_it(module: Any) -> No
         decoded = decode_request(api, version, body)
         assert decoded.timeout_ms == timeout_ms
         assert decoded.place == request.place
+
+
+def test_types_that_few_messages_have_are_read_as_they_were_written(module: Any) -> None:
+    response = module.ExampleResponse(port=0xFFFE, checksum=0xFFFFFFFE, share=0.75, ids=[bytes(16), b"x" * 16])
+    pieces = encode_response(module.API, 3, 1, response)
+    assert decode_response(module.API, 3, frame(pieces)) == (1, response)
+    assert b"\xff\xfe\xff\xff\xff\xfe\x3f\xe8" in b"".join(pieces)
 
 
 def test_a_directory_without_the_schema_is_refused_by_name(tmp_path: Path) -> None:
