@@ -32,10 +32,18 @@ _Answer = asyncio.Task[list[Buffer] | None]
 class Connection(asyncio.Protocol):
     """Serves one client until either side closes the connection."""
 
-    def __init__(self, dispatcher: Dispatcher, intake: Intake, connections: set[Connection], http_address: str) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        intake: Intake,
+        connections: set[Connection],
+        connections_max: int,
+        http_address: str,
+    ) -> None:
         self._dispatcher = dispatcher
         self._intake = intake
         self._connections = connections
+        self._connections_max = connections_max
         self._http_address = http_address
         self._transport: asyncio.Transport | None = None
         self._peer = ""
@@ -58,10 +66,15 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if len(self._connections) >= self._connections_max:
+            self.close(f"{self._peer}: {self._connections_max} are open, and no more may be (ulimit -n)")
+            return
         self._connections.add(self)
+        self._dispatcher.metrics.kafka_connections = len(self._connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self._dispatcher.metrics.kafka_connections = len(self._connections)
         self._is_closing = True
         self._may_write.set()
         if self._writer is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from llog.base.units import format_size
 from llog.batch.columns import Buffer
 from llog.broker.metrics import Metrics
 from llog.kafka.error_codes import ErrorCode
@@ -15,7 +16,10 @@ from llog.kafka.messages.api_versions import ApiVersion, ApiVersionsResponse
 from llog.kafka.versions import VERSIONS
 from llog.kafka.wire import MalformedMessage
 
+_PRODUCE: Final = 0
 _API_VERSIONS: Final = 18
+_OTHER_BYTES_MAX: Final = 4 << 20
+"""The largest request without records: it is enough for 100,000 partitions, and decoding takes many times its size."""
 _WAITING: Final = frozenset({1, 11, 14})
 """Fetch, JoinGroup and SyncGroup: these may wait for long, and nobody misses them when their client has gone."""
 
@@ -27,7 +31,7 @@ class Dispatcher:
 
     def __init__(self, handlers: Handlers, metrics: Metrics, frame_bytes_max: int) -> None:
         self._handlers = handlers
-        self._metrics = metrics
+        self.metrics = metrics
         self.frame_bytes_max = frame_bytes_max
         self._advertised = [
             ApiVersion(api_key=key, min_version=lowest, max_version=highest)
@@ -43,6 +47,10 @@ class Dispatcher:
         """
         header, body = decode_header(frame)
         api = APIS.get(header.api_key)
+        if header.api_key != _PRODUCE and len(frame) > _OTHER_BYTES_MAX:
+            raise MalformedMessage(
+                f"a request of {len(frame)} bytes: only Produce may have more than {format_size(_OTHER_BYTES_MAX)}"
+            )
         if api is not None and api.key == _API_VERSIONS:
             return True, self._answer_versions(api, header)
         if api is None or api.key not in self._handlers:
@@ -59,15 +67,15 @@ class Dispatcher:
         request = decode_request(api, header.api_version, body)
         caller = Caller(header.client_id or "", peer, header.api_version)
         response = await self._handlers[api.key](request, caller)
-        self._metrics.kafka_requests[api.name] += 1
-        self._metrics.kafka_request_seconds[api.name].observe(time.perf_counter() - started)
+        self.metrics.kafka_requests[api.name] += 1
+        self.metrics.kafka_request_seconds[api.name].observe(time.perf_counter() - started)
         if response is None:
             return None
         return encode_response(api, header.api_version, header.correlation_id, response)
 
     async def _answer_versions(self, api: Api, header: RequestHeader) -> list[Buffer]:
         """Answer in the version that was asked for, or in version 0 with an error that makes the client ask again."""
-        self._metrics.kafka_requests[api.name] += 1
+        self.metrics.kafka_requests[api.name] += 1
         lowest, highest = VERSIONS[api.key]
         is_known = lowest <= header.api_version <= highest
         code = ErrorCode.NONE if is_known else ErrorCode.UNSUPPORTED_VERSION

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from llog.base.concurrency import run_until
 from llog.broker.app import Broker
+from llog.broker.http.connections import allowed_files
 from llog.broker.server import listen
 from llog.config import Settings
 from llog.config.kafka import KAFKA_PORT_DEFAULT
@@ -24,6 +25,7 @@ from llog.kafka.fetch import FetchHandlers
 from llog.kafka.groups.coordinator import GroupCoordinator
 from llog.kafka.groups.handlers import GroupHandlers
 from llog.kafka.handlers import Handlers
+from llog.kafka.idempotence import IdempotentProducer
 from llog.kafka.intake import Intake
 from llog.kafka.live_brokers import LiveBroker, LiveBrokers
 from llog.kafka.metadata import MetadataHandlers
@@ -36,6 +38,9 @@ logger: Final = logging.getLogger("llog.kafka")
 
 _REQUEST_OVERHEAD: Final = 1 << 20
 """What a request may have besides LLOG_REQUEST_MAX_BYTES of records: names, numbers and lists."""
+
+_FILES_SHARE: Final = 4
+"""Connections of Kafka clients get one file in this many; those over HTTP get half of all files."""
 
 
 class Address(NamedTuple):
@@ -95,8 +100,10 @@ class KafkaPort:
         )
         intake = Intake(settings.batch_max_buffer_bytes, broker.metrics)
         connections: set[Connection] = set()
+        connections_max = max(1, allowed_files() // _FILES_SHARE)
         server = await asyncio.get_running_loop().create_server(
-            partial(Connection, dispatcher, intake, connections, http_address or "another port"), sock=self._listener
+            partial(Connection, dispatcher, intake, connections, connections_max, http_address or "another port"),
+            sock=self._listener,
         )
         try:
             await run_until(broker.stopping, _run(brokers, coordinator))
@@ -129,7 +136,7 @@ def _handlers(
     broker: Broker, settings: Settings, log_id: str, brokers: LiveBrokers, coordinator: GroupCoordinator
 ) -> Handlers:
     served = (
-        ProduceHandlers(broker.producer, broker.metrics, settings.request_max_bytes),
+        ProduceHandlers(IdempotentProducer(broker.producer), broker.metrics, settings.request_max_bytes),
         FetchHandlers(broker.fetcher, brokers, broker.metrics),
         MetadataHandlers(broker.log, log_id, broker.catalog, broker.producer, brokers),
         PositionHandlers(BoundsFinder(broker.views, broker.reader), broker.reader, broker.appender),

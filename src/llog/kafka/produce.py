@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from llog.batch.kafka_batch import decode, heads
-from llog.broker.auto_creation import AutoCreatingProducer
 from llog.broker.batching import Outcome, Part
 from llog.broker.metrics import Metrics
 from llog.errors import InvalidArgument, LlogError
 from llog.kafka.error_codes import ErrorCode, error_code
 from llog.kafka.handlers import Caller, Handlers
+from llog.kafka.idempotence import IdempotentProducer
 from llog.kafka.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -26,7 +26,7 @@ _ALL_ACKS: Final = (-1, 0, 1)
 
 
 class ProduceHandlers:
-    def __init__(self, producer: AutoCreatingProducer, metrics: Metrics, append_bytes_max: int) -> None:
+    def __init__(self, producer: IdempotentProducer, metrics: Metrics, append_bytes_max: int) -> None:
         self._producer = producer
         self._metrics = metrics
         self._append_bytes_max = append_bytes_max

@@ -195,6 +195,15 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if data[0] == 0 and self._phase is not _Phase.BODY and not self._is_busy:
+            # No method begins so, and every request of a Kafka client does: the first byte of its length.
+            logger.warning(
+                "%s sent something other than HTTP, probably a request of a Kafka client: LLOG_KAFKA_PORT has the port "
+                "for these",
+                (self.client or ("a client",))[0],
+            )
+            self.transport.close()
+            return
         self._overhead_bytes += len(data)
         super().data_received(data)
         if self._shortcut is not None and not self.transport.is_closing():  # the rest of the body is on its way

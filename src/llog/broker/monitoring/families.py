@@ -20,6 +20,13 @@ VALIDATION_FAILURES: Final = counter(
 )
 ERRORS: Final = counter("llog_errors_total", "Errors answered, for requests or for their items, by code.", "code")
 
+KAFKA_REQUESTS: Final = counter("llog_kafka_requests_total", "Requests of Kafka clients, by API.", "api")
+KAFKA_REQUEST_SECONDS: Final = histogram(
+    "llog_kafka_request_duration_seconds",
+    "Time from a Kafka client's request to its answer, waits for records and for other members included.",
+    "api",
+)
+
 FLUSHES: Final = counter(
     "llog_flushes_total",
     "Batches handed to the engines, by reason: bytes (LLOG_BATCH_MAX_BYTES waited), delay (the oldest request waited "
@@ -45,6 +52,7 @@ _CONNECTIONS: Final[tuple[_Number, ...]] = (
     (counter("llog_connections_refused_total", "Connections beyond the limit."), lambda m: m.connections_refused),
 )
 _NUMBERS: Final[tuple[_Number, ...]] = (
+    (gauge("llog_kafka_connections", "Open connections of Kafka clients."), lambda m: m.kafka_connections),
     (gauge("llog_waiting_requests", "Requests waiting for records."), lambda m: m.waiting),
     (counter("llog_forwarded_requests_total", "Requests sent on to an owner."), lambda m: m.forwarded),
     (counter("llog_forward_errors_total", "Requests that no owner answered."), lambda m: m.forward_errors),
@@ -112,6 +120,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     REQUEST_SECONDS,
     VALIDATION_FAILURES,
     ERRORS,
+    KAFKA_REQUESTS,
+    KAFKA_REQUEST_SECONDS,
     FLUSHES,
     FLUSH_SECONDS,
     QUEUE_WAIT,
@@ -139,6 +149,10 @@ def http_samples(metrics: Metrics) -> Iterator[Sample]:
 def broker_samples(metrics: Metrics) -> Iterator[Sample]:
     """Yield the samples of everything that the broker counts."""
     yield from http_samples(metrics)
+    for api, count in sorted(metrics.kafka_requests.items()):
+        yield KAFKA_REQUESTS.sample(count, api)
+    for api, seconds in sorted(metrics.kafka_request_seconds.items()):
+        yield from KAFKA_REQUEST_SECONDS.histogram(seconds, api)
     for reason, count in sorted(metrics.flushes.items()):
         yield FLUSHES.sample(count, reason)
     for family, counted in (
