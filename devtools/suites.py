@@ -44,7 +44,7 @@ def suites(root: Path = ROOT) -> list[Suite]:
     found = [_check(), *_tests(root, "unit", "sim", "conformance", "spec")]
     if (root / "spec" / "__main__.py").exists():
         found.append(Suite("specification", (("-m", "spec"),)))
-    return [*found, *_tests(root, "faults", "broker", "spark", "pipeline")]
+    return [*found, *_tests(root, "faults", "broker", "kafka", "spark", "pipeline")]
 
 
 def _check() -> Suite:

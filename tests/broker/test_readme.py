@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from devtools.servers.listening import free_ports
 from tests.broker.pages import ROOT, blocks, run
 from tests.broker.test_process import running
 from tests.conftest import unavailable
@@ -15,7 +16,9 @@ def test_every_block_of_the_five_minutes_works_beside_a_running_broker(tmp_path:
         unavailable("Spark is not installed")
     text = (ROOT / "README.md").read_text()
     shown: dict[str, str] = {}
-    with running(tmp_path, "up") as server:
+    (port,) = free_ports(1)
+    text = text.replace("127.0.0.1:9092", f"127.0.0.1:{port}")
+    with running(tmp_path, "up", environment={"LLOG_KAFKA_PORT": str(port)}) as server:
         address = str(server.client.base_url).rstrip("/")
         for block in blocks(text[text.index("## Five minutes") : text.index("## What it is not")]):
             output = run(block, address, tmp_path)
@@ -27,4 +30,6 @@ def test_every_block_of_the_five_minutes_works_beside_a_running_broker(tmp_path:
     assert '"body":"hello"' in shown["With SQL"], shown["With SQL"]
     assert "'body': 'hello'" in shown["With SQL"], shown["With SQL"]
     assert "from Python" in shown["With Spark"]
+    assert "b'hello'" in shown["With Kafka clients"]
+    assert "b'from Kafka'" in shown["With Kafka clients"]
     assert "first" in shown["The command line"]
