@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def create(broker: KafkaBroker, topic: str) -> None:
 
 
 @contextmanager
-def members(bootstrap: str, group: str, topic: str, *configs: dict[str, object]) -> Iterator[list[Consumer]]:
+def members(bootstrap: str, group: str, topic: str, *configs: Mapping[str, object]) -> Iterator[list[Consumer]]:
     consumers = [
         Consumer(
             {
