@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from llog.base.concurrency import run_until
 from llog.broker.app import Broker
 from llog.broker.http.connections import allowed_files
-from llog.broker.server import listen
+from llog.broker.listeners import listen
 from llog.config import Settings
 from llog.config.kafka import KAFKA_PORT_DEFAULT
 from llog.errors import ConfigurationError
