@@ -148,7 +148,7 @@ def test_groups_are_administered(broker: KafkaBroker, wide: str, group: str) -> 
         assert (group, ConsumerGroupState.STABLE) in [(each.group_id, each.state) for each in listed.valid]
         described = admin.describe_consumer_groups([group])[group].result(LIMIT_S)
         assert described.state is ConsumerGroupState.STABLE
-        assert [(each.client_id, each.host) for each in described.members] == [("app", "127.0.0.1")]
+        assert [(each.client_id, each.host) for each in described.members] == [("app", "/127.0.0.1")]
         assert len(described.members[0].assignment.topic_partitions) == PARTITIONS
         with pytest.raises(Exception, match="NON_EMPTY_GROUP"):
             admin.delete_consumer_groups([group])[group].result(LIMIT_S)

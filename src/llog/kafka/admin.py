@@ -37,6 +37,7 @@ from llog.kafka.messages.describe_configs import (
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+    DescribeConfigsSynonym,
 )
 from llog.kafka.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse as IncrementalAlterConfigsResourceResponse,
@@ -49,7 +50,15 @@ from llog.kafka.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from llog.kafka.topic_configs import all_changeable, changes_of, default_configs, is_fixed, options_of, show_configs
+from llog.kafka.topic_configs import (
+    CONFIG_TYPES,
+    all_changeable,
+    changes_of,
+    default_configs,
+    is_fixed,
+    options_of,
+    show_configs,
+)
 from llog.kafka.topic_ids import topic_id
 from llog.log.catalog import Catalog, check_growth
 from llog.log.log import Log
@@ -197,13 +206,15 @@ class AdminHandlers:
     # --- configurations
 
     async def describe_configs(self, request: DescribeConfigsRequest, _: Caller) -> DescribeConfigsResponse:
-        return DescribeConfigsResponse(results=[await self._describe(each) for each in request.resources])
+        return DescribeConfigsResponse(
+            results=[await self._describe(each, with_synonyms=request.include_synonyms) for each in request.resources]
+        )
 
-    async def _describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
+    async def _describe(self, resource: DescribeConfigsResource, *, with_synonyms: bool) -> DescribeConfigsResult:
         result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
         try:
             if resource.resource_type == _TOPIC:
-                configs = _topic_configs(await self._catalog.get(resource.resource_name))
+                configs = _topic_configs(await self._catalog.get(resource.resource_name), with_synonyms=with_synonyms)
             elif resource.resource_type == _BROKER:
                 configs = [_broker_config(setting, self._settings) for setting in SETTINGS.values()]
             elif resource.resource_type == _BROKER_LOGGER:
@@ -279,17 +290,24 @@ class AdminHandlers:
         return ErrorCode.NONE, None
 
 
-def _topic_configs(topic: Topic) -> list[DescribeConfigsResourceResult]:
+def _topic_configs(topic: Topic, *, with_synonyms: bool) -> list[DescribeConfigsResourceResult]:
     defaults = default_configs()
-    return [
-        DescribeConfigsResourceResult(
-            name=name,
-            value=value,
-            read_only=is_fixed(name),
-            config_source=_SOURCE_DEFAULT if value == defaults[name] else _SOURCE_TOPIC,
+    configs = []
+    for name, value in show_configs(topic).items():
+        synonyms = [DescribeConfigsSynonym(name=name, value=defaults[name], source=_SOURCE_DEFAULT)]
+        if value != defaults[name]:
+            synonyms.insert(0, DescribeConfigsSynonym(name=name, value=value, source=_SOURCE_TOPIC))
+        configs.append(
+            DescribeConfigsResourceResult(
+                name=name,
+                value=value,
+                read_only=is_fixed(name),
+                config_source=synonyms[0].source,
+                synonyms=synonyms if with_synonyms else [],
+                config_type=CONFIG_TYPES[name],
+            )
         )
-        for name, value in show_configs(topic).items()
-    ]
+    return configs
 
 
 def _broker_config(setting: Setting, settings: Settings) -> DescribeConfigsResourceResult:

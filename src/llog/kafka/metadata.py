@@ -34,7 +34,7 @@ from llog.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from llog.kafka.nodes import Node
-from llog.kafka.topic_ids import topic_id
+from llog.kafka.topic_ids import NO_TOPIC_ID, topic_id
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
@@ -61,8 +61,9 @@ class MetadataHandlers:
         if wants_all:
             topics = [await self._describe(topic, caller) for topic in await self._catalog.topics()]
         elif request.topics:
-            by_id = [topic.topic_id for topic in request.topics if topic.name is None]
-            names = [topic.name for topic in request.topics if topic.name is not None]
+            # The Java client leaves the name empty where it gives an id; others leave it out.
+            by_id = [topic.topic_id for topic in request.topics if topic.name is None or topic.topic_id != NO_TOPIC_ID]
+            names = [topic.name for topic in request.topics if topic.name is not None and topic.topic_id == NO_TOPIC_ID]
             topics = await self._describe_names(names, caller, may_create=request.allow_auto_topic_creation)
             topics += await self._describe_ids(by_id, caller)
         return MetadataResponse(
@@ -171,6 +172,8 @@ def _as_described(topic: MetadataResponseTopic) -> DescribeTopicPartitionsRespon
                 leader_id=partition.leader_id,
                 replica_nodes=partition.replica_nodes,
                 isr_nodes=partition.isr_nodes,
+                eligible_leader_replicas=[],  # the Java client does not expect null here
+                last_known_elr=[],
             )
             for partition in topic.partitions
         ],

@@ -40,6 +40,7 @@ _EARLIEST: Final = -2
 _MAX_TIMESTAMP: Final = -3
 _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
+_EARLIEST_PENDING_UPLOAD: Final = -6
 _NOT_FOUND: Final = (-1, -1)
 _CONCURRENCY: Final = 16
 
@@ -91,7 +92,7 @@ class PositionHandlers:
             return bounds.log_start_offset, -1
         if timestamp == _MAX_TIMESTAMP:
             return await self._find_newest(tp, bounds)
-        if timestamp == _LATEST_TIERED:
+        if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
             return _NOT_FOUND  # nothing is tiered: all records are where they always are
         return await self._find_time(tp, timestamp, bounds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from llog.errors import ConfigurationError
@@ -21,6 +22,18 @@ TIMESTAMPS: Final = "message.timestamp.type"
 _UNLIMITED: Final = "-1"
 _TIMESTAMP_TYPES: Final = {"CreateTime": TimestampType.CREATE, "LogAppendTime": TimestampType.APPEND}
 _TIMESTAMP_NAMES: Final = {value: name for name, value in _TIMESTAMP_TYPES.items()}
+_STRING, _LONG, _LIST = 2, 5, 7
+CONFIG_TYPES: Final = MappingProxyType(
+    {
+        CLEANUP: _LIST,
+        DELETE_RETENTION: _LONG,
+        ENGINE: _STRING,
+        RETENTION_BYTES: _LONG,
+        RETENTION_MS: _LONG,
+        TIMESTAMPS: _STRING,
+    }
+)
+"""The numbers by which Kafka names the types of the options."""
 _FIXED: Final = frozenset({ENGINE, TIMESTAMPS})
 """What only the creation of a topic decides."""
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
+
+NO_TOPIC_ID: Final = bytes(16)
+"""What stands in a message where no topic is named by its id."""
 
 
 def topic_id(log_id: str, directory: str) -> bytes:

@@ -138,7 +138,7 @@ async def test_a_member_lives_through_its_life_in_every_version(broker: Broker, 
     described = (await client.send(15, DescribeGroupsRequest(groups=["g"]))).groups[0]
     assert (described.group_state, described.protocol_data) == ("Stable", "range")
     [member] = described.members
-    assert (member.client_id, member.client_host, bytes(member.member_assignment)) == ("app", "127.0.0.1", b"all")
+    assert (member.client_id, member.client_host, bytes(member.member_assignment)) == ("app", "/127.0.0.1", b"all")
     listed = await client.send(16, ListGroupsRequest())
     assert [(each.group_id, each.protocol_type) for each in listed.groups] == [("g", "consumer")]
     refused = await client.send(42, DeleteGroupsRequest(groups_names=["g", "nobody"]))

@@ -364,7 +364,7 @@ def _described(name: str, view: GroupView | ErrorCode, version: int) -> Describe
                 member_id=each.member.member_id,
                 group_instance_id=each.member.instance_id,
                 client_id=each.client_id,
-                client_host=each.host,
+                client_host=f"/{each.host}",  # with the slash that Java puts before addresses
                 member_metadata=each.metadata,
                 member_assignment=each.assignment,
             )
