@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from llog.log.catalog import Catalog
 from llog.log.opening import opened_log
 from tests.faults.cluster import SESSION_MS, Cluster, Process, Server
-from tests.faults.load import PARTITIONS, TOPIC, Load
+from tests.faults.load import PARTITIONS, TOPIC, Load, Progress
 
 SEED = int(os.environ.get("LLOG_FAULTS_SEED", "16"))
 
@@ -42,10 +43,19 @@ async def suffering(cluster: Cluster, directory: Path) -> AsyncIterator[Chaos]:
             print(f"{load.progress.acknowledged} records, {dict(load.progress.failures)}")
 
 
+class Working(Protocol):
+    """Load that goes on through the faults."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    async def more(self, count: int) -> None: ...
+
+
 class Chaos:
     """Faults of a cluster, and when they come."""
 
-    def __init__(self, cluster: Cluster, load: Load, seed: int = SEED) -> None:
+    def __init__(self, cluster: Cluster, load: Working, seed: int = SEED) -> None:
         self._cluster = cluster
         self._load = load
         self._rng = random.Random(seed)
