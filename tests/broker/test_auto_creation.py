@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import cast
+
 import pytest
 
+from llog.batch.columns import columns_of
+from llog.broker.auto_creation import AutoCreatingProducer, AutoCreation
+from llog.broker.batching import BatchingProducer, Outcome, Part
+from llog.broker.metrics import Metrics
 from llog.config import Settings
-from llog.errors import ConfigurationError
+from llog.errors import ConfigurationError, LlogError
+from llog.log.engine import AppendResult
+from llog.log.records import Topic
+from llog.model import Record, TopicPartition
 from tests.broker.serving import Served
 
 
@@ -63,3 +74,50 @@ async def test_with_off_a_write_makes_nothing() -> None:
 def test_a_policy_that_there_is_not_is_refused(value: str) -> None:
     with pytest.raises(ConfigurationError, match=r"LLOG_AUTO_CREATE is .*: write lazy, off, or a number"):
         Settings(auto_create=value)
+
+
+class _SlowCreation:
+    """Creates partitions one request after the other, each when it is told to."""
+
+    def __init__(self) -> None:
+        self.steps = asyncio.Semaphore(0)
+
+    async def create_missing(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, Topic | LlogError]:
+        await self.steps.acquire()
+        return {tp: Topic(name=tp.topic, directory=tp.topic, partitions=2, created_ms=0) for tp in tps}
+
+
+class _Appended:
+    """Takes appends, and keeps the order in which they came."""
+
+    def __init__(self) -> None:
+        self.payloads: list[tuple[int, bytes | None]] = []
+
+    def append(self, parts: Sequence[Part]) -> asyncio.Future[list[Outcome]]:
+        self.payloads += [(part.tp.partition, part.columns.values[0].as_py()) for part in parts]
+        answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        answer.set_result(
+            [AppendResult(topic=tp.topic, partition=tp.partition, start_offset=1, end_offset=1) for tp, *_ in parts]
+        )
+        return answer
+
+
+async def test_a_request_does_not_overtake_one_that_still_waits_for_another_partition() -> None:
+    creation, appended = _SlowCreation(), _Appended()
+    producer = AutoCreatingProducer(cast(AutoCreation, creation), lambda _: cast(BatchingProducer, appended), Metrics())
+
+    def send(payload: bytes, *partitions: int) -> asyncio.Task[list[Outcome]]:
+        columns = columns_of([Record(payload=payload)])
+        parts = [Part(TopicPartition("t", partition), columns) for partition in partitions]
+        return asyncio.ensure_future(producer.append(parts))
+
+    requests = [send(b"first", 0), send(b"second", 0, 1)]
+    await asyncio.sleep(0)
+    creation.steps.release()
+    await requests[0]
+    requests.append(send(b"third", 0))
+    await asyncio.sleep(0.01)
+    creation.steps.release()
+    await asyncio.gather(*requests)
+    assert [payload for partition, payload in appended.payloads if partition == 0] == [b"first", b"second", b"third"]
+    assert [payload for partition, payload in appended.payloads if partition == 1] == [b"second"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -104,6 +105,8 @@ class AutoCreatingProducer:
         self._producers: dict[TopicPartition, BatchingProducer] = {}
         """The producers of the partitions that existed when this broker last appended to them."""
         self._creating = asyncio.Lock()
+        self._in_line: Counter[TopicPartition] = Counter()
+        """How many requests for each partition create partitions or wait for that: later ones must not overtake them."""
 
     async def append(self, parts: Sequence[Part]) -> list[Outcome]:
         """Return the offsets of each part, once its records are durable, or its error.
@@ -136,7 +139,7 @@ class AutoCreatingProducer:
         return {tp.topic: topic for tp, topic in found.items()}
 
     async def _append(self, parts: Sequence[Part]) -> list[Outcome]:
-        known = {self._producers.get(part.tp) for part in parts}
+        known = {self._producers.get(part.tp) for part in parts} if not self._in_line else set()
         if len(known) == 1 and (only := known.pop()) is not None:  # most often: there is nothing to create or divide
             try:
                 return await only.append(parts)
@@ -163,16 +166,24 @@ class AutoCreatingProducer:
         """Return the producer of each partition, or why it has none, after creating the partitions that are missing."""
         known = self._producers.keys() & tps
         found: dict[TopicPartition, BatchingProducer | LlogError] = {tp: self._producers[tp] for tp in known}
-        if len(found) < len(tps):
+        if len(found) == len(tps) and self._in_line.keys().isdisjoint(tps):
+            return found
+        self._in_line.update(tps)
+        try:
             async with self._creating:  # keeps the order of the requests
                 missing = tps - self._producers.keys()
-                for tp, topic in (await self._creation.create_missing(missing)).items():
+                created = await self._creation.create_missing(missing) if missing else {}
+                for tp, topic in created.items():
                     if isinstance(topic, LlogError):
                         found[tp] = topic
                     else:
                         self._producers[tp] = self._choose_producer(topic)
-                found |= {tp: self._producers[tp] for tp in tps - found.keys()}
-        return found
+                return found | {tp: self._producers[tp] for tp in tps - found.keys()}
+        finally:
+            for tp in tps:
+                self._in_line[tp] -= 1
+                if not self._in_line[tp]:
+                    del self._in_line[tp]
 
 
 def _limit(partitions: int) -> int:
