@@ -106,7 +106,7 @@ class AutoCreatingProducer:
         """The producers of the partitions that existed when this broker last appended to them."""
         self._creating = asyncio.Lock()
         self._in_line: Counter[TopicPartition] = Counter()
-        """How many requests for each partition create partitions or wait for that: later ones must not overtake them."""
+        """How many requests of each partition create partitions or wait for that. Later ones must not overtake them."""
 
     async def append(self, parts: Sequence[Part]) -> list[Outcome]:
         """Return the offsets of each part, once its records are durable, or its error.

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from llog.base.units import format_size
 from llog.batch.columns import Buffer
+from llog.errors import LlogError
 from llog.kafka.dispatcher import Dispatcher
 from llog.kafka.intake import Intake
 from llog.kafka.wire import MalformedMessage
@@ -178,7 +179,7 @@ class Connection(asyncio.Protocol):
             answer, size, _ = self._answers[0]
             try:
                 buffers = await asyncio.shield(answer)
-            except MalformedMessage as error:
+            except (MalformedMessage, LlogError) as error:
                 self.close(f"{self._peer}: {error}")
                 return
             except Exception:

@@ -131,6 +131,10 @@ _CODES: Final = MappingProxyType(
 )
 
 
+PASSING: Final = (StoreUnavailable, OutcomeUnknown, Contention, Overloaded)
+"""Errors after which the same request may succeed a little later."""
+
+
 def error_code(error: LlogError) -> ErrorCode:
     """Return the code of the error's class, or of the nearest class above it that has one."""
     for each in type(error).__mro__:

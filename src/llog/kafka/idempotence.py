@@ -42,10 +42,15 @@ class IdempotentProducer:
     async def append(self, parts: Sequence[Part]) -> list[Outcome]:
         """Return the offsets of each part, once its records are durable, or its error."""
         outcomes = await self._producer.append(parts)
-        for index, outcome in enumerate(outcomes):
-            producer = parts[index].producer
-            if isinstance(outcome, IdempotenceUnsupported) and producer is not None:
-                outcomes[index] = await self._append_once(parts[index], producer)
+        once = [
+            (index, part, part.producer)
+            for index, (part, outcome) in enumerate(zip(parts, outcomes, strict=True))
+            if isinstance(outcome, IdempotenceUnsupported) and part.producer is not None
+        ]
+        # All at once: the producer's next request must not overtake a part that waits for another one.
+        found = await asyncio.gather(*(self._append_once(part, producer) for _, part, producer in once))
+        for (index, _, _), outcome in zip(once, found, strict=True):
+            outcomes[index] = outcome
         return outcomes
 
     async def _append_once(self, part: Part, producer: RecordProducer) -> Outcome:

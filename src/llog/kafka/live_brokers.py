@@ -74,10 +74,10 @@ class LiveBrokers:
         """Follow the other brokers, and put this one's key again if its session was lost, until cancelled."""
         watch = self._log.meta.watch(LIVE_BROKERS)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s):
-                    await anext(watch)
             try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._refresh_s):
+                        await anext(watch)
                 await self._refresh()
             except LlogError as error:
                 logger.warning("cannot look for the other brokers: %s", error)

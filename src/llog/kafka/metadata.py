@@ -12,7 +12,7 @@ from typing import Final
 
 from llog.broker.auto_creation import AutoCreatingProducer
 from llog.errors import InvalidArgument, LlogError, TopicNotFound
-from llog.kafka.error_codes import ErrorCode, error_code
+from llog.kafka.error_codes import PASSING, ErrorCode, error_code
 from llog.kafka.handlers import Caller, Handlers
 from llog.kafka.live_brokers import LiveBrokers
 from llog.kafka.messages.describe_cluster import (
@@ -79,7 +79,10 @@ class MetadataHandlers:
     async def _describe_names(
         self, names: Sequence[str], caller: Caller, *, may_create: bool
     ) -> list[MetadataResponseTopic]:
-        found = await self._catalog.find(names)
+        try:
+            found = await self._catalog.find(names)
+        except LlogError as error:
+            return [MetadataResponseTopic(error_code=_topic_code(error), name=name) for name in names]
         missing = [name for name, topic in found.items() if isinstance(topic, TopicNotFound)]
         if missing and may_create:
             found |= await self._producer.find_topics(missing)
@@ -127,11 +130,11 @@ class MetadataHandlers:
         """Return the broker that must be asked for the topic, if it is only one, and an error if there is none."""
         try:
             name = self._catalog.engine(topic).ownership_name(topic)
+            if name is None or self._log.owners is None or self._log.owners.holds(name):
+                return (None, ErrorCode.NONE) if name is None else (self._brokers.me, ErrorCode.NONE)
+            lease = await self._log.owners.find(name)
         except LlogError as error:
-            return None, error_code(error)
-        if name is None or self._log.owners is None or self._log.owners.holds(name):
-            return (None, ErrorCode.NONE) if name is None else (self._brokers.me, ErrorCode.NONE)
-        lease = await self._log.owners.find(name)
+            return None, _topic_code(error)
         if lease is None:
             return self._brokers.me, ErrorCode.NONE  # nobody owns it yet: the first request makes this broker its owner
         owner = None if lease.address is None else self._brokers.owner(lease.address)
@@ -181,7 +184,10 @@ def _as_described(topic: MetadataResponseTopic) -> DescribeTopicPartitionsRespon
 
 
 def _topic_code(error: LlogError) -> ErrorCode:
-    return ErrorCode.INVALID_TOPIC_EXCEPTION if isinstance(error, InvalidArgument) else error_code(error)
+    if isinstance(error, InvalidArgument):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    # Of the codes of passing errors, only this one has clients keep what they know of the topic, and ask again.
+    return ErrorCode.LEADER_NOT_AVAILABLE if isinstance(error, PASSING) else error_code(error)
 
 
 def _zone_of(caller: Caller) -> str:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from typing import Final
 
 from llog.batch.kafka_batch import decode, heads
 from llog.broker.batching import Outcome, Part
 from llog.broker.metrics import Metrics
-from llog.errors import InvalidArgument, LlogError
-from llog.kafka.error_codes import ErrorCode, error_code
+from llog.errors import (
+    InvalidArgument,
+    LlogError,
+    OutOfOrderSequence,
+    StoreUnavailable,
+    UnknownProducer,
+)
+from llog.kafka.error_codes import PASSING, ErrorCode, error_code
 from llog.kafka.handlers import Caller, Handlers
 from llog.kafka.idempotence import IdempotentProducer
 from llog.kafka.messages.produce import (
@@ -23,6 +31,8 @@ from llog.log.record_producers import ProducerKind, RecordProducer
 from llog.model import TopicPartition, check_topic_name
 
 _ALL_ACKS: Final = (-1, 0, 1)
+_FAILED_MAX: Final = 10_000
+_RETRY_S: Final = 300.0
 
 
 class ProduceHandlers:
@@ -30,6 +40,10 @@ class ProduceHandlers:
         self._producer = producer
         self._metrics = metrics
         self._append_bytes_max = append_bytes_max
+        self._failed: OrderedDict[tuple[TopicPartition, str, int], float] = OrderedDict()
+        """The producers, with their epochs, whose last append to a partition failed here but may pass, and how long
+        the producer is expected to send it again.
+        """
 
     def handlers(self) -> Handlers:
         return {0: self.produce}
@@ -45,7 +59,7 @@ class ProduceHandlers:
         else:
             parts = [self._part_or_error(topic, data) for topic, data in items]
             results = iter(await self._producer.append([part for part in parts if isinstance(part, Part)]))
-            outcomes = [next(results) if isinstance(part, Part) else part for part in parts]
+            outcomes = [self._judge(part, next(results)) if isinstance(part, Part) else part for part in parts]
         if request.acks == 0:
             return None
         answers = iter([self._answer(data, outcome) for (_, data), outcome in zip(items, outcomes, strict=True)])
@@ -81,6 +95,26 @@ class ProduceHandlers:
                 sequence=head.base_sequence,
             )
         return Part(tp, columns, producer)
+
+    def _judge(self, part: Part, outcome: Outcome) -> Outcome:
+        """Return the outcome; a passing error if only the failure of the producer's append before this one refused it.
+
+        Clients send the next append before they know of the failure. After a passing error they send both again, under
+        the same sequences, so that an append of unknown outcome is recognised. After a gap of sequences they would
+        send both again under a new epoch, and the append would be doubled if it was there after all.
+        """
+        if part.producer is None:
+            return outcome
+        key, now = (part.tp, part.producer.id, part.producer.epoch), time.monotonic()
+        if not isinstance(outcome, LlogError):
+            self._failed.pop(key, None)
+        elif isinstance(outcome, PASSING):
+            self._failed[key] = now + _RETRY_S
+            if len(self._failed) > _FAILED_MAX:
+                self._failed.popitem(last=False)
+        elif isinstance(outcome, (OutOfOrderSequence, UnknownProducer)) and self._failed.get(key, now) > now:
+            return StoreUnavailable(f"an append of this producer failed before this one: send both again ({outcome})")
+        return outcome
 
     def _answer(self, data: PartitionProduceData, outcome: Outcome) -> PartitionProduceResponse:
         if isinstance(outcome, LlogError):

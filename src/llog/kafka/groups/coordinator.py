@@ -13,18 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from llog.errors import (
-    Contention,
-    GroupConflict,
-    InvalidArgument,
-    LlogError,
-    OutcomeUnknown,
-    Overloaded,
-    StoreUnavailable,
-)
+from llog.errors import GroupConflict, InvalidArgument, LlogError
 from llog.groups.groups import Groups
 from llog.groups.records import check_group_name
-from llog.kafka.error_codes import ErrorCode, error_code
+from llog.kafka.error_codes import PASSING, ErrorCode, error_code
 from llog.kafka.groups.fence import Fence, raise_fence, remove_fence
 from llog.kafka.groups.group import Group, State
 from llog.kafka.groups.membership import (
@@ -47,7 +39,6 @@ _IDLE_MS: Final = 600_000
 _WAIT_S_MAX: Final = 1.0
 """How long the timer sleeps at most while there are groups: brokers come and go, and the clock may jump."""
 _LOGGER: Final = logging.getLogger(__name__)
-_TRY_AGAIN: Final = (StoreUnavailable, OutcomeUnknown, Contention, Overloaded)
 
 A = TypeVar("A")
 
@@ -423,4 +414,4 @@ class GroupCoordinator:
     def _refusal(self, name: str, error: LlogError) -> ErrorCode:
         """Return the code that has clients try again where that helps."""
         _LOGGER.warning("a request for the group %r of Kafka clients failed: %s", name, error)
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE if isinstance(error, _TRY_AGAIN) else error_code(error)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if isinstance(error, PASSING) else error_code(error)
