@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llog.batch import kafka_headers, varints
-from llog.batch.columns import COLUMN_BYTES_MAX, TIMESTAMP_MS_MAX, Buffer, Columns, binary_array, binary_lengths
+from llog.batch.columns import COLUMN_BYTES_MAX, TIMESTAMP_MS_MAX, Buffer, Columns, binary_lengths
 from llog.batch.varints import Field, Numbers, Positions, VarintReader, Varints
 from llog.errors import InvalidRecord, RecordTooLarge
 
@@ -35,12 +35,13 @@ def decode(body: memoryview, count: int, base_timestamp: int | None) -> Columns:
     limits = edges[1:]
     reader = VarintReader(body)
     lengths, positions = reader.read(edges[:-1])
-    if lengths.min() < RECORD_BYTES_MIN or (positions + lengths != limits).any() or limits[-1] != len(body):
+    fits = (lengths >= RECORD_BYTES_MIN) & (positions + lengths == limits)
+    if np.count_nonzero(fits) < count or limits[-1] != len(body):
         raise InvalidRecord(f"a Kafka batch has records whose lengths do not add up to its {len(body)} bytes")
 
     time_deltas, positions = _read(reader, positions + 1, limits)  # after the attributes, which Kafka does not use
     offset_deltas, positions = _read(reader, positions, limits)
-    if (offset_deltas != np.arange(count)).any():
+    if np.count_nonzero(offset_deltas != np.arange(count)):
         raise InvalidRecord(f"a Kafka batch of {count} records has offset deltas that do not count them from 0")
     keys = _read_spans(reader, positions, limits, "key")
     values = _read_spans(reader, keys.ends, limits, "value")
@@ -65,7 +66,7 @@ def encode(columns: Columns, time_deltas: Numbers) -> memoryview:
     headers: pa.BinaryArray | pa.BinaryScalar = pa.scalar(b"\0")
     header_bytes: Numbers | int = 1
     if columns.headers is not None:
-        headers = binary_array([kafka_headers.to_kafka(encoded) for encoded in columns.headers.to_pylist()])
+        headers = kafka_headers.all_to_kafka(columns.headers)
         header_bytes = binary_lengths(headers)
     key_lengths = np.full(count, -1, np.int64) if columns.keys is None else _lengths(columns.keys)
     value_lengths = _lengths(columns.values)
@@ -132,7 +133,7 @@ def _edges(body: memoryview, count: int) -> Positions:
 
 def _read(reader: VarintReader, positions: Positions, limits: Positions) -> Varints:
     found = reader.read(positions)
-    if (found.ends > limits).any():
+    if np.count_nonzero(found.ends > limits):
         raise InvalidRecord("a Kafka batch has a record that is shorter than its parts")
     return found
 
@@ -141,7 +142,7 @@ def _read_spans(reader: VarintReader, positions: Positions, limits: Positions, w
     lengths, starts = _read(reader, positions, limits)
     absent = lengths < 0
     ends = starts + np.maximum(lengths, 0)
-    if (lengths < -1).any() or (ends > limits).any():
+    if np.count_nonzero(lengths < -1) or np.count_nonzero(ends > limits):
         raise InvalidRecord(f"a Kafka batch has a record with a {what} whose length is negative or exceeds the record")
     return _Spans(starts, ends, absent)
 
@@ -177,15 +178,12 @@ def _timestamps(base: int, deltas: Numbers) -> pa.Int64Array | None:
 
 
 def _headers(body: memoryview, counts: Numbers, starts: Positions, ends: Positions) -> pa.BinaryArray | None:
-    having = counts != 0
-    if (starts != ends)[~having].any() or (counts < 0).any():
+    if np.count_nonzero(counts < 0) or np.count_nonzero((starts != ends) & (counts == 0)):
         raise InvalidRecord("a Kafka batch has a record with fewer than no headers, or with bytes after its last part")
-    if not having.any():
+    if not np.count_nonzero(counts):
         return None
-    encoded = [b""] * len(counts)
-    for i in np.flatnonzero(having).tolist():
-        encoded[i] = kafka_headers.from_kafka(bytes(body[starts[i] : ends[i]]), int(counts[i]))
-    return binary_array(encoded)
+    (sections,) = _pick(body, _Spans(starts, ends, np.zeros(len(counts), np.bool_)))
+    return kafka_headers.all_from_kafka(sections, counts)
 
 
 def _lengths(array: pa.BinaryArray) -> Numbers:

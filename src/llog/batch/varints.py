@@ -63,17 +63,20 @@ class VarintReader:
         The end of one that is wider than `WIDTH_MAX` is beyond the data.
         """
         words = self._words_at(positions)
-        more = words & _MORE
-        if not (more & np.uint64(0x80)).any():
+        second = words >> np.uint64(7) & np.uint64(1)
+        if not np.count_nonzero(second):
             return Varints(_unzigzag(words & np.uint64(0x7F)), positions + 1)
-        last = ~more & _MORE
+        if not np.count_nonzero(words & second << np.uint64(15)):
+            numbers = words & np.uint64(0x7F) | words >> np.uint64(1) & second * np.uint64(0x3F80)
+            return Varints(_unzigzag(numbers), positions + second.view(np.int64) + 1)
+        last = ~words & _MORE
         used = last ^ (last - np.uint64(1))  # every bit up to the lowest one of `last`
         widths = ((used & _EVERY_BYTE) * _EVERY_BYTE >> np.uint64(56)).astype(np.int64)
         numbers = words & used & ~_MORE
         for low, high, shift in _JOINS:
             numbers = (numbers & low) | (numbers & high) >> shift
         ends = positions + widths
-        if not last.all():
+        if np.count_nonzero(last) < len(last):
             ends[last == 0] = self.size + 1
         return Varints(_unzigzag(numbers), ends)
 

@@ -8,13 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llog.batch import kafka_few_records, kafka_records
-from llog.batch.columns import Columns, records_of, stamp
+from llog.batch.columns import Columns, columns_of, records_of, stamp
 from llog.batch.varints import write_one
 from llog.errors import InvalidRecord
-from llog.model import Record
+from llog.model import Header, Record
 from tests.unit.batch.examples import stamped_columns
 
 BOTH = [kafka_few_records, kafka_records]
+ALIKE: list[tuple[Header, ...]] = [
+    (("ab", b"12"),),
+    (("ab", b"34"),),
+    (("cd", b"12"),),
+    (("abc", b"1"),),
+    (("a", b"123"),),
+    (("ab", None), ("", None)),
+    (("ab", b""), ("", b"")),
+    (("a", b"1"), ("", b"")),
+]
+"""Headers of the same length in Kafka's form or in llog's, of which some differ only in their values."""
 
 
 def outcome(module: ModuleType, body: bytes, count: int) -> list[Record] | str:
@@ -49,6 +60,23 @@ def test_the_loop_and_the_arrays_refuse_the_same_damage(columns: Columns, data: 
             st.integers(0, 255) | st.sampled_from([0, 1, 2, 128])
         )
     assert outcome(kafka_records, bytes(body), columns.count) == outcome(kafka_few_records, bytes(body), columns.count)
+
+
+@given(st.lists(st.sampled_from(ALIKE), min_size=1, max_size=9) | st.sampled_from(ALIKE).map(lambda one: [one] * 9))
+def test_headers_of_one_length_are_kept_apart(headers: list[tuple[Header, ...]]) -> None:
+    columns = stamp(columns_of([Record(payload=b"", headers=each) for each in headers]), 1)
+    body = bytes(kafka_records.encode(columns, np.zeros(len(headers), np.int64)))
+    assert body == kafka_few_records.encode(columns, np.zeros(len(headers), np.int64))
+    found = outcome(kafka_records, body, len(headers))
+    assert isinstance(found, list)
+    assert [each.headers for each in found] == headers
+
+
+def test_headers_of_one_length_may_have_numbers_that_are_wider_than_they_need_to_be() -> None:
+    body = record(0, 0, -1, -1, 1, 1, b"k", b"\x82\0", b"v") + record(0, 1, -1, -1, 1, 1, b"k", 2, b"vw")
+    found = outcome(kafka_records, body, 2)
+    assert isinstance(found, list)
+    assert [each.headers for each in found] == [(("k", b"v"),), (("k", b"vw"),)]
 
 
 @pytest.mark.parametrize("module", BOTH)
