@@ -76,7 +76,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     leader_epoch: int = -1
     """The leader epoch that a Kafka client committed with the offset; -1 if none."""
     fence: int = 0
-    """The highest version of the record of the Kafka group under which its coordinator committed here."""
+    """The version of the Kafka group's record under which its coordinator committed here."""
     is_unbounded: bool = False
     """Whether a Kafka client committed the offset, which may lie beyond the end. The first of llog's own consumers that
     changes the record moves such an offset to the end.

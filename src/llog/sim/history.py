@@ -4,7 +4,8 @@ At the moment of a commit, the checker reads the payloads of the new offsets fro
 has its payload for ever. I1: records are readable and never change. I2: offsets are dense and grow. I3: acknowledged
 records are never lost, unacknowledged ones appear at most once. I4: fences. I5: index and cursor. I6: blobs. I8:
 repeated appends. I9: answers without records. I10: inline bytes are counted and bounded. S1: a sink's batches.
-`group_history.py` checks I7, for groups; `holder_history.py` checks W1 and W2, for owners; `outbox.py` checks O1.
+`group_history.py` checks I7, for groups; `kafka_history.py` checks I11, for groups of Kafka clients;
+`holder_history.py` checks W1 and W2, for owners; `outbox.py` checks O1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from llog.model import TopicPartition
 from llog.sim.damage import Damage
 from llog.sim.group_history import GroupHistory
 from llog.sim.holder_history import HolderHistory
+from llog.sim.kafka_history import KAFKA_OFFSETS, KAFKA_RECORD, KafkaHistory
 from llog.sim.numbered_history import NUMBERED, NumberedHistory
 from llog.sim.outbox import SimOutbox
 from llog.sim.outcome import Violation
@@ -76,6 +78,7 @@ class History:
     ) -> None:
         self._inline = inline
         self.groups = GroupHistory(meta, actor)
+        self.kafka = KafkaHistory()
         self.leases = HolderHistory("W1")
         self.homes = HolderHistory("W2")
         self.damage = Damage(meta, blobs)
@@ -113,6 +116,10 @@ class History:
             )
         elif key.startswith(SINKS):
             self._sink_put(key, None if old is None else decode(Sink, old, key), decode(Sink, new, key))
+        elif key == KAFKA_RECORD:
+            self.kafka.record_put(new)
+        elif key.startswith(KAFKA_OFFSETS):
+            self.kafka.offset_put(key, new)
         elif key.startswith(GROUPS):
             self.groups.put(key, old, new)
         elif key.startswith(_LEASES):
@@ -127,6 +134,8 @@ class History:
                 gone.setdefault(key[: key.index("index/")], []).append(self._span(key, value))
             elif key.endswith(_CONTROL):
                 raise Violation(f"I3: control record {key} was deleted")
+            elif key == KAFKA_RECORD or key.startswith(KAFKA_OFFSETS):
+                self.kafka.removed(key)
             elif key.startswith(GROUPS):
                 self.groups.removed(key)
             elif key.startswith(_LEASES):

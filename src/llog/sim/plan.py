@@ -187,6 +187,30 @@ def overtaken_merges(plan: SimPlan) -> SimPlan:
     )
 
 
+def with_coordinators(plan: SimPlan, source: random.Random) -> SimPlan:
+    """Return the plan; in one seed of five, with brokers that coordinate a group of Kafka clients. `source` is
+    separate, as with clocks.
+    """
+    if source.random() > 1 / 5:
+        return plan
+    return msgspec.structs.replace(plan, roles=plan.roles | {"coordinator": source.choice((1, 2, 3))})
+
+
+def doubtful_coordinators(plan: SimPlan) -> SimPlan:
+    """Brokers that stall, crash and lose answers while each of them believes that it coordinates the same group."""
+    return _only(
+        plan,
+        {"coordinator": 3},
+        Faults(unavailable=0.02, lost_answer=0.05, late_effect=0.02, throttled=0.1, delay=0.05, throttle_delay=8.0),
+        stall_every=3.0,
+    )
+
+
+def old_coordinators(plan: SimPlan) -> SimPlan:
+    """As `doubtful_coordinators`, with reads that are often answered from an old state."""
+    return msgspec.structs.replace(doubtful_coordinators(plan), old_every=0.3, old_readers="coordinator")
+
+
 def slow_commits(plan: SimPlan) -> SimPlan:
     """Many writers, some with slow messages, beside collectors without a grace period."""
     return _only(

@@ -17,11 +17,12 @@ from llog.engines.object.partition_keys import find_keys
 from llog.engines.object.reader import Reader
 from llog.engines.object.repair.clock import find_clock_damage, repair_clock
 from llog.engines.registry import all_engines
+from llog.kafka.groups import coordinator as kafka_groups
 from llog.log.catalog import Catalog
 from llog.log.keys import LOG_ID, PartitionKeys
 from llog.log.log import Log, check_format, tie_together
 from llog.model import TopicPartition
-from llog.sim import brokers, consumers, outbox, owners, roles, spread, viewers
+from llog.sim import brokers, consumers, coordinators, outbox, owners, roles, spread, viewers
 from llog.sim.driver import SINK, batch_size, driver
 from llog.sim.history import History
 from llog.sim.loop import SimLoop
@@ -34,6 +35,7 @@ from llog.sim.plan import (
     draw_plan,
     with_brokers,
     with_clock_jumps,
+    with_coordinators,
     with_inline_appends,
     with_merges,
     with_old_servers,
@@ -69,6 +71,7 @@ ROLES: Final[dict[str, Role]] = {
     "owner": owners.owner,
     "tenant": owners.tenant,
     "viewer": viewers.viewer,
+    "coordinator": coordinators.coordinator,
 }
 _SESSION_SECONDS: Final = 10.0
 _HEAL_STEPS_MAX: Final = 400_000
@@ -90,8 +93,10 @@ def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPl
     # Garbage collection would finish generators of killed processes at a moment that no seed decides.
     collecting = gc.isenabled()
     gc.disable()
-    quiet = relay.logger.disabled
-    relay.logger.disabled = True  # It logs every fault.
+    loggers = (relay.logger, kafka_groups.logger)
+    quiet = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True  # They log every fault.
     violation = None
     try:
         world.loop.run(world.live())
@@ -101,7 +106,8 @@ def run_seed(seed: int, *, steps: int = STEPS, adjust: Callable[[SimPlan], SimPl
         trace = world.trace
         digest, last = trace.digest(), tuple(trace.last)
         world.loop.close()
-        relay.logger.disabled = quiet
+        for logger, was_disabled in zip(loggers, quiet, strict=True):
+            logger.disabled = was_disabled
         if collecting:
             gc.enable()
     return Outcome(seed=seed, violation=violation, digest=digest, counts=dict(trace.counts), last=last)
@@ -124,6 +130,7 @@ class World:
         drawn = with_brokers(drawn, random.Random(f"brokers of seed {seed}"))
         drawn = with_viewers(drawn, random.Random(f"viewers of seed {seed}"))
         drawn = with_merges(drawn, random.Random(f"merges of seed {seed}"))
+        drawn = with_coordinators(drawn, random.Random(f"coordinators of seed {seed}"))
         self.plan = adjust(drawn) if adjust else drawn
         self.loop = SimLoop(self._fork(), steps_max=steps + _HEAL_STEPS_MAX)  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)

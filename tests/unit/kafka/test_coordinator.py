@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from llog.errors import OutcomeUnknown, StoreUnavailable
+from llog.groups.records import GroupRecord
+from llog.groups.store import GroupKey
 from llog.kafka.error_codes import ErrorCode
 from llog.kafka.groups import coordinator as coordinator_module
 from llog.kafka.groups.fence import KafkaGroup
@@ -15,6 +17,7 @@ from llog.kafka.groups.membership import GroupView, Identity
 from llog.log.keys import kafka_group_key
 from llog.log.records import decode
 from llog.model import TopicPartition
+from llog.stores.meta import ABSENT
 from tests.unit.kafka.group_brokers import Broker, settle, started
 from tests.unit.kafka.group_members import SESSION_MS, join_request
 from tests.unit.world import TP, LostAnswers, Stall, World
@@ -247,6 +250,17 @@ async def test_a_commit_judged_by_an_old_state_of_the_store_is_tried_again(world
     await new.start()
     assert await stale.commit(old, 3) is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert await new.committed() is None
+
+
+async def test_a_record_that_names_a_fence_of_another_store_does_not_stop_commits(world: World) -> None:
+    """As after the metadata was moved to a store that counts versions from the beginning."""
+    broker = Broker(world)
+    record = GroupRecord(offset=1, updated_ms=0, fence=1_000_000)
+    key = GroupKey("g", TP.topic, 0)
+    await broker.groups.stores.meta.put(key, record, expected=ABSENT, durable=True)
+    (joined,) = await broker.start()
+    assert await broker.commit(joined, 3) is ErrorCode.NONE
+    assert await broker.committed() == 3
 
 
 async def test_an_administrator_who_resets_a_group_elsewhere_fences_its_members(world: World) -> None:

@@ -33,12 +33,13 @@ from llog.kafka.nodes import Cluster
 from llog.log.keys import kafka_group_key
 from llog.model import TopicPartition
 
+logger: Final = logging.getLogger("llog.kafka")
+
 GROUPS_MAX: Final = 10_000
 _IDLE_MS: Final = 600_000
 """How long a group without members stays in memory after its last commit."""
 _WAIT_S_MAX: Final = 1.0
 """How long the timer sleeps at most while there are groups: brokers come and go, and the clock may jump."""
-_LOGGER: Final = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
@@ -400,7 +401,7 @@ class GroupCoordinator:
                 found.used_ms = self._now_ms()
                 return await change(found.fence)
         except Fenced:
-            _LOGGER.info("group %r of Kafka clients is coordinated by another broker: its members are sent there", name)
+            logger.info("group %r of Kafka clients is coordinated by another broker: its members are sent there", name)
             self._drop(found, ErrorCode.NOT_COORDINATOR)
             return dict.fromkeys(partitions, ErrorCode.NOT_COORDINATOR)
         except LlogError as failure:
@@ -413,5 +414,5 @@ class GroupCoordinator:
 
     def _refusal(self, name: str, error: LlogError) -> ErrorCode:
         """Return the code that has clients try again where that helps."""
-        _LOGGER.warning("a request for the group %r of Kafka clients failed: %s", name, error)
+        logger.warning("a request for the group %r of Kafka clients failed: %s", name, error)
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if isinstance(error, PASSING) else error_code(error)

@@ -137,16 +137,22 @@ class CommittedOffsets:
         """Return the stored records of those partitions that the group may change; add the errors of others to the
         results. Raises `Fenced` if another broker coordinates the group.
 
-        A record names the highest fence under which it was changed. So a coordinator that was replaced after it read
-        the group's record, and then finds a record that its successor changed, does not replace that.
+        Both are read at the same time. A record names the fence under which it was changed: if that is a later one, a
+        successor may have changed the record just after the group's record was read, so that is read again.
         """
         directories = sorted({place.key.directory for place in places.values()})
-        reads = await self._log.meta.begin_reads()
-        (fenced, *members), records = await asyncio.gather(
-            self._log.meta.get_many([kafka_group_key(group), *(members_key(group, each) for each in directories)]),
-            self._read([each for place in places.values() for each in (place, place.first)]),
-        )
-        await reads.confirm()
+        keys = [kafka_group_key(group), *(members_key(group, directory) for directory in directories)]
+
+        async def read() -> tuple[MetaEntry | None, list[MetaEntry | None], dict[_Place, VersionedRecord | None]]:
+            (fenced, *members), records = await asyncio.gather(
+                self._log.meta.get_many(keys),
+                self._read([each for place in places.values() for each in (place, place.first)]),
+            )
+            if any(each is not None and each.record.fence > fence.version for each in records.values()):
+                fenced = await self._log.meta.get(keys[0])
+            return fenced, members, records
+
+        fenced, members, records = await read_confirmed(self._log.meta, read)
         if fenced is None or fenced.version != fence.version:
             raise Fenced
         assigned = {
@@ -155,8 +161,6 @@ class CommittedOffsets:
         found: dict[TopicPartition, VersionedRecord | None] = {}
         for tp, place in places.items():
             stored, first = records[place], records[place.first]
-            if stored is not None and stored.record.fence > fence.version:
-                raise Fenced
             modes = {each.record.mode for each in (stored, first) if each is not None}
             if place.key.directory in assigned or not modes <= {GroupMode.PLAIN}:
                 results[tp] = ErrorCode.INCONSISTENT_GROUP_PROTOCOL

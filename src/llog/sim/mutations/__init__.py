@@ -9,6 +9,7 @@ from typing import Final
 from llog.sim.mutations.clocks import CLOCK_MUTATIONS
 from llog.sim.mutations.groups import GROUP_MUTATIONS
 from llog.sim.mutations.inline import INLINE_MUTATIONS
+from llog.sim.mutations.kafka_groups import KAFKA_GROUP_MUTATIONS
 from llog.sim.mutations.owners import OWNER_MUTATIONS
 from llog.sim.mutations.partition import PARTITION_MUTATIONS
 from llog.sim.mutations.patch import Mutation, mutated
@@ -27,6 +28,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         *STALE_READ_MUTATIONS,
         *CLOCK_MUTATIONS,
         *GROUP_MUTATIONS,
+        *KAFKA_GROUP_MUTATIONS,
         *OWNER_MUTATIONS,
         *VIEW_MUTATIONS,
     )
