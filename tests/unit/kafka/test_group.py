@@ -6,8 +6,10 @@ import pytest
 
 from llog.kafka.error_codes import ErrorCode
 from llog.kafka.groups import group as group_module
-from llog.kafka.groups.group import INITIAL_DELAY_MS, INITIAL_DELAY_MS_MAX, MEMBER_METADATA_BYTES_MAX, State
+from llog.kafka.groups import protocols as protocols_module
+from llog.kafka.groups.group import INITIAL_DELAY_MS, INITIAL_DELAY_MS_MAX, State
 from llog.kafka.groups.membership import Identity, SyncAnswer, SyncRequest
+from llog.kafka.groups.protocols import MEMBER_METADATA_BYTES_MAX
 from tests.unit.kafka.group_members import REBALANCE_MS, SESSION_MS, Room, join_request, only
 
 # --- the first generation
@@ -400,7 +402,7 @@ def test_what_a_member_may_ask_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         assert [each.error for each in room.join(request)] == [error]
     monkeypatch.setattr(group_module, "MEMBERS_MAX", 1)
     assert [each.error for each in room.join()] == [ErrorCode.GROUP_MAX_SIZE_REACHED]
-    monkeypatch.setattr(group_module, "GROUP_METADATA_BYTES_MAX", 12)
+    monkeypatch.setattr(protocols_module, "GROUP_METADATA_BYTES_MAX", 12)
     assert [each.error for each in room.join()] == [ErrorCode.GROUP_MAX_SIZE_REACHED]
 
 

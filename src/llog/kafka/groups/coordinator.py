@@ -28,7 +28,7 @@ from llog.kafka.groups.membership import (
     SyncRequest,
 )
 from llog.kafka.groups.offsets import Commit, CommittedOffsets, Fenced, Results
-from llog.kafka.groups.subscriptions import CONSUMER, subscribed_topics
+from llog.kafka.groups.protocols import CONSUMER, subscribed_topics
 from llog.kafka.nodes import Cluster
 from llog.log.keys import kafka_group_key
 from llog.model import TopicPartition

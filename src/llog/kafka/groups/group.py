@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
@@ -29,8 +28,8 @@ from llog.kafka.groups.membership import (
     MemberView,
     SyncAnswer,
     SyncRequest,
-    protocols_size,
 )
+from llog.kafka.groups.protocols import NAME_MAX, check_join, elect_protocol
 
 INITIAL_DELAY_MS: Final = 100
 """How long an empty group waits for more members after each one that joins, so that consumers that are started together
@@ -38,14 +37,7 @@ share one rebalance. Kafka waits for 3 s; a person who starts one consumer would
 """
 INITIAL_DELAY_MS_MAX: Final = 3_000
 """How long an empty group waits in all, while members keep joining."""
-SESSION_MS_MIN: Final = 1_000
-SESSION_MS_MAX: Final = 1_800_000
 MEMBERS_MAX: Final = 1_000
-PROTOCOLS_MAX: Final = 64
-MEMBER_METADATA_BYTES_MAX: Final = 1 << 20
-GROUP_METADATA_BYTES_MAX: Final = 16 << 20
-NAME_MAX: Final = 255
-"""The most characters of an instance id, and of the client id in a member's id."""
 
 
 class State(StrEnum):
@@ -90,7 +82,8 @@ class Group:
 
     def join(self, request: JoinRequest, now_ms: int, answer: Callable[[JoinAnswer], None]) -> None:
         """Let a new member join, or a known one join again; answer when the next generation begins, or at once."""
-        error = self._check_join(request)
+        others = [each for each in self.members.values() if each.id != request.member.member_id]
+        error = check_join(request, self.protocol_type, others)
         if error:
             answer(JoinAnswer(error, request.member.member_id))
         elif not request.member.member_id:
@@ -204,7 +197,7 @@ class Group:
             return
         if self.leader not in {member.id for member in joined}:
             self.leader = joined[0].id
-        self.generation, self.protocol, self.state = generation, self._elect(), State.COMPLETING
+        self.generation, self.protocol, self.state = generation, elect_protocol(self.members.values()), State.COMPLETING
         self._initial_end_ms = None
         self._sync_deadline_ms = now_ms + self._rebalance_timeout_ms()
         for member in joined:
@@ -260,26 +253,6 @@ class Group:
         )
 
     # --- joining
-
-    def _check_join(self, request: JoinRequest) -> ErrorCode:
-        if not SESSION_MS_MIN <= request.session_timeout_ms <= SESSION_MS_MAX:
-            return ErrorCode.INVALID_SESSION_TIMEOUT
-        if len(request.member.instance_id or "") > NAME_MAX or len(request.protocols) > PROTOCOLS_MAX:
-            return ErrorCode.INVALID_REQUEST
-        size = protocols_size(request.protocols)
-        others = [each for each in self.members.values() if each.id != request.member.member_id]
-        if size > MEMBER_METADATA_BYTES_MAX:
-            return ErrorCode.INVALID_REQUEST
-        if size + sum(protocols_size(each.protocols) for each in others) > GROUP_METADATA_BYTES_MAX:
-            return ErrorCode.GROUP_MAX_SIZE_REACHED
-        if not request.protocol_type or not request.protocols:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        common = {each.name for each in request.protocols}.intersection(
-            *({protocol.name for protocol in each.protocols} for each in others)
-        )
-        if self.members and (request.protocol_type != self.protocol_type or not common):
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return ErrorCode.NONE
 
     def _join_unknown(self, request: JoinRequest, now_ms: int, answer: Callable[[JoinAnswer], None]) -> None:
         instance_id = request.member.instance_id
@@ -352,7 +325,7 @@ class Group:
         if self.leader == old.id:
             self.leader = member.id
         _fence(old)
-        if self.state is State.STABLE and self._elect() == self.protocol:
+        if self.state is State.STABLE and elect_protocol(self.members.values()) == self.protocol:
             member.renew(now_ms)
             joined = self._joined(member)
             if not request.may_skip_assignment:
@@ -397,12 +370,6 @@ class Group:
             if member.answer_sync is not None:
                 member.renew(now_ms)
                 member.finish_sync(self._synced(member))
-
-    def _elect(self) -> str:
-        """Return the protocol that most members prefer, of those that all of them know."""
-        first, *others = ({protocol.name for protocol in each.protocols} for each in self.members.values())
-        candidates = frozenset(first.intersection(*others))
-        return Counter(member.vote(candidates) for member in self.members.values()).most_common(1)[0][0]
 
     # --- members
 

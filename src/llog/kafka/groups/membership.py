@@ -149,7 +149,3 @@ class Member:
         if self.answer_sync is not None:
             waiting, self.answer_sync = self.answer_sync, None
             waiting(answer)
-
-
-def protocols_size(protocols: tuple[AssignmentProtocol, ...]) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in protocols)
