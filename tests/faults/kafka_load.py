@@ -234,6 +234,11 @@ class KafkaLoad:
         member.start()
         return member
 
+    async def end_member(self, index: int) -> None:
+        """End a member as a program does that stops; a static one does not leave the group."""
+        self._members[index].stop()
+        await self.until(lambda: not self._members[index].is_running, "the member ends")
+
     async def more(self, count: int) -> None:
         """Return when this many more records are acknowledged, and the group has read and committed as many more."""
         acknowledged, read, committed = (each + count for each in self._counts())

@@ -21,6 +21,7 @@ _BROKERS = 3
 _ROUNDS = 2
 _UP_S = 1.5
 """How long all brokers are up at least before the next one dies, so that leaders and coordinators have moved back."""
+_COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
 
 
 @asynccontextmanager
@@ -70,3 +71,31 @@ async def test_kafka_clients_lose_and_double_nothing_when_brokers_die(
 async def test_kafka_clients_lose_and_double_nothing_when_the_brokers_of_one_machine_die(tmp_path: Path) -> None:
     async with kafka_suffering(one_machine(tmp_path), tmp_path) as (cluster, _, chaos):
         await kill_one_after_the_other(cluster, chaos)
+
+
+async def test_kafka_clients_lose_and_double_nothing_when_brokers_sleep_and_the_metadata_server_restarts(
+    metadata: Metadata, s3_server: S3Server, tmp_path: Path
+) -> None:
+    async with kafka_suffering(many_machines(metadata, s3_server), tmp_path) as (cluster, load, chaos):
+        await chaos.run([chaos.pause(broker) for broker in cluster.brokers])
+        await chaos.kill_server("the metadata server", metadata.server, down_s=2)()
+        await load.more(100)
+        unknown = [each for each in load.consumption.failures if "UNKNOWN_TOPIC" in each]
+        assert not unknown, "consumers were told that the topic is gone"
+
+
+async def test_a_kafka_group_skips_nothing_when_members_come_while_its_coordinator_dies(tmp_path: Path) -> None:
+    static = {"group.instance.id": "static"}
+    members = ({**_COOPERATIVE, **static}, _COOPERATIVE)
+    async with kafka_suffering(one_machine(tmp_path), tmp_path, members) as (cluster, load, chaos):
+        for broker in cluster.brokers:  # the coordinator is one of them
+            chaos.say(f"kill {broker.name} while two members come")
+            load.add_member(_COOPERATIVE)
+            broker.kill()
+            load.add_member(_COOPERATIVE)
+            await chaos.more()
+            await broker.come_up()
+        chaos.say("restart the static member")
+        await load.end_member(0)
+        load.add_member({**_COOPERATIVE, **static})
+        await chaos.more()

@@ -39,6 +39,8 @@ from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
 
+_KNOWN_MAX: Final = 10_000
+"""The most topics that are remembered for the time when the catalog cannot be read."""
 _ZONE: Final = re.compile(r"(?:zone_id|diskless_az)=([^,;\s]+)")
 
 
@@ -51,6 +53,7 @@ class MetadataHandlers:
         self._catalog = catalog
         self._producer = producer
         self._brokers = brokers
+        self._known: dict[str, Topic] = {}
 
     def handlers(self) -> Handlers:
         return {3: self.metadata, 60: self.describe_cluster, 75: self.describe_topic_partitions}
@@ -79,10 +82,7 @@ class MetadataHandlers:
     async def _describe_names(
         self, names: Sequence[str], caller: Caller, *, may_create: bool
     ) -> list[MetadataResponseTopic]:
-        try:
-            found = await self._catalog.find(names)
-        except LlogError as error:
-            return [MetadataResponseTopic(error_code=_topic_code(error), name=name) for name in names]
+        found = await self._find(names)
         missing = [name for name, topic in found.items() if isinstance(topic, TopicNotFound)]
         if missing and may_create:
             found |= await self._producer.find_topics(missing)
@@ -92,6 +92,22 @@ class MetadataHandlers:
             else await self._describe(topic, caller)
             for name, topic in found.items()
         ]
+
+    async def _find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
+        """Return the topics of these names as the catalog has them, or had them if it cannot be read now.
+
+        A client that got an error for a topic would forget the topic, and its group would rebalance.
+        """
+        try:
+            found = await self._catalog.find(names)
+        except PASSING:
+            if not self._known.keys() >= set(names):
+                raise
+            return {name: self._known[name] for name in names}
+        if len(self._known) + len(found) > _KNOWN_MAX:
+            self._known.clear()
+        self._known |= {name: topic for name, topic in found.items() if isinstance(topic, Topic)}
+        return found
 
     async def _describe_ids(self, ids: Sequence[bytes], caller: Caller) -> list[MetadataResponseTopic]:
         if not ids:
@@ -186,7 +202,7 @@ def _as_described(topic: MetadataResponseTopic) -> DescribeTopicPartitionsRespon
 def _topic_code(error: LlogError) -> ErrorCode:
     if isinstance(error, InvalidArgument):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
-    # Of the codes of passing errors, only this one has clients keep what they know of the topic, and ask again.
+    # Clients take this code, of those of passing errors, for one after which they ask again.
     return ErrorCode.LEADER_NOT_AVAILABLE if isinstance(error, PASSING) else error_code(error)
 
 

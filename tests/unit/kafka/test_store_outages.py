@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -19,7 +19,7 @@ from llog.kafka.error_codes import ErrorCode
 from llog.kafka.handlers import Caller
 from llog.kafka.intake import Intake
 from llog.kafka.live_brokers import LiveBroker, LiveBrokers
-from llog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from llog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponseTopic
 from llog.kafka.metadata import MetadataHandlers
 from llog.log.catalog import Catalog
 from llog.log.log import Log
@@ -36,41 +36,69 @@ def log() -> Log:
 
 
 class _Away:
-    """A catalog, and a producer that creates topics, which both fail."""
+    """A catalog, and a producer that creates topics, which both may fail."""
 
-    def __init__(self, finding: LlogError | None, creation: LlogError) -> None:
-        self._finding = finding
-        self._creation = creation
+    def __init__(self) -> None:
+        self.finding: LlogError | None = None
+        self.creation: LlogError = StoreUnavailable("down")
+        self.topics: dict[str, Topic] = {}
 
     async def find(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
-        if self._finding is not None:
-            raise self._finding
-        return {name: TopicNotFound(f"there is no topic {name!r}") for name in names}
+        if self.finding is not None:
+            raise self.finding
+        return {name: self.topics.get(name) or TopicNotFound(f"there is no topic {name!r}") for name in names}
 
     async def find_topics(self, names: Sequence[str]) -> dict[str, Topic | LlogError]:
-        return dict.fromkeys(names, self._creation)
+        return dict.fromkeys(names, self.creation)
+
+    def engine(self, _: Topic) -> _Away:
+        return self
+
+    def ownership_name(self, _: Topic) -> str | None:
+        return None
+
+    async def ask(self, log: Log) -> Callable[[], Awaitable[MetadataResponseTopic]]:
+        """Return a function that asks for the topic `t`."""
+        brokers = LiveBrokers(log, _BROKER, refresh_s=1)
+        await brokers.start()
+        handlers = MetadataHandlers(log, "log", cast(Catalog, self), cast(AutoCreatingProducer, self), brokers)
+        request = MetadataRequest(topics=[MetadataRequestTopic(name="t")], allow_auto_topic_creation=True)
+
+        async def ask() -> MetadataResponseTopic:
+            (topic,) = (await handlers.metadata(request, Caller("tests", "127.0.0.1", 9))).topics
+            return topic
+
+        return ask
 
 
-@pytest.mark.parametrize(
-    ("finding", "creation"),
-    [
-        (StoreUnavailable("down"), StoreUnavailable("down")),
-        (None, StoreUnavailable("down")),
-        (None, OutcomeUnknown("lost")),
-        (None, Contention("busy")),
-    ],
-)
-async def test_topics_that_cannot_be_looked_up_now_have_the_error_after_which_clients_ask_again(
-    finding: LlogError | None, creation: LlogError, log: Log
+async def test_a_topic_is_described_as_it_was_while_the_catalog_cannot_be_read(log: Log) -> None:
+    away = _Away()
+    away.topics["t"] = Topic(name="t", partitions=3, directory="t")
+    ask = await away.ask(log)
+    described = await ask()
+    away.finding = StoreUnavailable("down")
+    assert (await ask()) == described
+    assert (described.error_code, len(described.partitions)) == (ErrorCode.NONE, 3)
+    del away.topics["t"]
+    away.finding = None
+    assert (await ask()).partitions == []
+
+
+async def test_a_broker_that_does_not_know_a_topic_leaves_the_question_to_another_one(log: Log) -> None:
+    away = _Away()
+    away.finding = StoreUnavailable("down")
+    with pytest.raises(StoreUnavailable):
+        await (await away.ask(log))()
+
+
+@pytest.mark.parametrize("creation", [StoreUnavailable("down"), OutcomeUnknown("lost"), Contention("busy")])
+async def test_a_topic_that_cannot_be_created_now_has_the_error_after_which_clients_ask_again(
+    creation: LlogError, log: Log
 ) -> None:
-    brokers = LiveBrokers(log, _BROKER, refresh_s=1)
-    await brokers.start()
-    away = _Away(finding, creation)
-    handlers = MetadataHandlers(log, "log", cast(Catalog, away), cast(AutoCreatingProducer, away), brokers)
-    request = MetadataRequest(topics=[MetadataRequestTopic(name="t")], allow_auto_topic_creation=True)
-    response = await handlers.metadata(request, Caller("tests", "127.0.0.1", 9))
-    assert [(topic.name, topic.error_code) for topic in response.topics] == [("t", ErrorCode.LEADER_NOT_AVAILABLE)]
-    assert [node.port for node in response.brokers] == [9092]
+    away = _Away()
+    away.creation = creation
+    topic = await (await away.ask(log))()
+    assert (topic.name, topic.error_code) == ("t", ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 class _BrokenWatch:
