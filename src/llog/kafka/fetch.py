@@ -11,6 +11,7 @@ from llog.batch.columns import Buffer, cut_columns
 from llog.batch.kafka_batch import encode
 from llog.broker.fetcher import Fetch, Fetcher
 from llog.broker.metrics import Metrics
+from llog.errors import LlogError
 from llog.kafka.error_codes import ErrorCode, error_code
 from llog.kafka.handlers import Caller, Handlers
 from llog.kafka.live_brokers import LiveBrokers
@@ -22,6 +23,7 @@ from llog.kafka.messages.fetch import (
     PartitionData,
 )
 from llog.kafka.offsets import from_kafka, to_kafka
+from llog.kafka.topic_ids import TopicIds, UnknownTopicId
 from llog.log.engine import Batch
 from llog.model import TimestampType, TopicPartition
 
@@ -31,11 +33,14 @@ _CACHE_BYTES_MAX: Final = 64 << 20
 _BYTES_MAX: Final = 64 << 20
 """The most that one answer holds, whatever the client asks for; a single record may be larger."""
 _WAIT_MS_MAX: Final = 300_000
+_TOPIC_IDS_FROM: Final = 13
+"""The version from which on requests name topics by their ids."""
 
 
 class FetchHandlers:
-    def __init__(self, fetcher: Fetcher, brokers: LiveBrokers, metrics: Metrics) -> None:
+    def __init__(self, fetcher: Fetcher, brokers: LiveBrokers, topic_ids: TopicIds, metrics: Metrics) -> None:
         self._fetcher = fetcher
+        self._topic_ids = topic_ids
         self._brokers = brokers
         self._metrics = metrics
         self._encoded = EncodedBatches(_CACHE_BYTES_MAX)
@@ -45,43 +50,52 @@ class FetchHandlers:
 
     async def fetch(self, request: FetchRequest, caller: Caller) -> FetchResponse:
         near = self._brokers.near(request.rack_id)
+        ids: list[bytes | None] = [None] * len(request.topics)
+        names: list[str | LlogError] = [topic.topic for topic in request.topics]
+        if caller.version >= _TOPIC_IDS_FROM:
+            ids = [topic.topic_id for topic in request.topics]
+            names = await self._topic_ids.names([topic.topic_id for topic in request.topics])
         fetches = [
-            [
-                Fetch(
-                    TopicPartition(topic.topic, partition.partition),
-                    from_kafka(partition.fetch_offset),
-                    max(partition.partition_max_bytes, 0),
-                    record_overhead=_RECORD_OVERHEAD,
-                )
-                for partition in topic.partitions
-            ]
-            for topic in request.topics
+            [_fetch_of(name, partition) for partition in topic.partitions]
+            for name, topic in zip(names, request.topics, strict=True)
         ]
+        wanted = [fetch for own in fetches for fetch in own if fetch.error is None]
+        has_errors = any(fetch.error is not None for own in fetches for fetch in own)
         if near is None:
             await self._fetcher.fetch(
-                [fetch for each in fetches for fetch in each],
+                wanted,
                 max_bytes=min(max(request.max_bytes, 1), _BYTES_MAX),
                 min_bytes=request.min_bytes,
-                max_wait_ms=min(max(request.max_wait_ms, 0), _WAIT_MS_MAX),
+                max_wait_ms=0 if has_errors else min(max(request.max_wait_ms, 0), _WAIT_MS_MAX),
             )
         return FetchResponse(
             responses=[
                 FetchableTopicResponse(
                     topic=topic.topic,
+                    topic_id=topic.topic_id,
                     partitions=[
-                        _redirection(partition, near.id) if near is not None else self._answer(fetch)
+                        _redirection(partition, near.id) if near is not None else self._answer(fetch, identity)
                         for partition, fetch in zip(topic.partitions, own, strict=True)
                     ],
                 )
-                for topic, own in zip(request.topics, fetches, strict=True)
+                for topic, identity, own in zip(request.topics, ids, fetches, strict=True)
             ]
         )
 
-    def _answer(self, fetch: Fetch) -> PartitionData:
+    def _answer(self, fetch: Fetch, identity: bytes | None) -> PartitionData:
+        """Answer with the records, unless the topic is not the one with this id."""
+        was_seen = fetch.error is None or fetch.topic is not None
+        if identity is not None and was_seen and identity != self._topic_ids.id_of(fetch.directory):
+            return PartitionData(
+                partition_index=fetch.tp.partition,
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+                high_watermark=-1,
+                records=[],
+            )
         code = ErrorCode.NONE
         if fetch.error is not None:
             self._metrics.errors[fetch.error.code] += 1
-            code = error_code(fetch.error)
+            code = ErrorCode.UNKNOWN_TOPIC_ID if isinstance(fetch.error, UnknownTopicId) else error_code(fetch.error)
         end = -1 if fetch.next_offset is None else to_kafka(fetch.next_offset)
         records = [buffer for batch in fetch.batches for buffer in self._encode(fetch, batch)]
         return PartitionData(
@@ -142,6 +156,18 @@ def _encode(fetch: Fetch, batch: Batch) -> Sequence[Buffer]:
         for edge, part in zip(edges, cut_columns(columns, edges), strict=False)
         for buffer in encode(part, start + edge, append_time=True)
     ]
+
+
+def _fetch_of(topic: str | LlogError, partition: FetchPartition) -> Fetch:
+    fetch = Fetch(
+        TopicPartition("" if isinstance(topic, LlogError) else topic, partition.partition),
+        from_kafka(partition.fetch_offset),
+        max(partition.partition_max_bytes, 0),
+        record_overhead=_RECORD_OVERHEAD,
+    )
+    if isinstance(topic, LlogError):
+        fetch.fail(topic)
+    return fetch
 
 
 def _redirection(partition: FetchPartition, node_id: int) -> PartitionData:

@@ -32,6 +32,7 @@ from llog.kafka.metadata import MetadataHandlers
 from llog.kafka.positions import PositionHandlers
 from llog.kafka.produce import ProduceHandlers
 from llog.kafka.producer_ids import ProducerIdHandlers
+from llog.kafka.topic_ids import TopicIds
 from llog.log.keys import LOG_ID
 
 logger: Final = logging.getLogger("llog.kafka")
@@ -135,13 +136,19 @@ async def _run(brokers: LiveBrokers, coordinator: GroupCoordinator) -> None:
 def _handlers(
     broker: Broker, settings: Settings, log_id: str, brokers: LiveBrokers, coordinator: GroupCoordinator
 ) -> Handlers:
+    topic_ids = TopicIds(log_id, broker.catalog, broker.log.runtime)
+
+    def note_change(topic: str) -> None:
+        broker.note_change(topic)
+        topic_ids.forget(topic)
+
     served = (
-        ProduceHandlers(IdempotentProducer(broker.producer), broker.metrics, settings.request_max_bytes),
-        FetchHandlers(broker.fetcher, brokers, broker.metrics),
-        MetadataHandlers(broker.log, log_id, broker.catalog, broker.producer, brokers),
+        ProduceHandlers(IdempotentProducer(broker.producer), topic_ids, broker.metrics, settings.request_max_bytes),
+        FetchHandlers(broker.fetcher, brokers, topic_ids, broker.metrics),
+        MetadataHandlers(broker.log, log_id, broker.catalog, broker.producer, brokers, topic_ids),
         PositionHandlers(BoundsFinder(broker.views, broker.reader), broker.reader, broker.appender),
         ProducerIdHandlers(broker.log),
-        AdminHandlers(broker.log, log_id, broker.catalog, settings, broker.note_change),
+        AdminHandlers(broker.log, log_id, broker.catalog, settings, note_change),
         GroupHandlers(coordinator, brokers),
     )
     return {key: handler for each in served for key, handler in each.handlers().items()}

@@ -34,7 +34,7 @@ from llog.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from llog.kafka.nodes import Node
-from llog.kafka.topic_ids import NO_TOPIC_ID, topic_id
+from llog.kafka.topic_ids import NO_TOPIC_ID, TopicIds
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
@@ -46,7 +46,13 @@ _ZONE: Final = re.compile(r"(?:zone_id|diskless_az)=([^,;\s]+)")
 
 class MetadataHandlers:
     def __init__(
-        self, log: Log, log_id: str, catalog: Catalog, producer: AutoCreatingProducer, brokers: LiveBrokers
+        self,
+        log: Log,
+        log_id: str,
+        catalog: Catalog,
+        producer: AutoCreatingProducer,
+        brokers: LiveBrokers,
+        topic_ids: TopicIds,
     ) -> None:
         self._log = log
         self._log_id = log_id
@@ -54,6 +60,7 @@ class MetadataHandlers:
         self._producer = producer
         self._brokers = brokers
         self._known: dict[str, Topic] = {}
+        self._topic_ids = topic_ids
 
     def handlers(self) -> Handlers:
         return {3: self.metadata, 60: self.describe_cluster, 75: self.describe_topic_partitions}
@@ -112,7 +119,7 @@ class MetadataHandlers:
     async def _describe_ids(self, ids: Sequence[bytes], caller: Caller) -> list[MetadataResponseTopic]:
         if not ids:
             return []
-        topics = {topic_id(self._log_id, topic.directory): topic for topic in await self._catalog.topics()}
+        topics = {self._topic_ids.id_of(topic.directory): topic for topic in await self._catalog.topics()}
         return [
             await self._describe(topics[each], caller)
             if each in topics
@@ -121,6 +128,7 @@ class MetadataHandlers:
         ]
 
     async def _describe(self, topic: Topic, caller: Caller) -> MetadataResponseTopic:
+        self._topic_ids.note([topic])
         owner, code = await self._find_owner(topic)
         partitions = []
         for number in range(topic.partitions):
@@ -138,7 +146,7 @@ class MetadataHandlers:
         return MetadataResponseTopic(
             error_code=ErrorCode.NONE,
             name=topic.name,
-            topic_id=topic_id(self._log_id, topic.directory),
+            topic_id=self._topic_ids.id_of(topic.directory),
             partitions=partitions,
         )
 

@@ -27,17 +27,23 @@ from llog.kafka.messages.produce import (
     TopicProduceResponse,
 )
 from llog.kafka.offsets import to_kafka
+from llog.kafka.topic_ids import TopicIds, UnknownTopicId
 from llog.log.record_producers import ProducerKind, RecordProducer
 from llog.model import TopicPartition, check_topic_name
 
 _ALL_ACKS: Final = (-1, 0, 1)
 _FAILED_MAX: Final = 10_000
 _RETRY_S: Final = 300.0
+_TOPIC_IDS_FROM: Final = 13
+"""The version from which on requests name topics by their ids."""
 
 
 class ProduceHandlers:
-    def __init__(self, producer: IdempotentProducer, metrics: Metrics, append_bytes_max: int) -> None:
+    def __init__(
+        self, producer: IdempotentProducer, topic_ids: TopicIds, metrics: Metrics, append_bytes_max: int
+    ) -> None:
         self._producer = producer
+        self._topic_ids = topic_ids
         self._metrics = metrics
         self._append_bytes_max = append_bytes_max
         self._failed: OrderedDict[tuple[TopicPartition, str, int], float] = OrderedDict()
@@ -48,11 +54,16 @@ class ProduceHandlers:
     def handlers(self) -> Handlers:
         return {0: self.produce}
 
-    async def produce(self, request: ProduceRequest, _: Caller) -> ProduceResponse | None:
+    async def produce(self, request: ProduceRequest, caller: Caller) -> ProduceResponse | None:
         """Append the batches. An acknowledgement always means that the records are durable, whatever `acks` asks for;
         a client that wants none gets no answer.
         """
-        items = [(topic.name, data) for topic in request.topic_data for data in topic.partition_data]
+        names: list[str | LlogError] = [topic.name for topic in request.topic_data]
+        if caller.version >= _TOPIC_IDS_FROM:
+            names = await self._topic_ids.names([topic.topic_id for topic in request.topic_data])
+        items = [
+            (name, data) for name, topic in zip(names, request.topic_data, strict=True) for data in topic.partition_data
+        ]
         if request.acks not in _ALL_ACKS:
             wrong = f"acks is {request.acks}: it must be one of {', '.join(map(str, _ALL_ACKS))}"
             outcomes: list[Outcome] = [_InvalidAcks(wrong)] * len(items)
@@ -66,13 +77,17 @@ class ProduceHandlers:
         return ProduceResponse(
             responses=[
                 TopicProduceResponse(
-                    name=topic.name, partition_responses=[next(answers) for _ in range(len(topic.partition_data))]
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partition_responses=[next(answers) for _ in range(len(topic.partition_data))],
                 )
                 for topic in request.topic_data
             ]
         )
 
-    def _part_or_error(self, topic: str, data: PartitionProduceData) -> Part | LlogError:
+    def _part_or_error(self, topic: str | LlogError, data: PartitionProduceData) -> Part | LlogError:
+        if isinstance(topic, LlogError):
+            return topic
         try:
             tp = TopicPartition(check_topic_name(topic), data.index)
             records = data.records
@@ -132,6 +147,8 @@ class _InvalidAcks(InvalidArgument):
 
 
 def _produce_code(error: LlogError) -> ErrorCode:
+    if isinstance(error, UnknownTopicId):
+        return ErrorCode.UNKNOWN_TOPIC_ID
     if isinstance(error, _InvalidAcks):
         return ErrorCode.INVALID_REQUIRED_ACKS
     if isinstance(error, InvalidArgument):

@@ -8,8 +8,8 @@ from typing import Final
 
 VERSIONS: Final[Mapping[int, tuple[int, int]]] = MappingProxyType(
     {
-        0: (3, 12),  # Produce; from 13 on with topic ids
-        1: (4, 12),  # Fetch; from 13 on with topic ids
+        0: (3, 13),  # Produce; from 13 on with topic ids
+        1: (4, 18),  # Fetch; from 13 on with topic ids
         2: (1, 11),  # ListOffsets
         3: (0, 13),  # Metadata
         8: (2, 9),  # OffsetCommit

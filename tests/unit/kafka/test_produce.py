@@ -28,6 +28,7 @@ from llog.kafka.handlers import Caller
 from llog.kafka.idempotence import IdempotentProducer
 from llog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from llog.kafka.produce import ProduceHandlers
+from llog.kafka.topic_ids import TopicIds
 from llog.log.engine import AppendResult
 from llog.log.record_producers import RecordProducer
 from llog.model import Record, TopicPartition
@@ -57,7 +58,8 @@ def _request(sequence: int, epoch: int = 0) -> ProduceRequest:
 
 
 async def _codes(*outcomes: Outcome, epochs: Sequence[int] | None = None) -> list[int]:
-    handlers = ProduceHandlers(cast(IdempotentProducer, _Scripted(*outcomes)), Metrics(), 1 << 20)
+    no_ids = cast(TopicIds, None)  # the requests name their topics
+    handlers = ProduceHandlers(cast(IdempotentProducer, _Scripted(*outcomes)), no_ids, Metrics(), 1 << 20)
     codes = []
     for sequence, epoch in enumerate(epochs or [0] * len(outcomes)):
         response = await handlers.produce(_request(sequence, epoch), _CALLER)

@@ -21,6 +21,7 @@ from llog.kafka.intake import Intake
 from llog.kafka.live_brokers import LiveBroker, LiveBrokers
 from llog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponseTopic
 from llog.kafka.metadata import MetadataHandlers
+from llog.kafka.topic_ids import TopicIds
 from llog.log.catalog import Catalog
 from llog.log.log import Log
 from llog.log.records import Topic
@@ -61,7 +62,9 @@ class _Away:
         """Return a function that asks for the topic `t`."""
         brokers = LiveBrokers(log, _BROKER, refresh_s=1)
         await brokers.start()
-        handlers = MetadataHandlers(log, "log", cast(Catalog, self), cast(AutoCreatingProducer, self), brokers)
+        catalog = cast(Catalog, self)
+        topic_ids = TopicIds("log", catalog, log.runtime)
+        handlers = MetadataHandlers(log, "log", catalog, cast(AutoCreatingProducer, self), brokers, topic_ids)
         request = MetadataRequest(topics=[MetadataRequestTopic(name="t")], allow_auto_topic_creation=True)
 
         async def ask() -> MetadataResponseTopic:
