@@ -189,8 +189,9 @@ def _parse_number(setting: Setting, text: str) -> int:
 
 
 def _suggestion(unknown: str) -> str:
-    """Return the most similar setting's name, for the error about an unknown one."""
+    """Return the names of the two most similar settings, for the error about an unknown one."""
     from difflib import get_close_matches
 
-    (nearest,) = get_close_matches(unknown.lower(), SETTINGS, n=1, cutoff=0.0)
-    return f"did you mean {nearest} ({SETTINGS[nearest].variable})? docs/configuration.md lists all settings"
+    nearest = get_close_matches(unknown.lower(), SETTINGS, n=2, cutoff=0.0)
+    names = " or ".join(f"{name} ({SETTINGS[name].variable})" for name in nearest)
+    return f"did you mean {names}? docs/configuration.md lists all settings"
