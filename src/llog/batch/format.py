@@ -136,8 +136,9 @@ def _encode(values: Sequence[Any], rest: Columns, codec: Codec) -> list[Buffer]:
             f"a batch of {count} records has {size} bytes, more than {BATCH_BYTES_MAX}: append fewer at a time"
         )
     if codec is not Codec.NONE:
-        compressed = pa.Codec(codec.value).compress(b"".join(parts))
-        parts = [(size - HEADER_BYTES).to_bytes(8, "little"), memoryview(compressed)]
+        # As bytes: a memoryview of the buffer that Arrow returns otherwise has the length that was allocated.
+        compressed = pa.Codec(codec.value).compress(b"".join(parts), asbytes=True)
+        parts = [(size - HEADER_BYTES).to_bytes(8, "little"), compressed]
         size = HEADER_BYTES + 8 + len(compressed)
 
     first_append_ms = rest.append_runs[0][1]

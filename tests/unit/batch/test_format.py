@@ -106,6 +106,14 @@ def test_a_batch_decodes_from_memory_of_any_alignment(columns: Columns, shift: i
     assert columns.timestamps is None or decoded.timestamps.buffers()[1].address % 8 == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("codec", Codec)
+def test_the_parts_of_a_large_batch_have_the_lengths_of_their_bytes(codec: Codec) -> None:
+    columns = stamp(columns_of([Record(payload=b"%d" % i + bytes(range(256)) * 4) for i in range(20_000)]), 1)
+    parts = encode(columns, codec)
+    assert len(parts) > 1
+    assert sum(map(len, parts)) == len(joined(parts))
+
+
 def test_decoding_copies_nothing_that_is_not_compressed() -> None:
     columns = stamp(columns_of([Record(payload=b"v" * 100, key=b"k" * 10, timestamp=3)] * 1000), 1)
     batch = joined(encode(columns))
