@@ -29,6 +29,8 @@ logger: Final = logging.getLogger("llog.kafka")
 _ID_BITS: Final = 30
 """Node ids are random: positive, and so many that two brokers rarely choose the same one."""
 _ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.5
+"""The least time between two looks for the other brokers."""
 
 
 class LiveBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,6 +81,8 @@ class LiveBrokers:
                     async with asyncio.timeout(self._refresh_s):
                         await anext(watch)
                 await self._refresh()
+                # SQLite's watch ends after any change of the store: appends must not cost a look each.
+                await self._log.runtime.sleep(min(_PAUSE_S, self._refresh_s))
             except LlogError as error:
                 logger.warning("cannot look for the other brokers: %s", error)
                 await self._log.runtime.sleep(self._refresh_s)
