@@ -41,6 +41,8 @@ class Topology(NamedTuple):
     """The addresses of what runs. Prometheus is None where it cannot be had, for the reason beside it."""
 
     brokers: list[str]
+    kafka: list[str]
+    """Where Kafka clients reach the brokers."""
     compactor: str
     s3: str
     prometheus: str | None
@@ -77,11 +79,15 @@ def topology(
         else:
             environment["LLOG_META"] = f"sqlite://{directory}/meta.sqlite"
         environment |= settings or {}
-        services = [("serve", f"broker-{number}") for number in range(1, brokers + 1)] + [("compactor", "compactor")]
+        kafka_ports = free_ports(brokers)
         addresses = [
-            stack.enter_context(_service(directory / name, command, name, environment)) for command, name in services
+            stack.enter_context(
+                _service(directory, "serve", f"broker-{number}", environment | {"LLOG_KAFKA_PORT": str(port)})
+            )
+            for number, port in enumerate(kafka_ports, 1)
         ]
-        found = Topology(addresses[:-1], addresses[-1], s3.endpoint, None)
+        compactor = stack.enter_context(_service(directory, "compactor", "compactor", environment))
+        found = Topology(addresses, [f"127.0.0.1:{port}" for port in kafka_ports], compactor, s3.endpoint, None)
         try:
             program = prometheus_program("prometheus")
         except UnobtainableError as error:
@@ -106,8 +112,9 @@ def write_prometheus_config(directory: Path, found: Topology, scrape_interval_s:
 
 
 @contextmanager
-def _service(directory: Path, command: str, name: str, environment: Mapping[str, str]) -> Iterator[str]:
+def _service(root: Path, command: str, name: str, environment: Mapping[str, str]) -> Iterator[str]:
     (port,) = free_ports(1)
+    directory = root / name
     own = {**environment, "LLOG_CLIENT_IDENTIFIER": name, "LLOG_DATA_DIR": str(directory)}
     with listening_server([*_LLOG, command, "--port", str(port)], port, _make(directory), own) as (host, _):
         address = f"http://{host}:{port}"
@@ -186,6 +193,7 @@ def _description(found: Topology) -> str:
     return "\n".join(
         [
             *(f"  broker      {address}" for address in found.brokers),
+            f"  Kafka       bootstrap.servers={','.join(found.kafka)}",
             f"  compactor   {found.compactor}",
             f"  S3          {found.s3}",
             f"  Prometheus  {prometheus}",

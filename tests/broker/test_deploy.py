@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -98,6 +99,44 @@ def test_every_alert_is_evaluated_and_nothing_fires_on_a_sound_log(running: Topo
         loaded = prometheus.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
         assert [rule["name"] for rule in loaded] == [rule["alert"] for rule in RULES]
         assert [rule["name"] for rule in loaded if rule["state"] == "firing"] == []
+
+
+def test_a_compactor_has_a_bill_of_its_own_requests(running: Topology) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    with (
+        httpx.Client(base_url=running.brokers[0], timeout=LIMIT_S) as broker,
+        httpx.Client(base_url=running.compactor, timeout=LIMIT_S) as compactor,
+    ):
+        while True:
+            _load(broker)
+            billing = compactor.get("/metrics").json()["s3"]["billing"]
+            if billing["objects"] is not None and billing["requests"]["put"] and billing["request_cost"]:
+                break
+            assert time.monotonic() < deadline, billing
+            time.sleep(0.2)
+
+
+def test_the_script_runs_everything_and_ends_it(tmp_path: Path) -> None:
+    command = [str(ROOT / "quick_run.sh"), "--brokers", "1", "--metadata", "sqlite", "--directory", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        lines = []
+        for line in script.stdout:
+            lines.append(line)
+            if "end it with" in line:
+                break
+        shown = "".join(lines)
+        broker = re.findall(r"broker +(http://\S+)", shown)
+        if not broker:
+            unavailable(f"quick_run.sh ended: {shown}")
+        try:
+            assert httpx.get(f"{broker[0]}/ready", timeout=LIMIT_S).status_code == 200
+            assert re.search(r"Kafka +bootstrap.servers=127.0.0.1:\d+", shown)
+        finally:
+            script.send_signal(signal.SIGINT)
+        assert script.wait(LIMIT_S) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{broker[0]}/ready", timeout=LIMIT_S)
 
 
 def test_promtool_accepts_the_rules_and_the_configuration() -> None:
