@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHES = ("blobs", "stores", "inline", "partition", "segment", "keyed", "topics", "broker", "spark")
+BENCHES = ("blobs", "stores", "inline", "partition", "segment", "keyed", "topics", "broker", "kafka", "spark")
 
 
 def summary(name: str) -> str:
