@@ -107,6 +107,7 @@ def environment(meta: dict[str, str], s3_server: S3Server, tmp_path: Path) -> di
         "LLOG_S3_BUCKET": "set-up",
         "LLOG_ROOT_PREFIX": tmp_path.name,
         "LLOG_CLIENT_IDENTIFIER": "broker-1",
+        "LLOG_KAFKA_PORT": "0",
         "LLOG_S3_ENDPOINT_URL": s3_server.endpoint,
         "LLOG_S3_REGION_NAME": s3_server.region,
         "LLOG_S3_ACCESS_KEY_ID": s3_server.access_key,

@@ -190,6 +190,7 @@ class Cluster:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("LLOG_")},
             **stores,
+            "LLOG_KAFKA_PORT": "0",
             "LLOG_SESSION_TIMEOUT_MS": f"{SESSION_MS}ms",
             "LLOG_COLLECT_GRACE_MS": f"{GRACE_MS}ms",
             "LLOG_BATCH_MAX_DELAY_MS": f"{BATCH_DELAY_MS}ms",

@@ -18,6 +18,7 @@ from llog.errors import ConfigurationError
 if TYPE_CHECKING:
     from llog.broker.app import Broker
     from llog.broker.server import Companion
+    from llog.kafka.listener import KafkaPort
 
 logger: Final = logging.getLogger("llog.broker")
 F = TypeVar("F", bound=Callable[..., object])
@@ -53,10 +54,15 @@ def listen_settings(
     return settings
 
 
-def listening_line(settings: Settings, address: str, kafka_address: object = None) -> str:
+def listening_line(settings: Settings, address: str) -> str:
     name = f" as {settings.client_identifier}" if settings.client_identifier else ""
-    kafka = f" and for Kafka clients on {kafka_address}" if kafka_address is not None else ""
-    return f"listening on {address}{name}{kafka}"
+    return f"listening on {address}{name}"
+
+
+def log_kafka_address(kafka: KafkaPort | None) -> None:
+    """Log where Kafka clients are served, before the line that says that the broker is ready."""
+    if kafka is not None:
+        logger.info("Kafka clients connect to %s", kafka.address)
 
 
 def maintenance(settings: Settings) -> Companion:
@@ -138,7 +144,8 @@ def serve(invocation: Invocation, host: str | None, port: int | None, role: str 
 
     def ready(address: str) -> None:
         note_new_log()
-        logger.info("%s", listening_line(settings, address, kafka and kafka.address))
+        log_kafka_address(kafka)
+        logger.info("%s", listening_line(settings, address))
 
     beside = [maintenance(settings)]
     run(settings, ready=ready, beside=beside if kafka is None else [*beside, kafka.serve])

@@ -17,12 +17,13 @@ import msgspec
 from llog.base.units import format_duration_ms
 from llog.cli.common import DURATION, Invocation, new_log_notice, note, report
 from llog.cli.pipeline.spark import SPARK_INSTALLATION, require_spark
-from llog.cli.serve import listen_options, listen_settings, listening_line, logger, warn_if_open
+from llog.cli.serve import listen_options, listen_settings, listening_line, log_kafka_address, logger, warn_if_open
 from llog.config import Settings
 from llog.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from llog.broker.app import Broker
+    from llog.kafka.listener import KafkaPort
 
 
 _SQL_INSTALLATION: Final = 'pip install "leaderless-log[sql]"'
@@ -98,11 +99,11 @@ def up(
 
     def ready(address: str) -> None:
         note_new_log()
-        kafka_address = None if kafka is None else str(kafka.address)
         if settings.log_format == "json":
-            logger.info("%s", listening_line(settings, address, kafka_address))
+            log_kafka_address(kafka)
+            logger.info("%s", listening_line(settings, address))
         else:
-            note(_introduction(settings, address, kafka_address, on_spark=pipeline))
+            note(_introduction(settings, address, kafka, on_spark=pipeline))
 
     run(settings, ready=ready, beside=[upkeep] if kafka is None else [upkeep, kafka.serve])
 
@@ -125,7 +126,7 @@ async def _supervise_pipeline(settings: Settings) -> None:
     await supervise("the pipeline", command, others | settings.as_environment(), report)
 
 
-def _introduction(settings: Settings, address: str, kafka_address: str | None, *, on_spark: bool) -> str:
+def _introduction(settings: Settings, address: str, kafka: KafkaPort | None, *, on_spark: bool) -> str:
     """Return what a newcomer needs: an address to open, and for each kind of user a command that works as printed."""
     local = Settings(data_dir=settings.data_dir)
     is_local = (local.meta, local.blobs) == (settings.meta, settings.blobs)
@@ -135,7 +136,7 @@ def _introduction(settings: Settings, address: str, kafka_address: str | None, *
         [
             f"llog: {listening_line(settings, address)}",
             f"  open    {address}/topics",
-            *([] if kafka_address is None else [f"  kafka   bootstrap.servers={kafka_address}"]),
+            *([] if kafka is None else [f"  kafka   bootstrap.servers={kafka.address}"]),
             f"  data    in {data}",
             f"  upkeep  by {upkeep}, every {format_duration_ms(settings.compactor_idle_sleep_ms)}",
             "try, in another terminal:",
