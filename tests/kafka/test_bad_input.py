@@ -10,6 +10,7 @@ import pytest
 from llog.kafka.error_codes import ErrorCode
 from llog.kafka.messages import APIS, encode_request
 from llog.kafka.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from llog.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from llog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from llog.kafka.messages.produce import (
     PartitionProduceData,
@@ -94,6 +95,29 @@ def test_a_topic_name_that_is_none_is_refused_by_name(broker: KafkaBroker, topic
     assert isinstance(response, MetadataResponse)
     codes = {found.name: found.error_code for found in response.topics}
     assert codes == {"no/such name": ErrorCode.INVALID_TOPIC_EXCEPTION, topic: ErrorCode.NONE}
+
+
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_topics_that_cannot_be_are_not_created_and_each_is_told_why(
+    broker: KafkaBroker, topic: str, validate_only: bool
+) -> None:
+    def wanted(name: str, partitions: int = 1) -> CreatableTopic:
+        return CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
+
+    topics = [wanted(f"{topic}-none", 0), wanted(f"{topic}-many", 100_001), wanted("no/such name")]
+    topics += [wanted(f"{topic}-twice"), wanted(f"{topic}-twice"), wanted(topic)]
+    with connected(broker) as client:
+        response = client.ask(19, 7, CreateTopicsRequest(topics=topics, validate_only=validate_only))
+    assert isinstance(response, CreateTopicsResponse)
+    assert [found.error_code for found in response.topics] == [
+        ErrorCode.INVALID_PARTITIONS,
+        ErrorCode.INVALID_PARTITIONS,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NONE,
+    ]
+    assert all(found.error_message for found in response.topics[:-1])
 
 
 @pytest.mark.parametrize(

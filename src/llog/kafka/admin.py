@@ -10,7 +10,7 @@ from llog.config import SETTINGS, Settings
 from llog.config.declaration import Setting
 from llog.engines.upkeep import release_deleted
 from llog.errors import ConfigurationError, InvalidArgument, LlogError
-from llog.kafka.error_codes import ErrorCode, error_code
+from llog.kafka.error_codes import ErrorCode, error_code, topic_error_code
 from llog.kafka.handlers import Caller, Handlers
 from llog.kafka.messages.alter_configs import (
     AlterConfigsRequest,
@@ -60,10 +60,10 @@ from llog.kafka.topic_configs import (
     show_configs,
 )
 from llog.kafka.topic_ids import topic_id
-from llog.log.catalog import Catalog, check_growth
+from llog.log.catalog import Catalog, check_growth, check_partitions
 from llog.log.log import Log
 from llog.log.records import Cleanup, Topic
-from llog.model import PARTITIONS_MAX, check_topic_name
+from llog.model import check_topic_name
 from llog.stores.addresses import redact
 
 _TOPIC: Final = 2
@@ -106,13 +106,13 @@ class AdminHandlers:
         results = []
         for wanted in request.topics:
             if names.count(wanted.name) > 1:
-                error: LlogError = InvalidArgument(f"the request names topic {wanted.name!r} more than once")
-                results.append(_not_created(wanted, error))
+                twice = InvalidArgument(f"the request names topic {wanted.name!r} more than once")
+                results.append(_not_created(wanted, ErrorCode.INVALID_REQUEST, twice))
                 continue
             try:
                 results.append(await self._create(wanted, validate_only=request.validate_only))
-            except LlogError as raised:
-                results.append(_not_created(wanted, raised))
+            except LlogError as error:
+                results.append(_not_created(wanted, topic_error_code(error), error))
         return CreateTopicsResponse(topics=results)
 
     async def _create(self, wanted: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
@@ -120,14 +120,16 @@ class AdminHandlers:
         partitions = len(wanted.assignments) or wanted.num_partitions
         if partitions == -1:
             partitions = int(self._settings.auto_create) if self._settings.auto_create.isdecimal() else 1
+        try:
+            check_partitions(partitions)
+        except InvalidArgument as error:
+            return _not_created(wanted, ErrorCode.INVALID_PARTITIONS, error)
         options = options_of({config.name: config.value for config in wanted.configs})
         if options.get("cleanup") is Cleanup.COMPACT:
             # A client that asks for compaction cannot be expected to know which engines are able to compact.
             able = [name for name, engine in self._log.engines.items() if engine.compacts_keys]
             options = {"engine": able[0]} | options if able else options
         if validate_only:
-            if not 1 <= partitions <= PARTITIONS_MAX:
-                raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
             topic = Topic(name=wanted.name, partitions=partitions, directory="", **options)
             identity = bytes(16)
         else:
@@ -174,7 +176,7 @@ class AdminHandlers:
             await release_deleted(self._log)
         except LlogError as error:
             return DeletableTopicResult(
-                name=name, topic_id=identity, error_code=_topic_code(error), error_message=str(error)
+                name=name, topic_id=identity, error_code=topic_error_code(error), error_message=str(error)
             )
         return DeletableTopicResult(name=name, topic_id=identity)
 
@@ -222,7 +224,7 @@ class AdminHandlers:
             else:
                 raise InvalidArgument(f"there is no resource of type {resource.resource_type}")
         except LlogError as error:
-            result.error_code, result.error_message = _topic_code(error), str(error)
+            result.error_code, result.error_message = topic_error_code(error), str(error)
             return result
         wanted = resource.configuration_keys
         result.configs = [config for config in configs if not wanted or config.name in wanted]
@@ -321,10 +323,7 @@ def _broker_config(setting: Setting, settings: Settings) -> DescribeConfigsResou
     )
 
 
-def _not_created(wanted: CreatableTopic, error: LlogError) -> CreatableTopicResult:
-    code = _topic_code(error)
-    if isinstance(error, InvalidArgument) and "partitions" in str(error):
-        code = ErrorCode.INVALID_PARTITIONS
+def _not_created(wanted: CreatableTopic, code: ErrorCode, error: LlogError) -> CreatableTopicResult:
     return CreatableTopicResult(
         name=wanted.name,
         error_code=code,
@@ -333,7 +332,3 @@ def _not_created(wanted: CreatableTopic, error: LlogError) -> CreatableTopicResu
         replication_factor=-1,
         configs=None,
     )
-
-
-def _topic_code(error: LlogError) -> ErrorCode:
-    return ErrorCode.INVALID_TOPIC_EXCEPTION if isinstance(error, InvalidArgument) else error_code(error)

@@ -92,11 +92,11 @@ class ErrorCode(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
 
 
 _CODES: Final = MappingProxyType(
@@ -141,3 +141,8 @@ def error_code(error: LlogError) -> ErrorCode:
         if each in _CODES:
             return _CODES[each]
     return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def topic_error_code(error: LlogError) -> ErrorCode:
+    """Return the code of an error about a topic that a request names: what is wrong with its arguments is the name."""
+    return ErrorCode.INVALID_TOPIC_EXCEPTION if isinstance(error, InvalidArgument) else error_code(error)

@@ -94,7 +94,7 @@ class MetadataHandlers:
         if missing and may_create:
             found |= await self._producer.find_topics(missing)
         return [
-            MetadataResponseTopic(error_code=_topic_code(topic), name=name)
+            MetadataResponseTopic(error_code=topic_error_code(topic), name=name)
             if isinstance(topic, LlogError)
             else await self._describe(topic, caller)
             for name, topic in found.items()
@@ -158,7 +158,7 @@ class MetadataHandlers:
                 return (None, ErrorCode.NONE) if name is None else (self._brokers.me, ErrorCode.NONE)
             lease = await self._log.owners.find(name)
         except LlogError as error:
-            return None, _topic_code(error)
+            return None, topic_error_code(error)
         if lease is None:
             return self._brokers.me, ErrorCode.NONE  # nobody owns it yet: the first request makes this broker its owner
         owner = None if lease.address is None else self._brokers.owner(lease.address)
@@ -207,7 +207,7 @@ def _as_described(topic: MetadataResponseTopic) -> DescribeTopicPartitionsRespon
     )
 
 
-def _topic_code(error: LlogError) -> ErrorCode:
+def topic_error_code(error: LlogError) -> ErrorCode:
     if isinstance(error, InvalidArgument):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     # Clients take this code, of those of passing errors, for one after which they ask again.

@@ -61,7 +61,7 @@ class Catalog:
     ) -> Topic:
         """Create the topic with all its partitions; raise `TopicExists` if the name is in use."""
         check_topic_name(name)
-        _check_partitions(partitions)
+        check_partitions(partitions)
         _check_retention(retention_ms, retention_bytes)
         _check_cleanup(self._log, engine, cleanup, delete_retention_ms)
         incarnation, expected = await self._next_incarnation(name)
@@ -180,7 +180,7 @@ class Catalog:
 
     async def add_partitions(self, name: str, partitions: int) -> Topic:
         """Grow the topic to `partitions`; records with keys may then go to other partitions than before."""
-        _check_partitions(partitions)
+        check_partitions(partitions)
         topic = await self.get(name)
         check_growth(topic, partitions)
         backoff = self._backoff(name)
@@ -293,14 +293,14 @@ def check_partition(topic: Topic, partition: int) -> None:
         )
 
 
+def check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+
+
 def check_growth(topic: Topic, partitions: int) -> None:
     if partitions < topic.partitions:
         raise InvalidArgument(f"topic {topic.name!r} has {topic.partitions} partitions: they cannot become fewer")
-
-
-def _check_partitions(partitions: int) -> None:
-    if not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
 
 
 def _check_cleanup(log: Log, engine: str, cleanup: Cleanup, delete_retention_ms: int) -> None:

@@ -45,9 +45,7 @@ CLIENTS = {  # the lowest and the highest version that a client in use sends
     "DescribeConfigs": (4, 4),
     "ListGroups": (5, 5),
     "DescribeGroups": (6, 6),
-    "ConsumerGroupDescribe": (1, 1),
     "ListPartitionReassignments": (0, 0),
-    "ConsumerGroupHeartbeat": (1, 1),
 }
 
 
